@@ -182,15 +182,15 @@ def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
         said = f"{kind}, head of {rows}"
         for owed in (1, OWED):
             name = f"{said}: {owed} entr{'ies' if owed > 1 else 'y'} and a guess"
-            measured.add(name, whole, partial(slot.forward_given, given[:owed], False, True))
-        measured.add(f"{said}: a step", whole - fused, partial(slot.forward_given, own, True, True))
+            measured.add(name, whole, partial(slot.forward_inputs, given[:owed], False, True))
+        measured.add(f"{said}: a step", whole - fused, partial(slot.forward_inputs, own, True, True))
     blocks = assumed_blocks(target)[0]
     slot, sizes = measured.opened(f"dflash {rows}", blocks, HeadPlan(), rows)
     whole = sum(sizes.values()) - sizes[FUSE]
     given = np.ones((OWED, blocks.input_width), np.float32)
 
     def absorb() -> None:
-        slot.absorb_given(given)
+        slot.absorb_inputs(given)
         del slot.tokens[DEPTH:]
 
     keys = sum(size for key, size in sizes.items() if "q_proj" in key)

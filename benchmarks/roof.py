@@ -17,8 +17,7 @@ import sys
 from typing import Any
 
 from benchmarks.common import conditions, show
-from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.ort.native_profile import measure_roofs
+from edgespec.runtimes.ort.native_library import measure_roofs, native_library
 
 ISAS = ("scalar", "avx2", "avxvnni", "avx512", "neon", "i8mm")
 

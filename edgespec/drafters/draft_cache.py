@@ -90,7 +90,7 @@ class DraftCache:
 
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         """Append the rows of tokens [n] and the target's hidden states [n, k * hidden]."""
-        self.slot.absorb_given(self._inputs(tokens, states))
+        self.slot.absorb_inputs(self._inputs(tokens, states))
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         """Append the last rows, and guess after them; rows of guesses are appended, too.
@@ -131,12 +131,12 @@ class DraftCache:
 
     def try_once(self) -> None:
         """Run one dummy draft step for timing."""
-        self.slot.forward_given(self._inputs([0], np.zeros((1, 1), np.float32)), True, True)
+        self.slot.forward_inputs(self._inputs([0], np.zeros((1, 1), np.float32)), True, True)
 
     def try_first(self) -> bool:
         """Run a dummy first step of a round, over rows that were accepted; False = it takes what another does."""
         states = np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32)
-        self.slot.forward_given(self._inputs([0] * FIRST_ROWS, states), False, True)
+        self.slot.forward_inputs(self._inputs([0] * FIRST_ROWS, states), False, True)
         return True
 
     def _keep(self, rows: int) -> None:
@@ -152,7 +152,7 @@ class DraftCache:
         parents: NDArray[np.int64] | None = None,  # [n]
     ) -> Pass:
         """Run rows of tokens [n] and the target's or its own hidden states [n, any]; keep the state of the last."""
-        output = self.slot.forward_given(self._inputs(tokens, states), recycled, best, parents)
+        output = self.slot.forward_inputs(self._inputs(tokens, states), recycled, best, parents)
         assert output.hidden is not None
         self._states = output.hidden[-1:].copy()
         return output
@@ -195,7 +195,7 @@ class BlockCache(DraftCache):
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         inputs = np.zeros((len(states), self._inputs.columns), np.float32)
         inputs[:, self._inputs.columns - states.shape[1] :] = states
-        self.slot.absorb_given(inputs)
+        self.slot.absorb_inputs(inputs)
 
     def try_once(self) -> None:
         self.slot.forward_block(self._masked(0, self.block - 1), best=True)

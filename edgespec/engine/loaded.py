@@ -31,7 +31,7 @@ from edgespec.runtimes.opening import open_draft, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
-from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec

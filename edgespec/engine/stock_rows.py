@@ -15,7 +15,7 @@ from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
-from edgespec.runtimes.slots.probe import DEPTHS, SIZES, depths_exact
+from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, depths_exact
 from edgespec.runtimes.slots.shared import Model
 
 SEALED = "rows"  # what the record of them is sealed for

@@ -27,7 +27,7 @@ from edgespec.reports.measuring import Clock, K, pass_over, take_turns, time_tur
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions
-from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.slot import Slot
 
 LEARN = 2  # texts that control learns from, before those that are timed

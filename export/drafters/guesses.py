@@ -66,7 +66,7 @@ def accepted(
             target.follow([])
             target.prefill(text[:-1])
         else:
-            slot.absorb_given(run.given(text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+            slot.absorb_inputs(run.given(text[1 : PROMPT - 1], taps[: PROMPT - 2]))
         for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
             last = text[end - 1], taps[end - 2]
             guesses = run.block(*last) if block else run.chain(*last, end - 1)
@@ -96,7 +96,7 @@ class _Run:
         given, guesses, kept = self.given([pending], taps[None]), list[int](), len(self.slot.tokens) + 1
         reads = self.decoder.reads
         for step in range(self.gamma):
-            run = partial(self.slot.forward_over, self.target, rows) if reads else self.slot.forward_given
+            run = partial(self.slot.forward_over, self.target, rows) if reads else self.slot.forward_inputs
             output = run(given, step > 0, True)
             assert output.best is not None
             assert output.hidden is not None
@@ -111,7 +111,7 @@ class _Run:
     def block(self, pending: int, taps: NDArray[np.float32]) -> list[int]:
         """As ``chain``, of a drafter of blocks; taps [k * hidden]."""
         assert self.decoder.mask is not None
-        self.slot.absorb_given(self.given([pending], taps[None]))
+        self.slot.absorb_inputs(self.given([pending], taps[None]))
         rows = [pending] + [self.decoder.mask] * self.gamma
         best = self.slot.forward_block(self.given(rows, np.zeros((1, 0), np.float32)), best=True).best
         assert best is not None

@@ -33,7 +33,7 @@ from edgespec.export.emit.plan import StoragePlan
 from edgespec.export.emit.program import Acts, Floats, ProgramWriter, activation_form
 from edgespec.export.emit.values import Given, Mixture, Normed, Product, Value
 from edgespec.export.emit.vectors import rope_vectors
-from edgespec.runtimes.slots.native_gates import Gates
+from edgespec.runtimes.slots.native_runner import Gates
 
 
 class NativeOps:

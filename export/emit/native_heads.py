@@ -10,7 +10,7 @@ from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.emit.program import Floats, ProgramWriter
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.runtimes.files.manifest import HeadGroup
-from edgespec.runtimes.slots.native_gates import Gates
+from edgespec.runtimes.slots.native_runner import Gates
 
 
 def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan: HeadPlan, gates: Gates) -> None:
@@ -29,7 +29,7 @@ def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan
     program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
     program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
     for number, group in enumerate(plan.groups):
-        program.gated(gates.group(number), lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
+        program.gated(gates.heads[number], lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
 
 
 def _group(program: ProgramWriter, x: Floats, norm: Norm, shared: Linear, group: HeadGroup) -> None:

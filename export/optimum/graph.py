@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgespec.errors import BundleError, ExportError
 from edgespec.export.source.source import PIECE_BYTES
 from edgespec.runtimes.files.graph_check import check_graph
-from edgespec.runtimes.slots.concat_graph import FLOAT, INTEGER, ConcatPorts, Port
+from edgespec.runtimes.slots.concat import FLOAT, INTEGER, ConcatPorts, Port
 
 _KINDS = {TensorProto.FLOAT: FLOAT, TensorProto.INT64: INTEGER}
 _QUANTIZED = re.compile(r"MatMulNBits|.*Integer|.*Quantiz.*|QLinear.*|QAttention|QGemm|GatherBlockQuantized")

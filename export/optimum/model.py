@@ -30,7 +30,7 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import ModelFacts, ModelPart, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 

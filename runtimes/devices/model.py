@@ -17,8 +17,7 @@ from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import PRECISIONS, ModelPart, Precision, graph_name
 from edgespec.runtimes.files.repack import usable_graph
-from edgespec.runtimes.slots.ports import inputs_of
-from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.shared import Model, inputs_of
 
 NARROW, WIDE = 16, 128
 """Rows of a pass that attention's kernels for few and for many rows compute."""

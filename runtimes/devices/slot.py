@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.model import DeviceModel
-from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Slot, best_of, depths_of
+from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Ids, Rows, Slot, best_of, depths_of
 from edgespec.runtimes.slots.stock import HIDE
 
 # Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
@@ -48,30 +48,21 @@ class DeviceSlot(Slot):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         return self._verify(tokens, parents, best=False)
 
-    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the device."""
         return self._verify(tokens, parents, best=True)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        tokens, parents = self._pending
-        past = len(self.tokens)
-        moved = [] if parents is None else [(past + row, past + at) for at, row in enumerate(rows) if row != at]
-        if moved:
-            self._move(moved)
-        self.tokens.extend([tokens[row] for row in rows])
-        self._pending = ([], None)
-
-    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
         return self._draft(tokens, offset, skip, best=False)
 
-    def forward_skipped_best(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+    def forward_skipped_best(self, tokens: Ids, offset: int, skip: SkipSet) -> Pass:
         """Like ``forward_skipped``, but only the likeliest token, its logit and its probability leave the device."""
         return self._draft(tokens, offset, skip, best=True)
 
-    def _draft(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet | None, best: bool) -> Pass:
+    def _draft(self, tokens: Ids, offset: int, skip: SkipSet | None, best: bool) -> Pass:
         which = ""
         if skip is not None:
             which = "skip"
@@ -84,7 +75,7 @@ class DeviceSlot(Slot):
 
     # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
 
-    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         _, found = self._group(group)
         r, only = len(hidden), 0 < top <= BEST
         names = ["best_values", "best_ids", "log_total"] if only else ["logits"]
@@ -96,25 +87,17 @@ class DeviceSlot(Slot):
         logits = outputs[0][0].reshape(found.count, r, -1)
         return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
 
-    def forward_layers(
-        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
-    ) -> NDArray[np.float32]:
+    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
         past = len(self.tokens) + offset
         which = f"layers/{first}-{last}"
         return self._launch(which, rows, past, None, None, ["hidden"])[0][0, : len(rows)]
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
         which, rows = f"from/{resume.layer}", np.arange(len(tokens))
         return self._outcome(which, resume.hidden, len(self.tokens), None, rows, best)
 
-    def forward_hypotheses(
-        self,
-        tokens: NDArray[np.int64],
-        visible: NDArray[np.int64],
-        parents: NDArray[np.int64],
-        skip: SkipSet | None = None,
-    ) -> Pass:
+    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         raise InvalidRequest("hypotheses that see less than the whole text run on the CPU only", "use device cpu")
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -125,13 +108,11 @@ class DeviceSlot(Slot):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV allocated, on the device."""
         facts = self.model.facts
         size = np.dtype(self.model.number).itemsize
         return 2 * size * facts.layers * facts.kv_heads * facts.head_dim * self.capacity
 
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+    def snapshot(self) -> dict[str, Rows]:
         return {
             f"past_key_values.{layer}.{kind}": value.numpy()[0, :, : len(self.tokens)].astype(np.float32)
             for (layer, kind), value in self._kv.items()
@@ -139,10 +120,10 @@ class DeviceSlot(Slot):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, chunk: NDArray[np.int64]) -> None:
+    def _fill(self, chunk: Ids) -> None:
         self._launch("", chunk, len(self.tokens), None, np.zeros(1, np.int64), [])
 
-    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None, best: bool) -> Pass:
+    def _verify(self, tokens: Ids, parents: Ids | None, best: bool) -> Pass:
         n = len(tokens)
         self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
         return self._outcome("", tokens, len(self.tokens), self._pending[1], np.arange(n), best)
@@ -153,10 +134,10 @@ class DeviceSlot(Slot):
         begin: NDArray[Any],
         past: int,
         parents: list[int] | None,
-        rows: NDArray[np.int64],
+        rows: Ids,
         best: bool,
     ) -> Pass:
-        """A pass that ends in the LM head."""
+        """Run a pass that ends in the LM head."""
         r, n = len(rows), len(begin)
         rows = np.resize(rows, self._rounded(r, 0))
         names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
@@ -176,7 +157,7 @@ class DeviceSlot(Slot):
         begin: NDArray[Any],  # int64 [n] tokens, or float32 [n, hidden]
         past: int,
         parents: list[int] | None,
-        rows: NDArray[np.int64] | None,
+        rows: Ids | None,
         wanted: list[str],
         stream: Any = None,
     ) -> list[NDArray[Any]]:
@@ -218,11 +199,13 @@ class DeviceSlot(Slot):
         held = {name: value for name, value in held.items() if name in taken}
         return self.model.run(which, small, held, kept, wanted)
 
-    def _move(self, moved: list[tuple[int, int]]) -> None:
-        """Copy rows of all keys and values within the device's memory: (from, to) pairs."""
-        heads = np.repeat(np.arange(self.model.facts.kv_heads), len(moved))
+    def _move(self, rows: list[tuple[int, int]]) -> None:
+        if not rows:
+            return
+        kv_heads = self.model.facts.kv_heads
+        heads = np.repeat(np.arange(kv_heads), len(rows))
         indices = [
-            np.stack([np.zeros_like(heads), heads, np.tile([pair[end] for pair in moved], len(heads) // len(moved))], 1)
+            np.stack([np.zeros_like(heads), heads, np.tile([pair[end] for pair in rows], kv_heads)], 1)
             for end in (0, 1)
         ]
         small = {"from": indices[0].astype(np.int64), "to": indices[1].astype(np.int64)}
@@ -231,13 +214,13 @@ class DeviceSlot(Slot):
         self.model.run("move", small, held, kept, [])
 
     def _rounded(self, n: int, past: int) -> int:
-        """Rows that a pass of n has from place ``past`` on."""
+        """Count the rows that a pass of n has from place ``past`` on."""
         least = max(n, self.model.least_rows)
         wanted = next((size for size in ROWS if size >= least), least)
         return wanted if past + wanted <= self.capacity and wanted <= self.model.most_rows else least
 
     def _stream(self, n: int) -> Any:
-        """A buffer for the hidden states of n rows, on the device."""
+        """Give a buffer for the hidden states of n rows, on the device."""
         if n not in self._streams:
             self._streams[n] = self.model.put(np.zeros((1, n, self.model.facts.hidden), np.float32))
         return self._streams[n]
@@ -247,8 +230,8 @@ class DeviceSlot(Slot):
             self._no_tree[n] = self.model.put(np.zeros((n, n), np.float32))
         return self._no_tree[n]
 
-    def _named(self, ids: NDArray[np.int64], cut: bool = True) -> NDArray[np.int64]:
-        """Tokens of the columns of a cut LM head."""
+    def _named(self, ids: Ids, cut: bool = True) -> Ids:
+        """Name the tokens of the columns of a cut LM head."""
         return self.head_tokens[ids] if cut and self.head_tokens is not None else ids
 
 
@@ -261,7 +244,7 @@ class HeldRows:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, which: Any) -> NDArray[np.float32]:
+    def __getitem__(self, which: Any) -> Rows:
         rows = np.arange(self._count)[which]
         found = self._model.run("rows", {"rows": np.atleast_1d(rows)}, {"hidden_in": self._value}, {}, ["hidden"])[0][0]
         return found if np.ndim(rows) else found[0]
@@ -270,8 +253,8 @@ class HeldRows:
         return np.asarray(self[:], dtype)
 
 
-def tree_mask(parents: Sequence[int]) -> NDArray[np.float32]:
-    """[n, n]: 0 where a row sees another one, itself and its ancestors, and HIDE elsewhere."""
+def tree_mask(parents: Sequence[int]) -> Rows:
+    """Make a mask [n, n]: 0 where a row sees another one, itself and its ancestors, and HIDE elsewhere."""
     n = len(parents)
     mask = np.full((n, n), HIDE, np.float32)
     for row, parent in enumerate(parents):

@@ -47,7 +47,7 @@ def huge_pages() -> Iterator[None]:
 
 
 def new_spans(now: Sequence[tuple[Span, int]], before: Sequence[Span]) -> list[Span]:
-    """The large pieces of mappings that are resident and were not there before.
+    """Find the large pieces of mappings that are resident and were not there before.
 
     Args:
         now: mappings, and their resident bytes.
@@ -66,13 +66,13 @@ def new_spans(now: Sequence[tuple[Span, int]], before: Sequence[Span]) -> list[S
 
 
 def _anonymous() -> list[Span]:
-    """Anonymous writable mappings; none where the system does not tell."""
+    """List anonymous writable mappings; none where the system does not tell."""
     with suppress(OSError):
         return [(int(one[1], 16), int(one[2], 16)) for one in _MAPPING.finditer(Path("/proc/self/maps").read_text())]
     return []
 
 
 def _resident() -> list[tuple[Span, int]]:
-    """The same with their resident bytes."""
+    """List them with their resident bytes."""
     found = _RSS.finditer(Path("/proc/self/smaps").read_text())
     return [((int(one[1], 16), int(one[2], 16)), int(one[3]) * 1024) for one in found]

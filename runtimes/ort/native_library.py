@@ -1,4 +1,4 @@
-"""The library of native operators: is it there, does it load, which instruction set does it use?
+"""The library of native operators: is it there, does it load, which instruction set, what do its passes cost?
 
 It is built with the package where there is a C++ compiler.  Without it everything works on stock operators, slower.
 """
@@ -8,11 +8,17 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from time import perf_counter
+
+from edgespec.errors import InvalidRequest
 
 NAME = {"darwin": "libedgespec.dylib", "win32": "edgespec.dll"}.get(sys.platform, "libedgespec.so")
+PARTS = ("linear", "attention", "head", "rest")  # as the library counts them
+_STREAMS = (1, 4, 8)  # of a reading thread; which number is fastest depends on the machine
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class NativeLibrary:
 
 @cache
 def native_library() -> NativeLibrary:
-    """The library of this installation; EDGESPEC_NATIVE=0 hides it, EDGESPEC_NATIVE=PATH names another one."""
+    """Find the library of this installation; EDGESPEC_NATIVE=0 hides it, EDGESPEC_NATIVE=PATH names another one."""
     chosen = os.environ.get("EDGESPEC_NATIVE")
     if chosen == "0":
         return NativeLibrary(None, "", "EDGESPEC_NATIVE=0 turns native operators off")
@@ -64,7 +70,7 @@ def _version(library: ctypes.CDLL) -> str:
 
 
 def _refused(path: Path) -> str:
-    """Why ONNX Runtime does not take the library; empty = it does.  The operators speak its C interface."""
+    """Say why ONNX Runtime does not take the library, whose operators speak its C interface; empty = it does."""
     import onnxruntime
 
     try:
@@ -75,7 +81,7 @@ def _refused(path: Path) -> str:
 
 
 def read_bandwidth(threads: int, streams: int = 4, megabytes: int = 512, repeats: int = 5) -> float:
-    """GB/s at which this machine's memory can be read, the best of some tries; 0 without the library.
+    """Measure the GB per second at which memory can be read, the best of some tries; 0 without the library.
 
     Args:
         threads: that read at once.
@@ -92,7 +98,7 @@ def read_bandwidth(threads: int, streams: int = 4, megabytes: int = 512, repeats
 
 
 def _installed() -> Path | None:
-    """Where the build puts it: beside its sources, or, in an editable installation, in the installed package."""
+    """Look where the build puts it: beside its sources, or, if editable, in the installed package."""
     beside = Path(__file__).resolve().parents[1] / "native" / NAME
     if beside.is_file():
         return beside
@@ -103,3 +109,90 @@ def _installed() -> Path | None:
         if found.is_file():
             return found
     return None
+
+
+# -- profile -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What this machine reaches at best.
+
+    Attributes:
+        bandwidth: bytes a second that are read from memory.
+        dots: multiply-adds of bytes a second, as the kernels of this instruction set multiply them, in registers.
+    """
+
+    bandwidth: float
+    dots: float
+
+    def seconds(self, size: float, macs: float) -> float:
+        """Compute the least that reading ``size`` bytes and ``macs`` multiply-adds can take, both at once."""
+        return max(size / self.bandwidth, macs / self.dots)
+
+
+@dataclass(frozen=True)
+class PartCounts:
+    """One part of the passes: seconds, bytes of weights or of keys and values, multiply-adds."""
+
+    seconds: float
+    bytes: float
+    macs: float
+
+
+@dataclass(frozen=True)
+class PassCounts:
+    """What was counted.
+
+    Attributes:
+        passes: how many.
+        wall: seconds from before the call to after it.
+        inside: seconds within the operator.
+        parts: by name (``PARTS``).
+    """
+
+    passes: int
+    wall: float
+    inside: float
+    parts: dict[str, PartCounts]
+
+
+def measure_roofs(threads: int) -> Roofs:
+    """Measure both roofs, the best of several tries.
+
+    Raises:
+        InvalidRequest: no native operators here.
+    """
+    rate = _library().edgespec_dot_rate
+    rate.restype, rate.argtypes = ctypes.c_double, [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+    bandwidth = max(read_bandwidth(threads, streams, 256, 2) for streams in _STREAMS)
+    return Roofs(1e9 * bandwidth, 1e9 * float(rate(1 << 19, threads, 9)))
+
+
+def count_passes(run: Callable[[], object]) -> PassCounts:
+    """Count the native passes that ``run`` makes; other passes of the process at the same time are counted, too.
+
+    Raises:
+        InvalidRequest: no native operators here.
+    """
+    library = _library()
+    library.edgespec_profile.argtypes = [ctypes.c_int]
+    library.edgespec_profile_read.argtypes = [ctypes.POINTER(ctypes.c_double)]
+    found = (ctypes.c_double * (2 + 3 * len(PARTS)))()
+    library.edgespec_profile(1)
+    try:
+        start = perf_counter()
+        run()
+        wall = perf_counter() - start
+        library.edgespec_profile_read(found)
+    finally:
+        library.edgespec_profile(0)
+    parts = {name: PartCounts(*found[2 + 3 * at : 5 + 3 * at]) for at, name in enumerate(PARTS)}
+    return PassCounts(int(found[0]), wall, found[1], parts)
+
+
+def _library() -> ctypes.CDLL:
+    library = native_library()
+    if library.path is None:
+        raise InvalidRequest(f"passes are counted by native operators: {library.reason}", "install a C++ compiler")
+    return ctypes.CDLL(str(library.path))

@@ -27,7 +27,7 @@ def check_threads(threads: int | None) -> None:
 
 
 def processors() -> set[int]:
-    """The processors that this process may use."""
+    """List the processors that this process may use."""
     try:
         return os.sched_getaffinity(0)
     except AttributeError:  # not on macOS or Windows
@@ -35,7 +35,7 @@ def processors() -> set[int]:
 
 
 def default_threads() -> int:
-    """Threads a session gets when none are asked for: the processors this process may use."""
+    """Count the threads that a session gets when none are asked for: the processors this process may use."""
     return len(processors())
 
 

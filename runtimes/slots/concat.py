@@ -6,12 +6,14 @@ pass, which copies what stays once.
 
 Strict mode (docs/runtime.md): attention of one row goes through other kernels than that of several.  The strict graph
 sees to it; a *padded* one gets a dummy row behind the real ones in every pass instead.  Whether a row then has the same
-bits in all passes depends on the graph: ``probe.rows_exact`` says it.
+bits in all passes depends on the graph: ``cpu.rows_exact`` says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,117 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.operators import EMITTED
-from edgespec.runtimes.slots.concat_graph import ConcatPorts
 from edgespec.runtimes.slots.shared import Bound, Model
-from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Ids, Rows, Slot
 
+INTEGER, FLOAT = "tensor(int64)", "tensor(float)"
+_PAST = re.compile(r"past(?:_key_values)?[._](\d+)[._](key|value)")
+_PRESENT = re.compile(r"present(?:_key_values)?[._](\d+)[._](key|value)")
+_FED = ("input_ids", "attention_mask", "position_ids")  # [1, n], [1, past + n], [1, n]
 LARGEST_LOGITS = 1 << 22  # values: the graph gives those of every row, of a prefill too
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a graph.
+
+    Attributes:
+        name: as in the graph.
+        kind: its type as ONNX Runtime writes it, such as ``tensor(float)``.
+        shape: its dimensions; a name or None = any size.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class ConcatPorts:
+    """The ports of a graph whose present keys and values are its past ones with the new rows behind them.
+
+    Attributes:
+        fed: which of input_ids, attention_mask and position_ids there are.
+        cache: (past, present) of every key and value, by layer.
+        kv_heads: of each.
+        head_dim: of each.
+        vocab: columns of the logits; None = the graph does not say.
+    """
+
+    fed: tuple[str, ...]
+    cache: tuple[tuple[str, str], ...]
+    kv_heads: int
+    head_dim: int
+    vocab: int | None
+
+    @property
+    def layers(self) -> int:
+        """Layers with a cache."""
+        return len(self.cache) // 2
+
+    @classmethod
+    def match(cls, inputs: Sequence[Port], outputs: Sequence[Port]) -> ConcatPorts:
+        """Read a graph's ports.
+
+        Raises:
+            ValueError: not such a graph; the message says what was expected and what came.
+        """
+        past, present = _by_layer(inputs, _PAST), _by_layer(outputs, _PRESENT)
+        fed = {port.name: port for port in inputs if port not in past.values()}
+        if unknown := [name for name in fed if name not in _FED]:
+            raise ValueError(f"has an input {unknown[0]!r}; expected {', '.join(_FED)} and past_key_values alone")
+        if "input_ids" not in fed:
+            raise ValueError("has no input input_ids")
+        if odd := [port for port in fed.values() if port.kind != INTEGER or len(port.shape) != 2]:
+            raise ValueError(f"input {odd[0].name} is {_described(odd[0])}; expected {INTEGER} of two dimensions")
+        if not past:
+            raise ValueError("has no past_key_values: it was exported without a cache")
+        if past.keys() != present.keys() or len(past) % 2:
+            raise ValueError(f"has {len(past)} past keys and values, but {len(present)} present ones that match")
+        sizes = {_cache_size(port) for port in (*past.values(), *present.values())}
+        if len(sizes) > 1:
+            raise ValueError(f"has keys and values of several shapes: {sorted(sizes)}; expected one [heads, head size]")
+        logits = next((port for port in outputs if port.name == "logits"), None)
+        if logits is None or logits.kind != FLOAT or len(logits.shape) != 3:
+            got = "nothing" if logits is None else _described(logits)
+            raise ValueError(f"output logits: expected {FLOAT} [batch, rows, vocabulary], got {got}")
+        ((kv_heads, head_dim),) = sizes
+        columns = logits.shape[2]
+        pairs = tuple((past[key].name, present[key].name) for key in sorted(past))
+        named = tuple(name for name in _FED if name in fed)
+        return cls(named, pairs, kv_heads, head_dim, columns if isinstance(columns, int) else None)
+
+    @classmethod
+    def of_session(cls, session: Any) -> ConcatPorts:
+        """Read the ports of an ONNX Runtime session; errors as for ``match``."""
+
+        def ports(arguments: Iterable[Any]) -> list[Port]:
+            return [Port(one.name, one.type, tuple(one.shape)) for one in arguments]
+
+        return cls.match(ports(session.get_inputs()), ports(session.get_outputs()))
+
+
+def _by_layer(ports: Sequence[Port], pattern: re.Pattern[str]) -> dict[tuple[int, str], Port]:
+    found = {}
+    for port in ports:
+        if hit := pattern.fullmatch(port.name):
+            found[int(hit[1]), hit[2]] = port
+    return found
+
+
+def _cache_size(port: Port) -> tuple[int, int]:
+    """(heads, head size) of a key or value [1, heads, tokens, head size]."""
+    shape = port.shape
+    if port.kind != FLOAT:
+        raise ValueError(f"{port.name} is {port.kind}; expected {FLOAT}: export it in float32")
+    fixed = len(shape) == 4 and isinstance(shape[1], int) and isinstance(shape[3], int)
+    if not fixed or isinstance(shape[2], int):
+        raise ValueError(f"{port.name} is {_described(port)}; expected [batch, heads, tokens, head size]")
+    return int(shape[1] or 0), int(shape[3] or 0)
+
+
+def _described(port: Port) -> str:
+    return f"{port.kind} {[size if size is not None else '?' for size in port.shape]}"
 
 
 class ConcatSlot(Slot):
@@ -41,7 +149,7 @@ class ConcatSlot(Slot):
         self.chunk = max(1, min(PREFILL_CHUNK, LARGEST_LOGITS // self.columns))
         self._extra = int(model.graph.padded)
         self._io = model.session.io_binding()
-        self._halves: list[dict[str, NDArray[np.float32]]] = [{}, {}]  # flat buffers, by the name of the past
+        self._halves: list[dict[str, Rows]] = [{}, {}]  # flat buffers, by the name of the past
         self._now = 0  # which half holds the slot's keys and values
         self._held: dict[str, Bound] = {}  # float32 [1, kv_heads, held rows, head_dim], by the name of the past
         self._held_rows = 0  # the slot's tokens come first; rows behind them are cropped before the next pass
@@ -52,7 +160,7 @@ class ConcatSlot(Slot):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Run a chain of rows after the slot's tokens -> logits of every row, [n, vocab].
 
         Raises:
@@ -64,7 +172,6 @@ class ConcatSlot(Slot):
         return Pass(self._run(tokens))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit the first rows of the last forward; the others are forgotten."""
         tokens, _ = self._pending
         count = len(rows)
         if count > len(tokens) or any(row != at for at, row in enumerate(rows)):
@@ -74,20 +181,12 @@ class ConcatSlot(Slot):
             self.tokens.extend(tokens[:count])
         self._pending = ([], None)
 
-    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
-        """Run rows after the slot's tokens -> logits of the last row, [1, vocab]; no offset, no layer left out."""
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
         if offset or skip is not None:
             raise self._cannot("leave layers out")
         return Pass(self._run(tokens)[-1:])
 
-    def forward_hypotheses(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        visible: NDArray[np.int64],  # [n]
-        parents: NDArray[np.int64],  # [n]
-        skip: SkipSet | None = None,
-    ) -> Pass:
-        """Like ``Slot.forward_hypotheses`` for chains, each of them a pass of its own."""
+    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         if skip is not None:
             raise self._cannot("leave layers out")
         starts = np.flatnonzero(parents < 0)
@@ -113,7 +212,6 @@ class ConcatSlot(Slot):
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens and the rows after them; what the slot holds stays."""
         need = self._grown(tokens)
         if need == self.capacity:
             return
@@ -127,7 +225,6 @@ class ConcatSlot(Slot):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV allocated, both sets of buffers."""
         return sum(flat.nbytes for half in self._halves for flat in half.values())
 
     def held(self) -> list[NDArray[Any]]:
@@ -140,17 +237,16 @@ class ConcatSlot(Slot):
         self._held, self._held_rows = self._views(self._now, len(tokens)), len(tokens)
         return self.held()
 
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+    def snapshot(self) -> dict[str, Rows]:
         return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._held.items()}
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, chunk: NDArray[np.int64]) -> None:
+    def _fill(self, chunk: Ids) -> None:
         self._run(chunk)
         self._commit()
 
-    def _run(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _run(self, tokens: Ids) -> Rows:
         """Run rows after the slot's tokens -> logits [n, vocab]; their keys and values are in ``_made``."""
         past, n = len(self.tokens), len(tokens)
         rows = n + self._extra
@@ -172,7 +268,7 @@ class ConcatSlot(Slot):
         logits = self.model.buffer("logits", (1, rows, self.columns), np.float32)
         self._io.bind_ortvalue_output("logits", logits.value)
         self.model.run_bound(self._io)
-        found: NDArray[np.float32] = logits.array[0, :n]
+        found: Rows = logits.array[0, :n]
         return found
 
     def _commit(self) -> None:
@@ -185,7 +281,7 @@ class ConcatSlot(Slot):
         if self._held_rows != len(self.tokens):
             self._load({name: bound.array for name, bound in self._held.items()}, len(self.tokens))
 
-    def _load(self, source: Mapping[str, NDArray[np.float32]], rows: int) -> None:
+    def _load(self, source: Mapping[str, Rows], rows: int) -> None:
         """Hold the first ``rows`` rows of ``source``, [1, kv_heads, .., head_dim] by name, in the other half."""
         views = self._views(1 - self._now, rows)
         if rows:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOP, VISIBLE, NativeRunner
-from edgespec.runtimes.slots.slot import Slot, depths_of
+from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 
 class NativeSlot(NativeRunner):
@@ -44,7 +43,7 @@ class NativeSlot(NativeRunner):
         return max((at for at in kept if at <= same), default=0)
 
     def _lost(self, same: int) -> bool:
-        """Whether exact keys or states that rows behind so many tokens would read are overwritten, or hold more."""
+        """Tell whether exact keys or states that rows after ``same`` tokens read are overwritten, or hold more."""
         return bool((self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any())
 
     def mark(self, lengths: Sequence[int], most: int) -> None:
@@ -91,11 +90,11 @@ class NativeSlot(NativeRunner):
             start = stop
         super().prefill(tokens[start:])
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         self._verify(tokens, parents)
         return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden, taps=self.keep_taps)
 
-    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
         self._verify(tokens, parents)
         self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
@@ -105,8 +104,8 @@ class NativeSlot(NativeRunner):
         finally:
             self._control[TOP] = 0
 
-    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
-        """The plan of a pass whose rows may be kept; [n], [n]."""
+    def _verify(self, tokens: Ids, parents: Ids | None) -> None:
+        """Plan a pass whose rows may be kept; [n], [n]."""
         if self.model.facts.convolutions and len(tokens) > LONGEST_PASS:
             raise InvalidRequest(f"a pass of {len(tokens)} rows: expected at most {LONGEST_PASS}", "prefill first")
         past = len(self.tokens)
@@ -117,15 +116,10 @@ class NativeSlot(NativeRunner):
             plan[PARENT] = parents
             plan[POSITION] = past + depths_of(parents.tolist())
 
-    def keep(self, rows: Sequence[int]) -> None:
-        tokens, parents = self._pending
-        past = len(self.tokens)
-        if parents is not None:
-            self._moves = [(0, past + row, past + at) for at, row in enumerate(rows) if row != at]
-        self.tokens.extend([tokens[row] for row in rows])
-        self._pending = ([], None)
+    def _move(self, rows: list[tuple[int, int]]) -> None:
+        self._moves = [(0, at, to) for at, to in rows]
 
-    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
         past, n = len(self.tokens), len(tokens)
         plan = self._plan(tokens, past + offset)
         plan[VISIBLE] = past + offset
@@ -140,7 +134,7 @@ class NativeSlot(NativeRunner):
 
     # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
 
-    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         """Compute a group of heads from rows of the residual stream, [r, hidden].
 
         Neither the cache nor the last forward is touched: its rows may still be kept afterwards.
@@ -161,10 +155,7 @@ class NativeSlot(NativeRunner):
         shape = found.count, r, top
         return Heads(None, self.head_tokens, (ids.reshape(shape), values.reshape(shape)))
 
-    def forward_layers(
-        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
-    ) -> NDArray[np.float32]:
-        """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
+    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
         if not 0 <= first <= last <= self.layers:
             raise InvalidRequest(f"layers {first} to {last}: expected a range within 0 to {self.layers}")
         past, n, load = len(self.tokens) + offset, len(rows), first > 0
@@ -182,8 +173,7 @@ class NativeSlot(NativeRunner):
         assert hidden is not None
         return hidden.copy()
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
-        """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
+    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
         if not 0 <= resume.layer <= self.layers:
             raise InvalidRequest(f"resumed after {resume.layer} layers: expected 0 to {self.layers}")
         n = len(tokens)
@@ -193,7 +183,7 @@ class NativeSlot(NativeRunner):
             return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden))
 
     def _likeliest(self, output: Pass) -> Pass:
-        """A pass of the only best of each row, as tokens [n]."""
+        """Name the only best of each row of a pass as tokens [n]."""
         if output.best is not None:
             ids, values = output.best[0][:, 0], output.best[1][:, 0]
             if self.model.part.cut and self.head_tokens is not None:
@@ -203,49 +193,41 @@ class NativeSlot(NativeRunner):
 
     # -- a drafter conditioned on a target ---------------------------------------------------------------------------
 
-    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def embed(self, tokens: Ids) -> Rows:
         self._plan(tokens, 0)  # no layer runs: the rows stand nowhere
         with self._parts((), load=False):
             hidden = self._launch(len(tokens), rows=0, hidden=True).hidden
         assert hidden is not None
         return hidden.copy()
 
-    def forward_given(
-        self,
-        given: NDArray[np.float32],
-        recycled: bool,
-        best: bool = False,
-        parents: NDArray[np.int64] | None = None,
-    ) -> Pass:
-        n = len(given)
-        self._load(given, n)
+    def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
+        n = len(inputs)
+        self._load(inputs, n)
         self._verify(np.zeros(n, np.int64), parents)
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(n, rows=-1 if parents is None else n, hidden=True))
 
-    def forward_block(self, given: NDArray[np.float32], best: bool = False) -> Pass:
-        n = len(given)
-        self._load(given, n)
+    def forward_block(self, inputs: Rows, best: bool = False) -> Pass:
+        n = len(inputs)
+        self._load(inputs, n)
         self._verify(np.zeros(n, np.int64), np.full(n, -1, np.int64))
         plan = self._bound["plan"].array
         plan[POSITION], plan[VISIBLE] = plan[PLACE], len(self.tokens) + n
         with self._parts(range(self.layers), load=True, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(n, rows=n - 1, first=1))
 
-    def forward_over(
-        self, other: Slot, rows: int, given: NDArray[np.float32], recycled: bool, best: bool = False
-    ) -> Pass:
+    def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
         plan = self._plan(np.zeros(1, np.int64), rows)
         self._borrow(other)
-        self._load(given, 1)
+        self._load(inputs, 1)
         # its own place is one that it sees anyway: nothing is written there
         plan[VISIBLE], plan[PLACE], plan[PARENT] = rows, rows - 1, -1
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(1, rows=-1, hidden=True))
 
-    def absorb_given(self, given: NDArray[np.float32]) -> None:
-        n, decoder = len(given), self.model.part.decoder
-        self._load(given, n)
+    def absorb_inputs(self, inputs: Rows) -> None:
+        n, decoder = len(inputs), self.model.part.decoder
+        self._load(inputs, n)
         self._verify(np.zeros(n, np.int64), None)
         # of a block nothing but keys and values; else nothing reads what the last MLP gives
         with self._parts(() if decoder and decoder.block else range(self.layers), load=False):
@@ -255,13 +237,7 @@ class NativeSlot(NativeRunner):
 
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
-    def forward_hypotheses(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        visible: NDArray[np.int64],  # [n]
-        parents: NDArray[np.int64],  # [n]
-        skip: SkipSet | None = None,
-    ) -> Pass:
+    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         n, past, facts = len(tokens), len(self.tokens), self.model.facts
         if facts.delta and (visible < past).any():
             return self._hypotheses_in_turn(tokens, visible, parents, skip)
@@ -274,13 +250,7 @@ class NativeSlot(NativeRunner):
             )
         return self._hypotheses(tokens, visible, parents, skip)
 
-    def _hypotheses(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        visible: NDArray[np.int64],  # [n]
-        parents: NDArray[np.int64],  # [n]
-        skip: SkipSet | None,
-    ) -> Pass:
+    def _hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None) -> Pass:
         n, past = len(tokens), len(self.tokens)
         plan = self._plan(tokens, past)
         plan[VISIBLE], plan[PARENT] = visible, parents
@@ -292,14 +262,8 @@ class NativeSlot(NativeRunner):
         finally:
             self._set_gates(None)
 
-    def _hypotheses_in_turn(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        visible: NDArray[np.int64],  # [n]
-        parents: NDArray[np.int64],  # [n]
-        skip: SkipSet | None,
-    ) -> Pass:
-        """Each right behind the text that it sees: the states that far back are not kept, the text is run again."""
+    def _hypotheses_in_turn(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None) -> Pass:
+        """Run each right behind the text that it sees: states that far back are not kept, the text is run again."""
         text = list(self.tokens)
         self._restart()
         logits = np.empty((len(tokens), self.columns), np.float32)
@@ -327,7 +291,7 @@ class NativeSlot(NativeRunner):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    def _fill(self, chunk: Ids) -> Rows | None:
         self._plan(chunk, len(self.tokens))
         self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))

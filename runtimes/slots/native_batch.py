@@ -18,6 +18,7 @@ from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT
 from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
+from edgespec.runtimes.slots.slot import Ids
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class BatchPass:
     """
 
     slot: BatchSlot
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64] | None = None
+    tokens: Ids
+    parents: Ids | None = None
 
 
 class NativeBatch:
@@ -61,7 +62,6 @@ class NativeBatch:
             self.slots.append(BatchSlot(self, number, context, reserve))
 
     def close(self) -> None:
-        """Free all it holds, whoever still has this batch; it is of no use afterwards."""
         self._closing = True
         for slot in (*self.slots, self._runner):
             slot.close()
@@ -95,7 +95,7 @@ class NativeBatch:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
         for item in wanted:
             item.slot.make_room(len(item.tokens))  # before any plan: all caches move when one grows
-        plans: list[NDArray[np.int64]] = []  # [6, n] each
+        plans: list[Ids] = []  # [6, n] each
         runner, first = self._runner, [0] * len(wanted)
         at = 0
         for i in order:
@@ -132,7 +132,6 @@ class NativeBatch:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV of all slots, as far as they were written."""
         return sum(slot.kv_bytes for slot in self.slots)
 
 
@@ -158,12 +157,10 @@ class BatchSlot(NativeSlot):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV, as far as they were written: pages never written cost nothing."""
         kept = self._checkpoints.nbytes if self._checkpoints else 0
         return kept + min(self.kv.nbytes(self.model.facts, max(self._written, self.furthest)), self._row)
 
     def close(self) -> None:
-        """Free what it holds; the batch has a new slot in its place."""
         batch, number = self.batch, self.number
         super().close()
         batch.renew(number)
@@ -182,7 +179,7 @@ class BatchSlot(NativeSlot):
         super()._need_room(rows)
         self._written = max(self._written, rows)
 
-    def planned(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    def planned(self, tokens: Ids, parents: Ids | None) -> Ids:
         """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here."""
         self._verify(tokens, parents)
         plan = self.model.buffer("plan", (6, len(tokens)), np.int64).array.copy()
@@ -218,12 +215,12 @@ class _Runner(NativeSlot):
         """Moves that the next pass makes first."""
         self._moves.extend(moves)
 
-    def gathered(self, plan: NDArray[np.int64], best: bool) -> Pass:
+    def gathered(self, plan: Ids, best: bool) -> Pass:
         """Run a plan [6, n]."""
         self._gathered = plan
         return self.forward_best(plan[0]) if best else self.forward(plan[0])
 
-    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
+    def _verify(self, tokens: Ids, parents: Ids | None) -> None:
         self._attach("plan", "plan", self._gathered.shape, np.int64)[:] = self._gathered
 
 

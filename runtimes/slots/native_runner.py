@@ -14,13 +14,40 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
 from edgespec.runtimes.slots.checkpoints import Checkpoints
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
-from edgespec.runtimes.slots.native_gates import Gates
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
-from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.slots.slot import Ids, Rows, Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
 COMMITTED = -1  # a move from here: so many tokens are committed, states may hold them
 TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
+
+
+class Gates:
+    """Where the gates of a native graph stand: indices among them.
+
+    Gate 2 i is the attention of layer i, 2 i + 1 its MLP.  A drafter that is conditioned on a target fuses the target's
+    hidden states with ``embed`` on, and goes on with its own hidden state with ``load`` on.
+
+    Args:
+        layers: of the model.
+        groups: of heads.
+        tapped: whether auxiliary hidden states are read off between layers.
+
+    Attributes:
+        embed: look tokens up.
+        load: begin with the rows of ``hidden_in`` instead.
+        hidden: give the residual stream after the last layer.
+        lm: the model's own final norm and LM head.
+        heads: groups of heads, by number.
+        taps: give the auxiliary hidden states, behind the columns of ``hidden``.
+        count: how many there are.
+    """
+
+    def __init__(self, layers: int, groups: int = 0, tapped: bool = False) -> None:
+        self.embed, self.load, self.hidden, self.lm = range(2 * layers, 2 * layers + 4)
+        self.heads = range(2 * layers + 4, 2 * layers + 4 + groups)
+        self.taps = self.heads.stop
+        self.count = self.taps + tapped
 
 
 class NativeRunner(Slot):
@@ -38,11 +65,11 @@ class NativeRunner(Slot):
         self._bound: dict[str, Bound] = {}
         self._at = at = Gates(self.layers, len(model.part.heads), bool(model.part.tapped))
         decoder = model.part.decoder
-        self._given = decoder.columns if decoder else model.facts.hidden  # columns of what a pass may begin with
+        self._columns_in = decoder.columns if decoder else model.facts.hidden  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
         self._gates = self._bind("gates", Bound(self._plain.copy())).array
-        self._bind("hidden_in", Bound(np.zeros((0, self._given), np.float32)))
+        self._bind("hidden_in", Bound(np.zeros((0, self._columns_in), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         commits = [(0, COMMITTED, 0)] if self.commits and model.facts.delta else []
@@ -113,7 +140,7 @@ class NativeRunner(Slot):
     def furthest(self) -> int:
         return max(len(self.tokens), self._furthest)
 
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+    def snapshot(self) -> dict[str, Rows]:
         assert self._cache is not None
         self._settle()
         return read_cache(self._cache.array[0], self.kv, self.model.facts, len(self.tokens))
@@ -130,12 +157,12 @@ class NativeRunner(Slot):
             self._launch(0, rows=0)
 
     @property
-    def _held(self) -> NDArray[np.int64]:  # [layers with a delta rule]
+    def _held(self) -> Ids:  # [layers with a delta rule]
         """How many tokens the states of each layer hold, in place."""
         assert self._cache is not None
         return tokens_held(self._cache.array[0], self.model.facts)
 
-    def _plan(self, tokens: NDArray[np.int64], past: int) -> NDArray[np.int64]:  # [n] -> [6, n]
+    def _plan(self, tokens: Ids, past: int) -> Ids:  # [n] -> [6, n]
         """The plan of a chain after ``past`` tokens, bound; callers change what differs."""
         n = len(tokens)
         if past + n > self.capacity:
@@ -183,10 +210,10 @@ class NativeRunner(Slot):
         self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
-        top, given = int(self._control[TOP]), count * times
-        logits = model.buffer("logits", (0 if top else given, columns or self.columns), np.float32)
-        ids = model.buffer("ids", (given, top), np.int64)
-        values = model.buffer("values", (given, top), np.float32)
+        top, wide = int(self._control[TOP]), count * times
+        logits = model.buffer("logits", (0 if top else wide, columns or self.columns), np.float32)
+        ids = model.buffer("ids", (wide, top), np.int64)
+        values = model.buffer("values", (wide, top), np.float32)
         size = model.facts.hidden
         stream = model.buffer("hidden", (n if hidden or tapped else 0, (1 + len(tapped)) * size), np.float32)
         for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
@@ -253,10 +280,10 @@ class NativeRunner(Slot):
             self._bind(name, bound)
         return bound.array
 
-    def _load(self, hidden: NDArray[np.float32] | NDArray[np.int64], n: int) -> None:
+    def _load(self, hidden: Rows | Ids, n: int) -> None:
         """Let the next pass begin with these rows of the residual stream, [n, hidden]."""
-        if hidden.shape != (n, self._given):
-            raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self._given}]")
+        if hidden.shape != (n, self._columns_in):
+            raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self._columns_in}]")
         self._attach("hidden_in", "hidden_in", hidden.shape, np.float32)[:] = hidden
 
     @contextmanager
@@ -270,7 +297,7 @@ class NativeRunner(Slot):
         gates[at.load if load else at.embed] = True
         gates[at.lm] = lm
         if group is not None:
-            gates[at.group(group)] = True
+            gates[at.heads[group]] = True
         try:
             yield
         finally:

@@ -26,6 +26,14 @@ LEAST_PAGES = 1 << 16  # bytes of an array that gets pages of its own
 HUGE = 4 << 20  # bytes from which huge pages are asked for
 
 
+OLD_INPUTS = {"ids": "input_ids", "pos": "position_ids"}  # of stock graphs up to schema 2 of bundles, and since
+
+
+def inputs_of(session: Any) -> dict[str, str]:
+    """Map the names of a session's inputs, as they are today, to what the graph calls them."""
+    return {OLD_INPUTS.get(one.name, one.name): one.name for one in session.get_inputs()}
+
+
 class Bound:
     """A numpy array and the OrtValue over the same memory (zero copy): write one, the session reads the other."""
 
@@ -39,7 +47,7 @@ class Bound:
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """A zeroed array on pages of its own, which go back to the system with it; pages never written cost nothing.
+    """Make a zeroed array on pages of its own, which go back to the system with it; pages never written cost nothing.
 
     Caches come, grow and go with the requests: malloc, from which numpy takes memory, would keep the holes.
     """
@@ -118,7 +126,7 @@ class Model:
             ) from error
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Bound:
-        """A view of shape ``shape`` of the growing buffer ``name``; the same memory whatever the shape.
+        """Give a view of shape ``shape`` of the growing buffer ``name``; the same memory whatever the shape.
 
         New memory is zero; on growth old views of the buffer are dropped.
         """

@@ -15,6 +15,8 @@ from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.shared import Model
 
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
 PREFILL_CHUNK = 128
 ROUND_CAPACITY = 64
 
@@ -51,7 +53,7 @@ class Slot(ABC):
     # -- the Target contract ---------------------------------------------------------------------------------------
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """Crop the slot to its longest common prefix with ``tokens``; returns its length."""
+        """Crop the slot to its longest common prefix with ``tokens`` -> its length."""
         return self.crop(common_prefix(self.tokens, tokens))
 
     def crop(self, length: int) -> int:
@@ -60,7 +62,7 @@ class Slot(ABC):
         return len(self.tokens)
 
     def cropped(self, length: int) -> int:
-        """How many tokens ``crop`` would leave: at most ``length``; fewer where states go back to a checkpoint."""
+        """Count the tokens that ``crop`` would leave: ``length``, fewer where states go back to a checkpoint."""
         return min(length, len(self.tokens))
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -74,7 +76,7 @@ class Slot(ABC):
             self.tokens.extend(chunk.tolist())
 
     def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
-        """Where a text to be read may be gone back to: states that cannot be cut back are kept at these lengths.
+        """Say where a text to be read may be gone back to: states that cannot be cut back are kept there.
 
         Args:
             lengths: of beginnings of the text, in tokens.
@@ -82,103 +84,83 @@ class Slot(ABC):
         """
 
     @abstractmethod
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
 
-    @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
+        tokens, parents = self._pending
+        past = len(self.tokens)
+        if parents is not None:
+            self._move([(past + row, past + at) for at, row in enumerate(rows) if row != at])
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
 
-    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
-        """Run a chain of draft rows with sub-layers left out -> logits of the last row, [1, vocab]."""
+    def forward_skipped(self, tokens: Ids, offset: int, skip: SkipSet) -> Pass:
         return self.forward_draft(tokens, offset, skip)
 
     @abstractmethod
-    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
-        """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        """Run a chain ``offset`` rows after the slot's tokens, layers left out -> logits of the last row [1, vocab]."""
 
     # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
 
-    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         """Compute a group of heads from rows of the residual stream, [r, hidden]."""
         raise self._no_hidden()
 
-    def forward_layers(
-        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
-    ) -> NDArray[np.float32]:
+    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
         """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
         raise self._no_hidden()
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
         """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
         raise self._no_hidden()
 
     # -- a drafter conditioned on a target: see TappedTarget ---------------------------------------------------------
 
-    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The residual stream of tokens [n] before the first layer, [n, hidden], a copy."""
+    def embed(self, tokens: Ids) -> Rows:
+        """Look up the residual stream of tokens [n] before the first layer -> [n, hidden], a copy."""
         raise self._no_hidden()
 
-    def forward_given(
-        self,
-        given: NDArray[np.float32],
-        recycled: bool,
-        best: bool = False,
-        parents: NDArray[np.int64] | None = None,
-    ) -> Pass:
-        """Run rows of a drafter after the slot's entries; ``keep`` commits them.
+    def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
+        """Run rows of a drafter after its cache; ``keep`` commits them.
 
         Args:
-            given: [n, columns], see ``DecoderPart``.
-            recycled: they hold the drafter's own hidden state, not taps.
+            inputs: [n, columns], see ``DecoderPart``.
+            recycled: they hold the drafter's own hidden state, not the target's.
             best: fill ``best`` instead of the logits.
-            parents: int64 [n], an earlier row that a row continues, -1: the slot's entries; None = a chain.
+            parents: int64 [n], an earlier row that a row continues, -1: the cache; None = a chain.
 
         Returns logits or the best of the last row, of a tree those of all; and ``hidden`` [n, hidden] of all.
         """
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
 
-    def forward_block(self, given: NDArray[np.float32], best: bool = False) -> Pass:
-        """Run rows of a drafter of blocks after the slot's entries; every row sees all of them, and none is kept.
+    def forward_block(self, inputs: Rows, best: bool = False) -> Pass:
+        """Run a block of rows, of which each sees all and none is kept -> logits or best of all but the first, [n - 1].
 
-        Args:
-            given: [n, columns], see ``DecoderPart``: embeddings of the pending token and of masks.
-            best: fill ``best`` instead of the logits.
-
-        Returns logits or the best of all rows but the first, [n - 1, columns].
+        ``inputs`` [n, columns] are embeddings of the pending token and of masks.
         """
         raise InvalidRequest("drafts of whole blocks need native operators")
 
-    def forward_over(
-        self, other: Slot, rows: int, given: NDArray[np.float32], recycled: bool, best: bool = False
-    ) -> Pass:
+    def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
         """Run one row of a drafter that reads another slot's keys and values, and keeps nothing.
 
         Args:
             other: the target's, not between its ``forward`` and ``keep``.
             rows: of its tokens that are seen, at least 1; the row stands behind them.
-            given: [1, columns], see ``DecoderPart``.
-            recycled: they hold the drafter's own hidden state, not taps.
-            best: fill ``best`` instead of the logits.
-
-        Returns logits or the best [1, columns]; and ``hidden`` [1, hidden].
+            inputs, recycled, best: as for ``forward_inputs``, of one row.
         """
         raise InvalidRequest("reading the keys and values of another model needs native operators")
 
-    def absorb_given(self, given: NDArray[np.float32]) -> None:
-        """Append the entries of rows [n, columns] with taps, of which nothing is guessed."""
+    def absorb_inputs(self, inputs: Rows) -> None:
+        """Append rows [n, columns] with the target's hidden states to the cache; nothing is guessed after them."""
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
 
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
     @abstractmethod
-    def forward_hypotheses(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        visible: NDArray[np.int64],  # [n]
-        parents: NDArray[np.int64],  # [n]
-        skip: SkipSet | None = None,
-    ) -> Pass:
+    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         """Run rows that each continue some beginning of the slot's text -> logits of all, [n, vocab].
 
         Args:
@@ -202,11 +184,11 @@ class Slot(ABC):
         """Bytes of KV allocated."""
 
     def close(self) -> None:
-        """Free all it holds, whoever still has this slot; it is of no use afterwards."""
+        """Free all it holds, whoever still has this slot, which is of no use afterwards."""
         vars(self).clear()
 
     def stand_in(self, tokens: int) -> None:
-        """Hold so many tokens, of whatever keys and values: passes at a depth can be timed without a prefill.
+        """Hold ``tokens`` tokens of whatever keys and values: passes at a depth can be timed without a prefill.
 
         A slot whose memory cannot be written from here is prefilled.
         """
@@ -214,7 +196,7 @@ class Slot(ABC):
         self.prefill([0] * (tokens - same))
 
     def held(self) -> list[NDArray[Any]]:
-        """All that the slot's tokens left in memory, in the slot's own order and layout; not to be written.
+        """Give all that the slot's tokens left in memory, in the slot's own order and layout; not to be written.
 
         Raises:
             SessionError: this memory is out of reach.
@@ -265,18 +247,21 @@ class Slot(ABC):
 
     @property
     def furthest(self) -> int:
-        """Tokens ever written that may be read again, refused guesses among them."""
+        """Count the tokens ever written that may be read again, refused guesses among them."""
         return len(self.tokens)
 
     @abstractmethod
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+    def snapshot(self) -> dict[str, Rows]:
+        """Copy the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
+    def _move(self, rows: list[tuple[int, int]]) -> None:  # noqa: B027, graphs of optimum run no trees
+        """Move rows of the cache (from, to) before the next pass."""
+
     @abstractmethod
-    def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Run rows [n] after the slot's tokens for their KV alone; their taps where there is a sink for them."""
+    def _fill(self, chunk: Ids) -> Rows | None:
+        """Run rows [n] for their KV alone; give auxiliary hidden states where there is a sink for them."""
 
     def _no_hidden(self) -> InvalidRequest:
         return InvalidRequest(
@@ -285,7 +270,7 @@ class Slot(ABC):
         )
 
     def _group(self, name: str) -> tuple[int, HeadGroup]:
-        """Number and description of a group of heads."""
+        """Find a group of heads -> its number and description."""
         groups = self.model.part.heads
         found = next((at for at, group in enumerate(groups) if group.name == name), None)
         if found is None:
@@ -294,11 +279,11 @@ class Slot(ABC):
         return found, groups[found]
 
     def _head_size(self, group: HeadGroup) -> int:
-        """Columns of a group's logits."""
+        """Count the columns of a group's logits."""
         return self.vocab_size if self.head_tokens is None else len(self.head_tokens)
 
     def _grown(self, tokens: int) -> int:
-        """Rows to allocate for so many tokens and the rows after them; the capacity there is, if they fit."""
+        """Count the rows to allocate for ``tokens`` and those after them; the current capacity, if they fit."""
         headroom = self.model.part.headroom
         most = self.model.facts.context + headroom
         need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
@@ -311,8 +296,8 @@ class Slot(ABC):
             raise InvalidRequest(f"a pass up to row {rows} does not fit the cache of {self.capacity} rows")
 
 
-def depths_of(parents: Sequence[int]) -> NDArray[np.int64]:  # [n]
-    """How many ancestors each row has."""
+def depths_of(parents: Sequence[int]) -> Ids:  # [n]
+    """Count the ancestors of each row."""
     depths = np.zeros(len(parents), np.int64)
     for row, parent in enumerate(parents):
         if parent >= 0:
@@ -321,11 +306,11 @@ def depths_of(parents: Sequence[int]) -> NDArray[np.int64]:  # [n]
 
 
 def best_of(
-    logits: NDArray[np.float32],  # [.., size]
-    tokens: NDArray[np.int64] | None,  # [size]
+    logits: Rows,  # [.., size]
+    tokens: Ids | None,  # [size]
     top: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # [.., top], [.., top]
-    """The largest logits of each row and their tokens, in order; the lowest token wins a tie."""
+) -> tuple[Ids, Rows]:  # [.., top], [.., top]
+    """Find the largest logits of each row and their tokens, in order; the lowest token wins a tie."""
     top = min(top, logits.shape[-1])
     # a stable sort of all would do the same, for much more
     least = -np.partition(-logits, top - 1, -1)[..., top - 1 : top]  # [.., 1]

@@ -7,7 +7,7 @@ output that is not bound means that the cache is silently not written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.slots.ports import inputs_of
-from edgespec.runtimes.slots.shared import Bound, Model, own_pages
-from edgespec.runtimes.slots.slot import Slot, best_of, depths_of
+from edgespec.runtimes.slots.shared import Bound, Model, inputs_of, own_pages
+from edgespec.runtimes.slots.slot import Ids, Rows, Slot, best_of, depths_of
 
 HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
 
@@ -42,46 +41,33 @@ class StockSlot(Slot):
             self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
         if model.graph.hidden:
             self._gate_embed = self._bind("gate_embed", Bound(np.array(True))).array
-            given = model.part.decoder.columns if model.part.decoder else facts.hidden
-            self._no_hidden_in = self._bind("hidden_in", Bound(np.zeros((1, 1, given), np.float32)))
+            columns = model.part.decoder.columns if model.part.decoder else facts.hidden
+            self._no_hidden_in = self._bind("hidden_in", Bound(np.zeros((1, 1, columns), np.float32)))
         if model.graph.hidden and model.part.heads:
             self._gate_lm = self._bind("gate_lm", Bound(np.array(True))).array
             self._gate_heads = self._bind("gate_heads", Bound(np.zeros(len(model.part.heads), bool))).array
         self._skip: SkipSet | None = None
         self.reserve(reserve)
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
+    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         above = None if parents is None else parents.tolist()
         self._pending = (tokens.tolist(), above)
         return self._run(tokens, len(self.tokens), rows=len(tokens), parents=above)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
-        tokens, parents = self._pending
-        if parents is not None and any(row != at for at, row in enumerate(rows)):
-            past = len(self.tokens)
-            source = [past + row for row in rows]
+    def _move(self, rows: list[tuple[int, int]]) -> None:
+        if rows:
+            source, to = ([pair[end] for pair in rows] for end in (0, 1))
             for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
-                bound.array[0, :, past : past + len(rows)] = bound.array[0, :, source].transpose(1, 0, 2)
-        self.tokens.extend([tokens[row] for row in rows])
-        self._pending = ([], None)
+                bound.array[0, :, to] = bound.array[0, :, source]
 
-    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
-        """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
         self._set_gates(skip)
         try:
             return self._run(tokens, len(self.tokens) + offset, rows=-1)
         finally:
             self._set_gates(None)
 
-    def forward_hypotheses(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        visible: NDArray[np.int64],  # [n]
-        parents: NDArray[np.int64],  # [n]
-        skip: SkipSet | None = None,
-    ) -> Pass:
+    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         past, n = len(self.tokens), len(tokens)
         count = n + self._dummies(past, n)
         self._need_room(past + count)
@@ -104,7 +90,7 @@ class StockSlot(Slot):
 
     # -- parts of the model ------------------------------------------------------------------------------------------
 
-    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def embed(self, tokens: Ids) -> Rows:
         count = len(tokens) + self._extra
         with self._layers(0, 0, None):
             self._attach("rows", "rows", (1,), np.int64)[:] = 0
@@ -114,19 +100,13 @@ class StockSlot(Slot):
         assert hidden is not None
         return hidden.copy()
 
-    def forward_given(
-        self,
-        given: NDArray[np.float32],
-        recycled: bool,
-        best: bool = False,
-        parents: NDArray[np.int64] | None = None,
-    ) -> Pass:
-        tokens = np.zeros(len(given), np.int64)
-        self._attach("hidden_in", "hidden_in", (1, *given.shape), np.float32)[0] = given
+    def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
+        tokens = np.zeros(len(inputs), np.int64)
+        self._attach("hidden_in", "hidden_in", (1, *inputs.shape), np.float32)[0] = inputs
         above = None if parents is None else parents.tolist()
         self._pending, self._gate_embed[...] = (tokens.tolist(), above), not recycled
         try:
-            rows = -1 if above is None else len(given)
+            rows = -1 if above is None else len(inputs)
             output = self._run(tokens, len(self.tokens), rows=rows, parents=above, hidden=True)
         finally:
             self._gate_embed[...] = True
@@ -136,16 +116,16 @@ class StockSlot(Slot):
             output.best = at if self.head_tokens is None else self.head_tokens[at], values
         return output
 
-    def absorb_given(self, given: NDArray[np.float32]) -> None:
-        self.forward_given(given, recycled=False)
-        self.keep(range(len(given)))
+    def absorb_inputs(self, inputs: Rows) -> None:
+        self.forward_inputs(inputs, recycled=False)
+        self.keep(range(len(inputs)))
 
     @property
     def _says_hidden(self) -> bool:
         """Whether passes are to say their hidden states, and the graph can."""
         return self.keep_hidden and self.model.graph.hidden
 
-    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         at, which = self._group(group)
         r = len(hidden)
         size = self._head_size(which)
@@ -163,9 +143,7 @@ class StockSlot(Slot):
         logits = logits.reshape(which.count, r, size)
         return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
 
-    def forward_layers(
-        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
-    ) -> NDArray[np.float32]:
+    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
         n = len(rows)
         tokens = rows if first == 0 else np.zeros(n, np.int64)  # [n]
         with self._layers(first, last, None if first == 0 else np.asarray(rows, np.float32)):
@@ -174,14 +152,14 @@ class StockSlot(Slot):
         assert output.hidden is not None
         return output.hidden.copy()
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
         with self._layers(resume.layer, self.layers, resume.hidden):
             return self._run(tokens, len(self.tokens), rows=len(tokens))
 
     @contextmanager
-    def _layers(self, first: int, last: int, hidden: NDArray[np.float32] | None) -> Iterator[None]:
-        """Passes inside run these layers only, from rows of the residual stream [n, hidden] if given."""
+    def _layers(self, first: int, last: int, hidden: Rows | None) -> Iterator[None]:
+        """Let passes run these layers only, from rows of the residual stream [n, hidden] if there are any."""
         if not (self.model.graph.hidden and self.model.graph.gated):
             raise self._no_hidden()
         layers = np.arange(self.layers)
@@ -199,7 +177,6 @@ class StockSlot(Slot):
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens and the rows after them; what the slot holds stays."""
         need = self._grown(tokens)
         if need == self.capacity:
             return
@@ -217,7 +194,6 @@ class StockSlot(Slot):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV allocated."""
         return sum(bound.array.nbytes for bound in self._kv.values())
 
     def stand_in(self, tokens: int) -> None:
@@ -229,8 +205,7 @@ class StockSlot(Slot):
     def held(self) -> list[NDArray[Any]]:
         return [bound.array[0, :, : len(self.tokens)] for bound in self._kv.values()]
 
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+    def snapshot(self) -> dict[str, Rows]:
         return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}
 
     # -- one pass ----------------------------------------------------------------------------------------------------
@@ -239,14 +214,14 @@ class StockSlot(Slot):
         """How many rows attention has beyond the ``n`` of a pass after ``past`` tokens."""
         return max(self._extra, self._least - past - n)
 
-    def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    def _fill(self, chunk: Ids) -> Rows | None:
         past, n = len(self.tokens), len(chunk)
         total = past + n + self._dummies(past, n)  # exact: attention's scratch space has a row of it per head and token
         return self._run(chunk, past, rows=self.model.part.min_rows, total=total).taps
 
     def _run(
         self,
-        tokens: NDArray[np.int64],  # [n]
+        tokens: Ids,  # [n]
         past: int,
         *,
         rows: int,
@@ -268,8 +243,8 @@ class StockSlot(Slot):
 
     def _launch(
         self,
-        tokens: NDArray[np.int64],  # [n]
-        positions: NDArray[np.int64] | None,  # [count]
+        tokens: Ids,  # [n]
+        positions: Ids | None,  # [count]
         past: int,
         shape: tuple[int, int],
         count: int,
@@ -281,10 +256,10 @@ class StockSlot(Slot):
         pos[0] = np.arange(past, past + count) if positions is None else positions
         self._seqlens[0] = past + count - 1
         logits = self._bind_output("logits", (1, *shape))
-        stream: NDArray[np.float32] | None = None
+        stream: Rows | None = None
         if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
             stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
-        taps: NDArray[np.float32] | None = None
+        taps: Rows | None = None
         if tapped := self.model.part.tapped:
             wanted = self.model.graph.hidden and (self.keep_taps or self.tap_sink is not None)
             if wanted or "taps" in self._bound:
@@ -292,12 +267,12 @@ class StockSlot(Slot):
         self.model.run_bound(self._io)
         return Pass(logits[0], stream if hidden else None, taps=taps)
 
-    def _bind_output(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def _bind_output(self, name: str, shape: tuple[int, ...]) -> Rows:
         bound = self.model.buffer(name, shape, np.float32)
         if self._bound.get(name) is not bound:
             self._io.bind_ortvalue_output(name, bound.value)
             self._bound[name] = bound
-        array: NDArray[np.float32] = bound.array
+        array: Rows = bound.array
         return array
 
     def _choose_rows(self, rows: int, n: int) -> int:
@@ -310,7 +285,7 @@ class StockSlot(Slot):
             wanted[:] = np.arange(rows)
         return rows
 
-    def _tree(self, parents: list[int], past: int, count: int, width: int) -> NDArray[np.int64]:
+    def _tree(self, parents: list[int], past: int, count: int, width: int) -> Ids:
         """Bind the mask of a tree; returns the rows' positions [count]."""
         bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
         bias[:, :past] = 0

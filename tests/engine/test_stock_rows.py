@@ -11,7 +11,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.emit import wide_heads
 from edgespec.planning.profiles import this_machine
-from edgespec.runtimes.slots.probe import depths_exact
+from edgespec.runtimes.slots.cpu import depths_exact
 from edgespec.runtimes.slots.shared import Model
 from tests.support.wide import stock_model, wide_bundle
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
 from edgespec.control.adaptive import Adaptive
@@ -291,9 +290,8 @@ def test_a_stand_in_is_a_slot_at_a_depth(opened: Bundle, operators: Any) -> None
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host."""
-    monkeypatch.setattr(opening, "try_apart", golden.try_here)
+    monkeypatch.setattr(opening, "try_apart", opening.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
-    monkeypatch.setattr(golden, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
 
 

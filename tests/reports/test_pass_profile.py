@@ -9,7 +9,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.reports.measuring import profile_passes
-from edgespec.runtimes.ort.native_profile import PARTS, Roofs
+from edgespec.runtimes.ort.native_library import PARTS, Roofs
 
 
 @pytest.mark.parametrize("operators", ["native"], indirect=True)

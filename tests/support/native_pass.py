@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.runtimes.files.kv import KvFormat
 from edgespec.runtimes.ort.session import make_session
-from edgespec.runtimes.slots.native_gates import Gates
+from edgespec.runtimes.slots.native_runner import Gates
 from edgespec.runtimes.slots.shared import Bound
 from tests.conftest import Written
 
@@ -54,7 +54,7 @@ class Raw:
     def gates(self, *on: int, off: Sequence[int] = ()) -> NDArray[np.bool_]:
         """The gates of a plain pass, some of them changed."""
         gates = np.zeros(self.at.count, bool)
-        gates[: 2 * self.at.layers] = True
+        gates[: self.at.embed] = True
         gates[[self.at.embed, self.at.lm, *on]] = True
         gates[list(off)] = False
         return gates

@@ -126,11 +126,11 @@ class ToySlot:
         self.model = SimpleNamespace(part=SimpleNamespace(decoder=decoder), facts=SimpleNamespace(hidden=HIDDEN))
         self._last: Rows = np.zeros((0, HIDDEN + TAPS), np.float32)  # rows of the last pass
 
-    def absorb_given(self, given: Rows) -> None:
+    def absorb_inputs(self, given: Rows) -> None:
         self._note("absorb", given, False, False)
         self.keep(range(len(given)))
 
-    def forward_given(
+    def forward_inputs(
         self, given: Rows, recycled: bool, best: bool = False, parents: NDArray[np.int64] | None = None
     ) -> Pass:
         self._note("given", given, recycled, best)

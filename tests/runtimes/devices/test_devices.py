@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
 from edgespec.drafters.ngram_stores import build_store
@@ -21,8 +20,8 @@ from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.devices import webgpu as devices
-from edgespec.runtimes.devices.golden import GoldenStep
 from edgespec.runtimes.devices.model import NARROW
+from edgespec.runtimes.devices.trust import GoldenStep
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.codec import TextCodec
@@ -64,9 +63,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host, and tried in this process."""
-    monkeypatch.setattr(opening, "try_apart", golden.try_here)
+    monkeypatch.setattr(opening, "try_apart", opening.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
-    monkeypatch.setattr(golden, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
     monkeypatch.setattr(opening, "driver", lambda _: "host")
 
@@ -188,13 +186,13 @@ def test_wrong_numbers_are_not_trusted(bundle: Path, on_host: None, monkeypatch:
 
 def test_the_golden_step_is_made_once_a_driver(bundle: Path, on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[GoldenStep] = []
-    step = golden.golden_step
+    step = opening.golden_step
 
     def counted(*arguments: Any) -> GoldenStep:
         made.append(step(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(golden, "golden_step", counted)
+    monkeypatch.setattr(opening, "golden_step", counted)
     monkeypatch.setattr(opening, "driver", lambda _: "driver 1")
     load(bundle, device="webgpu")
     load(bundle, device="webgpu")

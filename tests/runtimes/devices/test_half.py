@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import edgespec.runtimes.devices.golden as golden
+import edgespec.runtimes.devices.trust as opening
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
@@ -76,7 +76,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def relative(ours: Any, theirs: Any) -> float:
     """Root mean square of the difference over that of the logits around their mean; [rows, vocab] each."""
-    return golden._difference(ours, theirs)
+    return opening._difference(ours, theirs)
 
 
 # -- the graphs --------------------------------------------------------------------------------------------------------

@@ -12,15 +12,13 @@ import onnx
 import pytest
 from onnx import helper
 
-import edgespec.runtimes.devices.trial as trying
 import edgespec.runtimes.devices.trust as opening
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.devices.golden import golden_step
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trust import check_trial
+from edgespec.runtimes.devices.trust import check_trial, golden_step
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.manifest import PRECISIONS, Precision
@@ -111,7 +109,7 @@ def test_faults_are_noticed(
 @pytest.fixture
 def usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is there."""
-    monkeypatch.setattr(trying, "require_device", lambda _: None)
+    monkeypatch.setattr(opening, "require_device", lambda _: None)
     monkeypatch.setattr(opening, "driver", lambda _: "a driver that crashes")
 
 
@@ -128,8 +126,8 @@ def usable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_that_crashes_or_hangs(
     bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch, program: str, seconds: float, said: str
 ) -> None:
-    monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
-    monkeypatch.setattr(trying, "SECONDS", seconds)
+    monkeypatch.setattr(opening, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(opening, "SECONDS", seconds)
     before = opening._known()
     for _ in range(2):  # a crash is no success to remember
         with pytest.raises(DeviceError, match="device webgpu: a trial") as error:
@@ -148,31 +146,31 @@ def test_errors_come_back_from_the_other_process(
         load(bundle, device="webgpu", device_precision="fp32")
     assert "edgespec[webgpu]" in str(error.value.hint)
     with pytest.raises(DeviceError, match="device webgpu: the CPU"):
-        trying._answer({"error": "DeviceError", "message": "device webgpu: the CPU", "hint": None})
+        opening._answer({"error": "DeviceError", "message": "device webgpu: the CPU", "hint": None})
 
 
 def test_what_the_other_process_found(bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '{"precision": "fp16", "cpu": 0.001, "passes": 0.002, "wide": 0.5}'
     program = f"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text({answer!r})"
-    monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(opening, "COMMAND", (sys.executable, "-c", program))
     monkeypatch.setattr(opening, "driver", lambda _: "another driver")
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
     engine = load(bundle, device="webgpu")
     assert isinstance(engine.model, HostModel)
     assert (engine.model.precision, engine.model.most_rows) == ("fp16", NARROW)
-    monkeypatch.setattr(trying, "COMMAND", ("no such program",))  # remembered
+    monkeypatch.setattr(opening, "COMMAND", ("no such program",))  # remembered
     load(bundle, device="webgpu")
     assert "another driver" in (cache_folder() / "devices.json").read_text("utf-8")
     bad = answer.replace("0.002", "NaN")
     program = f"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text({bad!r})"
-    monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(opening, "COMMAND", (sys.executable, "-c", program))
     monkeypatch.setattr(opening, "driver", lambda _: "a third driver")
     with pytest.raises(DeviceError, match="rows of one text differ by nan% between its passes"):
         load(bundle, device="webgpu")
 
 
 def test_a_bundle_without_graphs_is_not_tried(bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying, "COMMAND", ("no such program",))
+    monkeypatch.setattr(opening, "COMMAND", ("no such program",))
     manifest = Bundle.open(bundle).manifest
     graphs = {name: graph for name, graph in manifest.target.graphs.items() if graph.precision == "fp32"}
     part = manifest.target.model_copy(update={"graphs": graphs})

@@ -19,7 +19,7 @@ from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.devices.webgpu import make_device_session, webgpu_state
 from edgespec.runtimes.files.manifest import SkipSetPart
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.cpu import rows_exact
 from tests.conftest import Reference, Written
 from tests.export.architectures.test_architectures import PARENTS, path_to, run
 from tests.lossless.test_architectures import HEADS, LOSSLESS

@@ -18,8 +18,8 @@ from edgespec.errors import DeviceError
 from edgespec.export.emit.device_graphs import add_device_graphs
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.devices.golden import _difference
 from edgespec.runtimes.devices.model import DeviceModel
+from edgespec.runtimes.devices.trust import _difference
 from edgespec.runtimes.devices.webgpu import device_states, webgpu_state, without_half
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import PRECISIONS, SkipSetPart

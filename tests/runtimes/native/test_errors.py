@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.slots.native_gates import Gates
+from edgespec.runtimes.slots.native_runner import Gates
 from tests.conftest import Written, use_operators
 from tests.support.native_pass import Raw, doctored, program_text, with_program
 from tests.support.planned import CUT_SIZE, PLANS, with_heads
@@ -164,8 +164,8 @@ def test_gates_that_do_not_fit_together(headed: Written) -> None:
     for gates, message in (
         (raw.gates(off=[at.embed]), "neither gate is on"),
         (raw.gates(at.load), r"hidden states \[0, 64\]: expected \[3, 64\]"),
-        (raw.gates(at.group(0)), "LM heads whose rows do not fit together"),
-        (raw.gates(at.group(0), at.group(1), off=[at.lm]), "LM heads whose rows do not fit together"),
+        (raw.gates(at.heads[0]), "LM heads whose rows do not fit together"),
+        (raw.gates(at.heads[0], at.heads[1], off=[at.lm]), "LM heads whose rows do not fit together"),
         (raw.gates()[:-1], rf"expected {at.count} gates|gates"),
     ):
         with pytest.raises(Exception, match=message):
@@ -193,7 +193,7 @@ def test_the_rows_that_heads_give(headed: Written) -> None:
     raw = Raw(headed)
     at, feeds = raw.at, raw.feeds([5, 6, 7]) | {"rows": np.array([2, 0])}
     for number, group in enumerate(headed.part.heads):
-        gates = raw.gates(at.group(number), off=[at.lm])
+        gates = raw.gates(at.heads[number], off=[at.lm])
         logits, ids, _, hidden = raw.run(feeds | {"gates": gates})
         assert (logits.shape, ids.shape, hidden.shape) == ((2 * group.count, CUT_SIZE), (2 * group.count, 0), (0, 64))
         none = raw.run(feeds | {"gates": gates, "rows": np.zeros(0, np.int64)})[0]

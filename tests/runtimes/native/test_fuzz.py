@@ -41,7 +41,7 @@ for _ in range(120):
         raw = Raw(made, path=with_program(made, folder.parent / "fuzz", " ".join(words)))
         feeds = raw.feeds([5, 6, 7])
         if random.integers(2):
-            group = raw.at.group(int(random.integers(len(made.part.heads))))
+            group = raw.at.heads[int(random.integers(len(made.part.heads)))]
             feeds["gates"] = raw.gates(raw.at.hidden, raw.at.load, group, off=[raw.at.lm, raw.at.embed])
             feeds["hidden_in"] = random.standard_normal((3, raw.facts.hidden)).astype(np.float32)
         feeds["control"][0] = random.integers(3)

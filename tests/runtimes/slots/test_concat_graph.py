@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.runtimes.slots.concat_graph import FLOAT, INTEGER, ConcatPorts, Port
+from edgespec.runtimes.slots.concat import FLOAT, INTEGER, ConcatPorts, Port
 
 PAIRS = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
 

@@ -20,8 +20,8 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Graph
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.concat_graph import ConcatPorts
-from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.concat import ConcatPorts
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Reference

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.runtimes.files.formats import FORMATS, KV_BLOCK, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 from tests.support.slots import (

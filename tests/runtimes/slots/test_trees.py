@@ -15,9 +15,9 @@ from edgespec.export.drafters.read import read_drafter
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
-from edgespec.runtimes.slots.probe import rows_exact
 from tests.conftest import TARGET, Written
 from tests.lossless.test_architectures import CASES
 from tests.support import hf
@@ -142,13 +142,13 @@ def test_taps_and_a_drafters_own_cache(tmp_path: Path) -> None:
         given = random.standard_normal((16, rows.shape[1])).astype(np.float32)
         for slot in (own, single):
             slot.follow([])
-            slot.absorb_given(rows)
-        output = own.forward_given(given, True, parents=np.array(parents))
+            slot.absorb_inputs(rows)
+        output = own.forward_inputs(given, True, parents=np.array(parents))
         found = [numbers(output, row) for row in range(16)]
         for row in range(16):
             single.follow([0] * depth)
             for one in path_to(parents, row):
-                expected = numbers(single.forward_given(given[one : one + 1], True), 0)
+                expected = numbers(single.forward_inputs(given[one : one + 1], True), 0)
                 single.keep([0])
             for got, wanted in zip(found[row], expected, strict=True):
                 np.testing.assert_array_equal(got, wanted)
