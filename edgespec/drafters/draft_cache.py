@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.target import Pass, TappedTarget
-from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree
+from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.runtimes.files.manifest import DecoderPart
 from edgespec.runtimes.slots.slot import Slot
 
@@ -158,11 +158,8 @@ class DraftCache:
         return output
 
     def _whole(self, logits: Rows) -> Rows:
-        """Spread ``logits`` [n, any] over the vocabulary -> [n, vocab]: no token without a column is guessed."""
         columns = self.slot.head_tokens
-        whole = np.full((len(logits), self.target.vocab_size), -np.inf, np.float32)
-        whole[:, slice(logits.shape[1]) if columns is None else columns] = logits
-        return whole
+        return spread(logits, slice(logits.shape[1]) if columns is None else columns, self.target.vocab_size)
 
 
 class BlockCache(DraftCache):

@@ -65,6 +65,13 @@ class Draw(NamedTuple):
         return DRAFT + len(self.tokens) if self.params.rejects else TARGET
 
 
+def spread(logits: Rows, columns: NDArray[np.int64] | slice, vocab: int) -> Rows:
+    """Spread logits [n, any] over a vocabulary -> [n, vocab]: no token without a column can be guessed."""
+    whole = np.full((len(logits), vocab), -np.inf, np.float32)
+    whole[:, columns] = logits
+    return whole
+
+
 class DrawingDrafter(Drafter):
     """A drafter that draws its guesses as the request samples.
 

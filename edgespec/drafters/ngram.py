@@ -4,22 +4,9 @@ Prompt lookup copies what followed the most recent occurrence of the last tokens
 guess at a time instead, with the token that mostly followed, on the text and the guesses so far (the idea of
 llama.cpp's lookup decoding).
 
-Why these defaults.  Replayed on real text with the GPT-2 tokenizer, at most 8 guesses: the answers of a 7B model to
-MT-bench, turn 1 and turn 2, and reference solutions of GSM8K and HumanEval.  Tokens per round | guesses per round, and
-the mean speed-up over the four if a verified row costs s of a pass:
-
-    policy                         turn 1       turn 2       GSM8K        HumanEval    s=.03   s=.1   s=.25
-    lookup, n 1-4, always 8 long   1.39 | 4.30  1.95 | 5.63  1.32 | 4.46  2.07 | 4.93  1.47    1.13   0.76
-    lookup, n 2-4, always 8 long   1.28 | 1.53  1.80 | 2.73  1.16 | 1.47  1.79 | 2.42  1.42    1.24   0.99
-    lookup, n 1-4, as long as m    1.31 | 0.97  1.79 | 1.77  1.23 | 0.87  1.74 | 1.69  1.46    1.33   1.13
-    map 50 %, n 1-4, always 8      1.37 | 2.91  1.89 | 3.58  1.30 | 3.80  2.11 | 4.22  1.50    1.22   0.87
-    map 60 %, n 1-4, m             1.28 | 0.67  1.72 | 1.28  1.20 | 0.66  1.74 | 1.47  1.44    1.34   1.18
-    map 60 %, n 1-4, m + 1         1.31 | 0.90  1.77 | 1.53  1.24 | 0.95  1.84 | 1.86  1.48    1.36   1.15   <- default
-
-m is the length of the match: a first guess after 1, 2, 3-4, 10+ equal tokens is right in .2-.4, .4-.5, .4-.7, .6-.98
-of the cases, and mostly once a guess was right the next is right more often.  So n starts at 1, and m decides how far
-to go.  Caveats: the speed-ups are computed (v(n) = 1 + s (n - 1)), not timed; the default was picked on these very
-texts among some 140 settings, and m and m + 1 are too close to tell apart; GSM8K and HumanEval are written by people.
+A first guess after 1, 2, 3-4, 10+ equal tokens is right in .2-.4, .4-.5, .4-.7, .6-.98 of the cases, and mostly once a
+guess was right the next is right more often.  So n starts at 1, and the length of the match decides how far to go.
+docs/project/log.md has the replay on four texts from which the defaults come.
 
 A store (``ngram_stores``) is asked where the text has no guess, or one after a match of one or two tokens shorter than
 the store's.

@@ -12,7 +12,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget, Revocable, Target, common_prefix
 from edgespec.decoding.text import Text
-from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, widths_of
+from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart
 
@@ -156,12 +156,7 @@ class Speculative(DrawingDrafter):
         return self._whole(logits)
 
     def _whole(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Spread logits [r, columns] over the vocabulary -> [r, vocab]: no token without a column is guessed."""
-        if self._columns is None:
-            return logits
-        whole = np.full((len(logits), self.model.vocab_size), -np.inf, np.float32)
-        whole[:, self._columns] = logits
-        return whole
+        return logits if self._columns is None else spread(logits, self._columns, self.model.vocab_size)
 
     def step_once(self) -> bool:
         self.model.forward(np.zeros(1, np.int64))

@@ -15,8 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.ort.native_library import PARTS, PassCounts, Roofs, count_passes, measure_roofs
+from edgespec.runtimes.ort.native_library import PARTS, PassCounts, Roofs, count_passes, measure_roofs, native_library
 from edgespec.runtimes.slots.slot import Slot
 
 Clock = Callable[[], float]  # seconds
