@@ -13,6 +13,7 @@ from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import EMITTED
 
+LEAST_GAMMA = 6  # of a method that adaptive control runs, where it has none of its own
 CANDIDATES = 3  # most methods that auto chooses from
 
 
@@ -199,5 +200,5 @@ def _how_to_have(manifest: Manifest, name: str) -> str:
 def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:
     part = manifest.methods[name]
     # adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
-    gamma = METHODS[name].gamma or max(part.gamma, 6)
+    gamma = METHODS[name].gamma or max(part.gamma, LEAST_GAMMA)
     return MethodChoice(name, part, gamma, reason)

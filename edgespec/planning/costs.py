@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgespec.drafters.draft_cache import FIRST_ROWS
 from edgespec.drafters.registry import AR, ASSISTANT, DFLASH, EAGLE, METHODS
 from edgespec.formulas.cost import ASSUMED_VERIFY
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
@@ -98,9 +99,6 @@ STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at d
 # what a byte of weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
 # (docs/project/measurements.md) for 20 and 18 bytes of 32 weights
 STOCK_STEP: Mapping[Format, float] = dict.fromkeys(FOUR_BITS, 1.7)
-
-
-FIRST_ROWS = 3  # of a drafter's first step: the pending token and two accepted guesses
 
 
 def step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:

@@ -14,6 +14,7 @@ Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
 Kind = Literal["q4", "q4x64", "q8", "c8", "f32"]
 Family = Literal["blocks", "channels", "floats"]
 BLOCK, TILE = 32, 16  # weights of a row that lie together, and of MatMulNBits; rows that lie together
+MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution sees
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <utility>
 
 #include "half.h"
 
@@ -131,12 +132,12 @@ inline __attribute__((always_inline)) void half_pair(const uint8_t* q, const Act
   if constexpr (R % 4 != 0) half_rows<R % 4, Second>(v, a + kQuads, scales, sums + kQuads, acc + kQuads);
 }
 
-template <int R>
+template <Kind kind, int R>
 void pair_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
   __m512 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
   for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R) {
-    const uint8_t *own = w + pair_scales(pair), *q = w + pair_payload(pair);
+    const uint8_t *own = w + pair_scales<kind>(pair), *q = w + pair_payload<kind>(pair);
     const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(own)));
     fetch_ahead<waits_for_memory(R, true)>(own);
     __m512i sums[R];
@@ -192,29 +193,24 @@ void float_rows(const float* w, int k, const float* x, float* y, size_t ld, __mm
 }
 
 using Rows = void (*)(const uint8_t*, int, const Act*, float*, size_t, __mmask16);
-#define EDGESPEC_ROWS(f) \
-  {nullptr, f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15), f(16)}
-#define EDGESPEC_Q4(r) linear_rows<true, r>
-#define EDGESPEC_Q8(r) linear_rows<false, r>
-#define EDGESPEC_Q4X64(r) pair_rows<r>
-#define EDGESPEC_C8(r) channel_rows<r>
-constexpr Rows kQ4Rows[] = EDGESPEC_ROWS(EDGESPEC_Q4);
-constexpr Rows kQ8Rows[] = EDGESPEC_ROWS(EDGESPEC_Q8);
-constexpr Rows kQ4x64Rows[] = EDGESPEC_ROWS(EDGESPEC_Q4X64);
-constexpr Rows kC8Rows[] = EDGESPEC_ROWS(EDGESPEC_C8);
+template <Kind kind, int R>
+constexpr Rows rows_of() {
+  if constexpr (R == 0)
+    return nullptr;
+  else if constexpr (kind == kC8)
+    return channel_rows<R>;
+  else if constexpr (is_wide(kind))
+    return pair_rows<kind, R>;
+  else
+    return linear_rows<is_four(kind), R>;
+}
+template <Kind kind, class = std::make_integer_sequence<int, kRowGroup + 1>>
+struct RowsOf;
+template <Kind kind, int... R>
+struct RowsOf<kind, std::integer_sequence<int, R...>> {
+  static constexpr Rows all[] = {rows_of<kind, R>()...};
+};
 
-void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kQ4Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
-}
-void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kQ8Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
-}
-void linear_q4x64(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kQ4x64Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
-}
-void linear_c8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kC8Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
-}
 void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   const float* w = reinterpret_cast<const float*>(t);
   const float* x = static_cast<const float*>(a);
@@ -222,6 +218,14 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
   if (rows == 3) float_rows<3>(w, k, x, y, ld, first(columns));
   if (rows == 2) float_rows<2>(w, k, x, y, ld, first(columns));
   if (rows == 1) float_rows<1>(w, k, x, y, ld, first(columns));
+}
+
+template <Kind kind>
+void linear(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if constexpr (kind == kF32)
+    linear_f32(t, k, a, rows, y, ld, columns);
+  else
+    RowsOf<kind>::all[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
 }
 
 #define EDGESPEC_SCORE_TILES 2

@@ -216,7 +216,8 @@ inline void put(const F& acc, float* y, int columns) { fstore_n(y, acc, columns)
 
 template <Kind kind>
 void linear_blocks(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
-  constexpr size_t payload = kind == kQ4 ? 256 : 512;
+  constexpr bool four = is_four(kind);
+  constexpr size_t payload = payload_bytes(kind);
   const Act* a = static_cast<const Act*>(act);
   for (int r = 0; r < rows; ++r) {
     F acc = fset(0.f);
@@ -224,11 +225,11 @@ void linear_blocks(const uint8_t* tile, int k, const void* act, int rows, float*
       const uint8_t* pair = tile + size_t(block / 2) * (64 + 2 * payload);
       const uint8_t* q = pair + 64 + (block & 1) * payload;
       const Act& x = a[size_t(block) * rows + r];
-      I sum = iset(kind == kQ4 ? x.offset : x.offset_of_bytes());
-      for (int j = 0; j < (kind == kQ4 ? 4 : 8); ++j) {
+      I sum = iset(four ? x.offset : x.offset_of_bytes());
+      for (int j = 0; j < (four ? 4 : 8); ++j) {
         const B w = bload(q + j * 64);
-        sum = kind == kQ4 ? dot_u8(dot_u8(sum, blow(w), x.q + j * 4), bhigh(w), x.q + 16 + j * 4)
-                          : dot_u8(sum, w, x.q + j * 4);
+        sum =
+            four ? dot_u8(dot_u8(sum, blow(w), x.q + j * 4), bhigh(w), x.q + 16 + j * 4) : dot_u8(sum, w, x.q + j * 4);
       }
       const F scales = fload_half(reinterpret_cast<const uint16_t*>(pair + (block & 1) * 32));
       acc = fma(itof(sum), fmul(scales, fset(x.scale)), acc);
@@ -237,20 +238,14 @@ void linear_blocks(const uint8_t* tile, int k, const void* act, int rows, float*
   }
 }
 
-void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  linear_blocks<kQ4>(t, k, a, rows, y, ld, columns);
-}
-void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  linear_blocks<kQ8>(t, k, a, rows, y, ld, columns);
-}
-
 // The sum of a pair is whole before it is scaled.
-void linear_q4x64(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+template <Kind kind>
+void linear_pairs(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   const Act* a = static_cast<const Act*>(act);
   for (int r = 0; r < rows; ++r) {
     F acc = fset(0.f);
     for (int pair = 0; pair < blocks_of(k) / 2; ++pair) {
-      const uint8_t *scales = tile + pair_scales(pair), *w = tile + pair_payload(pair);
+      const uint8_t *scales = tile + pair_scales<kind>(pair), *w = tile + pair_payload<kind>(pair);
       const Act* x = a + size_t(pair) * 2 * rows + r;
       I sum = iset(x->offset);
       for (int half = 0; half < 2; ++half)
@@ -289,6 +284,18 @@ void linear_f32(const uint8_t* tile, int k, const void* act, int rows, float* y,
     for (int i = 0; i < k; ++i) acc[i % 4] = fma(fload(w + size_t(i) * 16), fset(x[i]), acc[i % 4]);
     put(fadd(fadd(acc[0], acc[1]), fadd(acc[2], acc[3])), y + r * ld, columns);
   }
+}
+
+template <Kind kind>
+void linear(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  if constexpr (kind == kF32)
+    linear_f32(tile, k, act, rows, y, ld, columns);
+  else if constexpr (kind == kC8)
+    linear_c8(tile, k, act, rows, y, ld, columns);
+  else if constexpr (is_wide(kind))
+    linear_pairs<kind>(tile, k, act, rows, y, ld, columns);
+  else
+    linear_blocks<kind>(tile, k, act, rows, y, ld, columns);
 }
 
 #include "kernels.inl"

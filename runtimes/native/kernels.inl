@@ -79,7 +79,7 @@ inline F sixteen(const float* x, int k, int at) {
 
 void k_quantize(const float* x, int k, Kind kind, Act* out, size_t stride) {
   const int blocks = blocks_of(k);
-  if (kind == kQ4x64) {
+  if (is_wide(kind)) {
     for (int at = 0; at < blocks * kBlock; at += 2 * kBlock, out += 2 * stride) {
       const F both[4] = {sixteen(x, k, at), sixteen(x, k, at + 16), sixteen(x, k, at + 32), sixteen(x, k, at + 48)};
       quantize_pair(both, out, out + stride);
@@ -124,21 +124,18 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
     return;
   }
   const int blocks = blocks_of(k);
-  const bool four = kind == kQ4 || kind == kQ4x64;
-  const size_t payload = four ? 256 : 512;
-  const float* column_scales = reinterpret_cast<const float*>(tile + blocks * size_t(512));  // kC8
+  const bool four = is_four(kind);
+  const size_t payload = payload_bytes(kind), together = in_blocks(kind) ? 2 * pairs_together(kind) : 0;  // blocks
+  const float* column_scales = reinterpret_cast<const float*>(tile + blocks * size_t(512));               // kC8
   for (int block = 0; block < blocks; ++block) {
     const uint8_t *q, *scales;
-    if (kind == kC8) {
+    if (together) {
+      const uint8_t* group = tile + block / together * together_bytes(kind);
+      scales = group + block % together / (together / 2) * 32;
+      q = group + 64 + block % together * payload;
+    } else {
       q = tile + block * payload;
       scales = nullptr;
-    } else if (kind == kQ4x64) {
-      scales = tile + pair_scales(block / 2);
-      q = tile + pair_payload(block / 2) + (block & 1) * payload;
-    } else {
-      const uint8_t* pair = tile + (block / 2) * (64 + 2 * payload);
-      scales = pair + (block & 1) * 32;
-      q = pair + 64 + (block & 1) * payload;
     }
     const float scale =
         scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column]) : column_scales[column];
@@ -238,7 +235,7 @@ int64_t k_dots(int64_t rounds) {
 
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
-                 {linear_q4, linear_q8, linear_c8, linear_q4x64, linear_f32},
+                 {EDGESPEC_PRODUCTS(linear)},
                  k_norm,
                  k_center,
                  k_quantize,

@@ -4,12 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "constants.h"
+
 namespace edgespec {
 
-constexpr int kBlock = 32;     // weights along k that lie together
-constexpr int kTile = 16;      // output columns of a tile
 constexpr int kRowGroup = 16;  // rows whose activations lie together
-constexpr int kMaxHeadDim = 512;
 
 inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 
@@ -20,12 +19,18 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 //        holds column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
 //   kQ4x64: a scale a pair instead of a block, and pairs in twos, so that payloads begin with a cache line: 2 x 16
 //        float16 scales, then the payloads of two pairs as in kQ4; an odd last one alone, behind as many scales.
+//        A wider kind has more pairs behind its two scales.
 //   kQ8: as kQ4 with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
 //   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
 //   kF32: [k][16] float32.
 // Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
-enum Kind : int { kQ4 = 0, kQ8 = 1, kC8 = 2, kQ4x64 = 3, kF32 = 4, kR8 = 5, kR32 = 6 };
-constexpr int kProducts = 5;  // kinds that are multiplied by
+constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4; }
+constexpr bool in_blocks(Kind kind) { return kKinds[kind].size > 0; }
+constexpr bool is_wide(Kind kind) { return kKinds[kind].size > kBlock; }  // whole pairs share a scale
+constexpr size_t payload_bytes(Kind kind) { return size_t(kBlock) * kTile * kKinds[kind].bits / 8; }  // of a block
+// Of a kind in blocks: pairs that lie behind two rows of scales, and their bytes with those.
+constexpr size_t pairs_together(Kind kind) { return size_t(kKinds[kind].size) / kBlock; }
+constexpr size_t together_bytes(Kind kind) { return 64 + pairs_together(kind) * 2 * payload_bytes(kind); }
 
 // What an activation computes: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu; kXielu
 // alone reads numbers (kernels.h) and has no gate.
@@ -34,18 +39,21 @@ enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kSig
 inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
 inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
 inline size_t tile_bytes(Kind kind, int k) {
-  const size_t pairs = blocks_of(k) / 2;
-  switch (kind) {
-    case kQ4: return pairs * 576;
-    case kQ4x64: return pairs * 512 + (pairs + 1) / 2 * 64;
-    case kQ8: return pairs * 1088;
-    case kC8: return pairs * 1024 + 64;
-    default: return static_cast<size_t>(k) * 64;
-  }
+  if (kKinds[kind].bits == 32) return static_cast<size_t>(k) * 64;
+  const size_t pairs = blocks_of(k) / 2, together = in_blocks(kind) ? pairs_together(kind) : pairs;
+  return pairs * 2 * payload_bytes(kind) + (pairs + together - 1) / together * 64;
 }
-// Where the scales and the payload of a pair of kQ4x64 begin in a tile.
-inline size_t pair_scales(size_t pair) { return pair / 2 * 1088 + pair % 2 * 32; }
-inline size_t pair_payload(size_t pair) { return pair / 2 * 1088 + 64 + pair % 2 * 512; }
+// Where the scales and the payload of a pair begin in a tile of a wide kind.
+template <Kind kind>
+inline size_t pair_scales(size_t pair) {
+  constexpr size_t n = pairs_together(kind);
+  return pair / n * together_bytes(kind) + pair % n / (n / 2) * 32;
+}
+template <Kind kind>
+inline size_t pair_payload(size_t pair) {
+  constexpr size_t n = pairs_together(kind);
+  return pair / n * together_bytes(kind) + 64 + pair % n * 2 * payload_bytes(kind);
+}
 inline size_t packed_bytes(Kind kind, int n, int k) {
   if (kind == kR8 || kind == kR32) return size_t(n) * k * (kind == kR8 ? 1 : 4);
   return tiles_of(n) * tile_bytes(kind, k);
@@ -53,8 +61,8 @@ inline size_t packed_bytes(Kind kind, int n, int k) {
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 
-// One block of one row.  Order in a buffer: [row group][block][row in group].  For kQ4x64 the two blocks of a pair have
-// one scale, and the first of them the offset of both; for kC8 all blocks of a row have one scale.
+// One block of one row.  Order in a buffer: [row group][block][row in group].  For wide kinds the two blocks of a pair
+// have one scale, and the first of them the offset of both; for kC8 all blocks of a row have one scale.
 struct Act {
   int8_t q[kBlock];
   float scale;
@@ -84,24 +92,7 @@ inline int rows_in_group(int rows, int group) {
 // gave in row p % kStateRows.  A pass writes its rows there, so that those it rejects are overwritten by the next, like
 // keys.  A delta rule's layer has two things more: its matrices [head][n / 16][dim][16] float32, and in 64 bytes of
 // their own an int64, how many tokens they hold (0: the matrices count as zeros).
-enum KvFormat : int { kKvF32 = 0, kKvF16 = 1, kKvInt8 = 2, kKvInt4 = 3, kKvNomad1 = 4, kKvNomad2 = 5, kKvNone = 6 };
-
-constexpr int kKvBlock = 128;
-constexpr int kStateRows = 144;  // a pass of 128 rows and what the first of them looks back at
-constexpr int kMaxTaps = 16;     // tokens that a short convolution sees
-constexpr int kSinkRows = 16;    // one tile; the first `sinks` of it are used
-
-inline size_t key_bytes(KvFormat format, int dim) {
-  switch (format) {
-    case kKvF32: return size_t(kKvBlock) * dim * 4;
-    case kKvF16: return size_t(kKvBlock) * dim * 2;
-    case kKvInt8: return size_t(kKvBlock) * dim + kKvBlock * 4;
-    case kKvInt4: return size_t(kKvBlock) * dim / 2;
-    case kKvNomad1: return size_t(dim) * 64;
-    case kKvNomad2: return size_t(dim) * 32;
-    default: return 0;
-  }
-}
+inline size_t key_bytes(KvFormat format, int dim) { return size_t(kKeys[format].channel) * dim + kKeys[format].scales; }
 inline size_t value_bytes(KvFormat format, int dim) { return key_bytes(format, dim); }
 inline bool is_coded(KvFormat format) { return format == kKvInt8 || (format >= kKvInt4 && format <= kKvNomad2); }
 
@@ -115,7 +106,7 @@ struct KvLayout {
   size_t state_matrix = 0;  // float32 numbers of a delta rule's matrices
 
   size_t ring_bytes() const { return size_t(kStateRows) * state_width * 4; }
-  size_t state_bytes() const { return ring_bytes() + (state_matrix ? state_matrix * 4 + 64 : 0); }
+  size_t state_bytes() const { return ring_bytes() + (state_matrix ? state_matrix * 4 + kHeldBytes : 0); }
   size_t recent_rows() const { return ring ? size_t(ring) + kSinkRows : 0; }
   size_t recent_bytes() const { return recent_rows() * dim * 2; }
   size_t header_bytes() const { return states * state_bytes() + size_t(layers) * heads * recent_bytes(); }

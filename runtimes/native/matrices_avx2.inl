@@ -45,21 +45,13 @@ EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
 }
 
-void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  if (rows == 1) return linear_rows<true>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
-  linear_rows<true>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
-}
-void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  if (rows == 1) return linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
-  linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
-}
-
 // The sums of a pair's first half wait for those of the second: both have one scale.
+template <Kind kind>
 EDGESPEC_INLINE void pair_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
   __m256 acc[kRowGroup][2];
   for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
   for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * rows) {
-    const uint8_t *own = w + pair_scales(pair), *q = w + pair_payload(pair);
+    const uint8_t *own = w + pair_scales<kind>(pair), *q = w + pair_payload<kind>(pair);
     const auto* s = reinterpret_cast<const uint16_t*>(own);
     const __m256 scales[2] = {load_half(s), load_half(s + 8)};
     prefetch<1>(own);
@@ -76,11 +68,6 @@ EDGESPEC_INLINE void pair_rows(const uint8_t* w, int blocks, const Act* a, int r
     });
   }
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
-}
-
-void linear_q4x64(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  if (rows == 1) return pair_rows(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
-  pair_rows(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
 }
 
 // Half `from` of the tile, or both: four partial sums each leave registers for one row of both halves or three of one.
@@ -130,5 +117,27 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
       float_rows<3, 1>(w, k, x, out, 1);
     }
     for (int r = 0; r < n; ++r) fstore_n(y + r * ld, {out[r][0], out[r][1]}, columns);
+  }
+}
+
+void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, size_t ld, int columns);
+
+template <Kind kind>
+EDGESPEC_INLINE void linear_some(const uint8_t* t, int blocks, const void* act, int rows, float* y, size_t ld,
+                                 int columns) {
+  const Act* a = static_cast<const Act*>(act);
+  if constexpr (is_wide(kind))
+    pair_rows<kind>(t, blocks, a, rows, y, ld, columns);
+  else
+    linear_rows<is_four(kind)>(t, blocks, a, rows, y, ld, columns);
+}
+
+template <Kind kind>
+void linear(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if constexpr (kind == kF32) return linear_f32(t, k, a, rows, y, ld, columns);
+  if constexpr (kind == kC8) return linear_c8(t, k, a, rows, y, ld, columns);
+  if constexpr (in_blocks(kind)) {
+    if (rows == 1) return linear_some<kind>(t, blocks_of(k), a, 1, y, ld, columns);
+    linear_some<kind>(t, blocks_of(k), a, rows, y, ld, columns);
   }
 }

@@ -8,8 +8,6 @@ constexpr int kAhead = 2048;  // bytes: how far weights are fetched before they 
 // Keeps the compiler from loading the next rows early, for which it would move sums to memory.
 EDGESPEC_INLINE void in_order() { asm volatile("" ::: "memory"); }
 
-constexpr bool is_four(Kind kind) { return kind == kQ4 || kind == kQ4x64; }
-
 // What four columns of a block multiply: v[j] holds k = 4 j to 4 j + 3 of each.
 template <Kind kind>
 EDGESPEC_INLINE void four_columns(const uint8_t* q, int8x16_t (&v)[8]) {
@@ -92,8 +90,8 @@ constexpr int quarters_of(int rows) { return rows > 8 ? 1 : rows > 4 ? 2 : 4; }
 // scale, the sums of its first half wait for those of the second.
 template <Kind kind, int N>
 void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
-  constexpr bool kPair = kind == kQ4x64;
-  constexpr size_t payload = is_four(kind) ? 256 : 512;
+  constexpr bool kPair = is_wide(kind);
+  constexpr size_t payload = payload_bytes(kind);
   constexpr int kQuarters = quarters_of(N), kTogether = N % 2 ? N : N < 4 ? N : 4;
   for (int from = 0; from < 4; from += kQuarters) {
     float32x4_t acc[kQuarters][N];
@@ -105,8 +103,11 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
     for (int pair = 0; pair < blocks / 2; ++pair, w += kPair ? 0 : 64 + 2 * payload)
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half, a += rows) {
-        const uint8_t* q = (kPair ? tile + pair_payload(pair) : w + 64) + half * payload;
-        const uint8_t* own = kPair ? tile + pair_scales(pair) : w + half * 32;
+        const uint8_t *q = w + 64 + half * payload, *own = w + half * 32;
+        if constexpr (kPair) {
+          q = tile + pair_payload<kind>(pair) + half * payload;
+          own = tile + pair_scales<kind>(pair);
+        }
 #pragma GCC unroll 8
         for (size_t line = 0; line < payload; line += 64) __builtin_prefetch(q + line + kAhead);
 #pragma GCC unroll 4
@@ -234,19 +235,6 @@ EDGESPEC_INLINE void all_rows(const uint8_t* w, int k, const void* act, int rows
   take(std::integral_constant<int, 1>());
 }
 
-void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  all_rows<kQ4>(t, k, a, rows, y, ld, columns);
-}
-void linear_q4x64(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  all_rows<kQ4x64>(t, k, a, rows, y, ld, columns);
-}
-void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  all_rows<kQ8>(t, k, a, rows, y, ld, columns);
-}
-void linear_c8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  all_rows<kC8>(t, k, a, rows, y, ld, columns);
-}
-
 // Vectors `from` to `from + V` of the tile: four partial sums each leave registers for one row of 4 or three of 2.
 template <int R, int V>
 EDGESPEC_INLINE void float_rows(const float* w, int k, const float* x, F* out, int from) {
@@ -289,4 +277,12 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
     }
     for (int r = 0; r < n; ++r) fstore_n(y + r * ld, out[r], columns);
   }
+}
+
+template <Kind kind>
+void linear(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if constexpr (kind == kF32)
+    linear_f32(t, k, a, rows, y, ld, columns);
+  else
+    all_rows<kind>(t, k, a, rows, y, ld, columns);
 }

@@ -12,7 +12,7 @@ size_t act_bytes(Kind kind, int k, int rows) {
 }
 
 // Columns of gate and up that are made together: what shares a scale for the next matrix.
-int glu_columns(Kind kind) { return kind == kQ4x64 ? 2 * kBlock : kBlock; }
+int glu_columns(Kind kind) { return is_wide(kind) ? 2 * kBlock : kBlock; }
 
 }  // namespace
 
@@ -273,7 +273,7 @@ void Pass::glu(const Step& s, int chunk) {
   const uint8_t *gate = static_cast<const uint8_t*>(weight(s.gate)), *up = static_cast<const uint8_t*>(weight(s.up));
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
   alignas(64) float g[kRowGroup * 2 * kBlock], u[kRowGroup * 2 * kBlock], y[kRowGroup * 2 * kBlock];  // [rows, width]
-  const bool blocks = s.kind == kQ4 || s.kind == kQ8 || s.kind == kQ4x64;
+  const bool blocks = in_blocks(s.kind);
   for (int unit = bounds_[chunk]; unit < last; ++unit) {
     const int columns = std::min(width, s.n - unit * width), tiles = tiles_of(columns);
     for (int group = 0; group * kRowGroup < rows; ++group) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -20,8 +21,6 @@ const std::map<std::string, Op> kOps = {
 const std::map<std::string, Fn> kFunctions = {{"silu", kSilu},      {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
                                               {"relu", kRelu},      {"relu2", kRelu2}, {"xielu", kXielu},
                                               {"sigmoid", kSigmoid}};
-const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},  {"q4x64", kQ4x64},
-                                            {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
     {"w", &Step::w},           {"bias", &Step::bias},   {"norm", &Step::norm},     {"cos", &Step::cos},
     {"sin", &Step::sin},       {"up", &Step::up},       {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
@@ -53,9 +52,10 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, int& w
     if (equals == std::string::npos) fail(line, "expected key=value");
     const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
     if (key == "kind") {
-      const auto found = kKinds.find(value);
-      if (found == kKinds.end()) fail(line, "unknown kind of matrix");
-      step.kind = found->second;
+      const auto found =
+          std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& k) { return k.name == value; });
+      if (found == std::end(kKinds)) fail(line, "unknown kind of matrix");
+      step.kind = static_cast<Kind>(found - kKinds);
     } else if (key == "fn") {
       const auto found = kFunctions.find(value);
       if (found == kFunctions.end())

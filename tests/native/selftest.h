@@ -94,11 +94,11 @@ inline Act make_act(Random& random, Make make) {
   return act;
 }
 
-// Records [blocks][rows] for a matrix of this kind: the two of a pair as `quantize` leaves them for kQ4x64.
+// Records [blocks][rows] for a matrix of this kind: the two of a pair as `quantize` leaves them for wide kinds.
 inline Array<Act> make_acts(Random& random, Kind kind, int k, int rows, Make make) {
   Array<Act> acts(size_t(rows) * blocks_of(k));
   for (Act& act : acts) act = make_act(random, make);
-  if (kind != kQ4x64) return acts;
+  if (!is_wide(kind)) return acts;
   for (size_t i = 0; i < acts.size(); ++i)
     if (i / rows % 2) {
       acts[i].scale = acts[i - rows].scale;
@@ -124,8 +124,7 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
       std::memcpy(&tile[i], &x, 4);
     }
   } else {
-    const size_t together = kind == kQ4x64 ? 1088 : tile_bytes(kind, 1);  // behind 32 scales
-    for (size_t at = 0; at < tile.size(); at += together)
+    for (size_t at = 0; at < tile.size(); at += together_bytes(kind))
       for (int c = 0; c < 32; ++c) {  // some of them subnormal or zero
         const uint16_t half =
             float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
@@ -135,7 +134,11 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
   return tile;
 }
 
-inline constexpr const char* kKindNames[] = {"q4", "q8", "c8", "q4x64", "f32"};
+inline Kind kind_named(const std::string& name) {
+  int kind = 0;
+  while (name != kKinds[kind].name) ++kind;
+  return static_cast<Kind>(kind);
+}
 inline constexpr const char* kFnNames[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"};
 inline constexpr const char* kFormatNames[] = {"f32", "f16", "int8", "int4", "nomad1", "nomad2", "none"};
 

@@ -40,8 +40,8 @@ double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
     std::memcpy(&scale, tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 4);
     return (tile[size_t(block) * 512 + at / 4 * 64 + column * 4 + at % 4] - 128) * double(scale);
   }
-  // kQ4: two blocks behind two rows of scales; kQ4x64: four blocks behind two; kQ8: as kQ4, with bytes
-  const int together = kind == kQ4x64 ? 4 : 2;
+  // blocks of what two scales are for lie behind two rows of them
+  const int together = kKinds[kind].size / 16;
   const size_t payload = kind == kQ8 ? 512 : 256;
   const uint8_t* first = tile + size_t(block / together) * (64 + together * payload);
   const uint8_t* q = first + 64 + block % together * payload;
@@ -79,7 +79,7 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
               sum += product;
               size += std::fabs(product);
             }
-            worst.offer(std::string("linear_") + kKindNames[kind], std::fabs(y[size_t(r) * kTile + c] - sum) / size);
+            worst.offer(std::string("linear_") + kKinds[kind].name, std::fabs(y[size_t(r) * kTile + c] - sum) / size);
           }
         if (kind == kF32) continue;
         for (int r = 0; r < rows; ++r)
@@ -89,7 +89,7 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
           }
         for (size_t i = 0; i < acts.size(); ++i) {
           int sum = 0;
-          const bool pair = kind == kQ4x64, second = pair && i / rows % 2;
+          const bool pair = is_wide(static_cast<Kind>(kind)), second = pair && i / rows % 2;
           for (const int8_t q : acts[i].q) sum += q;
           if (pair && !second)
             for (const int8_t q : acts[i + rows].q) sum += q;

@@ -44,7 +44,7 @@ void hash_linear(const Kernels& kernels, Random random) {
           }
         }
       }
-      hash.print(std::string("linear_") + kKindNames[kind] + "/k=" + std::to_string(k));
+      hash.print(std::string("linear_") + kKinds[kind].name + "/k=" + std::to_string(k));
     }
 }
 
@@ -127,7 +127,7 @@ void hash_rows(const Kernels& kernels, Random random) {
         kernels.embed(static_cast<Kind>(kind), weight.get(), k, row, y.get());
         hash.add(y);
       }
-      hash.print(std::string("embed_") + kKindNames[kind] + "/k=" + std::to_string(k));
+      hash.print(std::string("embed_") + kKinds[kind].name + "/k=" + std::to_string(k));
     }
 }
 

@@ -17,7 +17,7 @@ struct Model {
   explicit Model(const std::string& kind, uint64_t seed) : random_(seed) {
     const bool channels = kind == "c8";
     const int table = matrix(kVocab, kHidden), cos = angles(false), sin = angles(true);
-    const std::string form = channels || kind == "q4x64" ? kind : "q4";
+    const std::string form = kKinds[kKinds[kind_named(kind)].acts].name;
     std::string text = "floats 0 96\nfloats 1 96\nfloats 2 80\nacts 0 96\nacts 1 96\nacts 2 80\nacts 3 96\n";
     text += "gate index=4 skip=1\nembed w=" + std::to_string(table) +
             " kind=q4 n=100 k=96 out=0 scale=1.5 positions=" + positions() + "\n";
@@ -99,7 +99,7 @@ struct Model {
 
   // A packed matrix; rows beyond head_dim in each head are zero.
   int matrix(int n, int k, const std::string& name = "q4", int dim = 0) {
-    const Kind kind = name == "q4" ? kQ4 : name == "q8" ? kQ8 : name == "q4x64" ? kQ4x64 : kC8;
+    const Kind kind = kind_named(name);
     Array<uint8_t> packed(packed_bytes(kind, n, k));
     for (int t = 0; t < tiles_of(n); ++t) {
       auto tile = make_tile(random_, kind, k);
@@ -116,9 +116,8 @@ struct Model {
       std::memset(tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 0, 4);
       return;
     }
-    const size_t together = kind == kQ4x64 ? 1088 : tile_bytes(kind, 1);  // behind two rows of scales
-    const int count = kind == kQ4x64 ? blocks_of(k) / 2 : blocks_of(k);
-    for (int i = 0; i < count; ++i) std::memset(tile + i / 2 * together + i % 2 * 32 + column * 2, 0, 2);
+    for (int i = 0; i < blocks_of(k) * kBlock / kKinds[kind].size; ++i)  // scales of a row
+      std::memset(tile + i / 2 * together_bytes(kind) + i % 2 * 32 + column * 2, 0, 2);
   }
   std::string vector(int n) {
     Array<uint8_t> bytes(size_t(n) * 4);

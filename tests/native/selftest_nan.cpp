@@ -48,7 +48,7 @@ void activations(const Kernels& kernels) {
                                y.get(), kTile, kTile);
           for (int i = 0; i < kRows * kTile; ++i)
             if (std::isfinite(y[i]) == (i / kTile == 1))
-              fail(std::string(kernels.name) + ", " + kKindNames[kind] + ", k " + std::to_string(k) + ": number " +
+              fail(std::string(kernels.name) + ", " + kKinds[kind].name + ", k " + std::to_string(k) + ": number " +
                    std::to_string(at) + " is " + std::to_string(bad) + ", and row " + std::to_string(i / kTile) +
                    " gives " + std::to_string(y[i]));
         }

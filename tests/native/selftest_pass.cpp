@@ -135,7 +135,8 @@ void passes(bool brief) {
   for (const Format& format : formats)
     check(model, format, "q4",
           format.ring && format.values == kKvInt8 ? every : std::vector<int>{2, 3, 15, 16, 17, 33, 40});
-  for (const char* kind : {"q8", "c8", "q4x64"}) check(Model(kind, 2), formats[1], kind, {3, 16, 40});
+  for (int kind = kQ8; kind < kF32; ++kind)
+    check(Model(kKinds[kind].name, 2), formats[1], kKinds[kind].name, {3, 16, 40});
 
   // long enough for several parts of a sequence that are merged
   Runner runner(model, formats[2], 1, 1700);
@@ -161,7 +162,7 @@ void passes(bool brief) {
     for (int i = 0; i < 20; ++i)
       same(all[i], gated.run(chain(i, 1), 1, {}, off)[0], "gates, token " + std::to_string(i));
   }
-  for (const char* kind : {"q4", "q8", "c8", "q4x64"}) pass_parts(Model(kind, 3), kind);
+  for (int kind = kQ4; kind < kF32; ++kind) pass_parts(Model(kKinds[kind].name, 3), kKinds[kind].name);
 }
 
 }  // namespace edgespec

@@ -54,7 +54,7 @@ class Layers {
       most = std::max(most, n);
       widest = std::max(widest, k);
     }
-    const std::string width = std::to_string(widest), name = kKindNames[kind], form = kind == kQ4x64 ? name : "q4";
+    const std::string width = std::to_string(widest), name = kKinds[kind].name, form = kKinds[kKinds[kind].acts].name;
     std::string text = "floats 0 " + width + "\nacts 0 " + width + "\nfloats 1 " + std::to_string(most) +
                        "\nembed w=0 kind=r32 n=16 k=" + width + " out=0\n";
     weights_.emplace_back(size_t(16) * widest * 4);
@@ -123,7 +123,9 @@ void print_speed(int threads, int turns, int layers, int megabytes, const std::s
   for (const std::string& part : parts(shape))
     shapes.emplace_back(std::stoi(part), std::stoi(part.substr(part.find('x') + 1)));
   std::map<std::string, Layers> kinds;
-  for (const Kind kind : {kQ4, kQ4x64, kQ8}) kinds.emplace(kKindNames[kind], Layers(kind, shapes, layers));
+  for (int kind = kQ4; kind < kF32; ++kind)
+    if (in_blocks(static_cast<Kind>(kind)))
+      kinds.emplace(kKinds[kind].name, Layers(static_cast<Kind>(kind), shapes, layers));
   double bandwidth = 0, dots = 0;
   Times times, held;
   for (int turn = -1; turn < turns; ++turn) {  // the first is not counted

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.device import main
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, SPECS
 from tests.support import arm64
 from tests.support.selftest import (
     COMMON,
@@ -39,9 +40,7 @@ ARM = ("isa_neon", "isa_i8mm")  # what differs between builds for Arm
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
-    "linear_q4": 1.2e-7,
-    "linear_q4x64": 1.2e-7,
-    "linear_q8": 1.2e-7,
+    **{f"linear_{spec.kind}": 1.2e-7 for spec in SPECS.values() if spec.size},
     "linear_c8": 8e-8,
     "linear_f32": 2e-7,
     "exponential": 6e-7,  # -10 <= x <= 0
@@ -235,7 +234,7 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
     assert found["passes"].startswith("ok (")
     for isa in isas[1:]:
         for one in found["isas"][isa]["threads"].values():
-            assert set(one) == {"read_gb_s", "dots_gmac_s", "int4", "int4-64", "int8", "attention"}
+            assert set(one) == {"read_gb_s", "dots_gmac_s", "attention", *BLOCK_FORMATS}
             # two layers, keys and values of 2 heads of 32 numbers: 2 bytes each, or 1 and a scale of 4 a token
             attention = one["attention"]
             assert (attention["depth"], attention["heads"]) == (2000, "4x2x32")
@@ -247,7 +246,7 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
                 assert cells["1"]["v"] == 1
                 products = 17 * 2 * 2 * 4 * 32 * 2000  # rows, layers, keys and values, heads, numbers, tokens
                 assert cells["17"]["gmac_s"] == pytest.approx(products / cells["17"]["ms"] / 1e6, rel=0.05, abs=0.01)
-            for form in ("int4", "int4-64", "int8"):
+            for form in BLOCK_FORMATS:
                 cells = one[form]["rows"]
                 assert set(cells) == {"1", "17"}
                 assert cells["1"]["v"] == 1
@@ -300,7 +299,8 @@ def test_a_device_gets_the_program_and_loses_it(
         f"{isa}: the same bits" for isa in program.isas
     ]
     rows = [line.split() for line in lines if line.split()[:2] == ["17", "rows"]]
-    assert [len(row) for row in rows] == [8, 8, 8, 6, 6] * len(program.isas[1:])  # matrices; attention
+    columns = [*(8 for _ in BLOCK_FORMATS), 6, 6]  # of matrices, of attention
+    assert [len(row) for row in rows] == columns * len(program.isas[1:])
     assert list(place.iterdir()) == []
 
 

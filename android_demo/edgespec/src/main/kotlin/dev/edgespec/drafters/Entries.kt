@@ -3,11 +3,11 @@ package dev.edgespec.drafters
 import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.*
 import dev.edgespec.runtimes.DecoderPart
+import dev.edgespec.runtimes.FIRST_ROWS
 import dev.edgespec.runtimes.Slot
 
 /* What a drafter that is conditioned on a target makes of a text: entries in a slot, and guesses after them. */
 
-private const val FIRST_ROWS = 3 // of the first step that is timed: the pending token and two accepted guesses
 
 /**
  * An entry for every token but the first, of that token and what was tapped of the target at the token before.  A token of

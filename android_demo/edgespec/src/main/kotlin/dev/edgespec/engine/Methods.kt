@@ -3,10 +3,7 @@ package dev.edgespec.engine
 import dev.edgespec.InvalidRequest
 import dev.edgespec.control.TRIED
 import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.runtimes.ELSEWHERE
-import dev.edgespec.runtimes.METHODS
-import dev.edgespec.runtimes.Manifest
-import dev.edgespec.runtimes.MethodPart
+import dev.edgespec.runtimes.*
 import java.util.Locale
 
 /* Which method a request gets, and why. */
@@ -104,10 +101,5 @@ private fun howToHave(name: String) = when (name) {
 internal fun choice(manifest: Manifest, name: String, reason: String): MethodChoice {
     val part = manifest.methods.getValue(name)
     // adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
-    val gamma = when (name) {
-        "ar" -> 1
-        "ngram" -> 8
-        else -> maxOf(part.gamma, 6)
-    }
-    return MethodChoice(name, part, gamma, reason)
+    return MethodChoice(name, part, GAMMAS[name] ?: maxOf(part.gamma, LEAST_GAMMA), reason)
 }

@@ -11,14 +11,9 @@ import dev.edgespec.drafters.*
 import dev.edgespec.formulas.CostModel
 import dev.edgespec.formulas.ENOUGH
 import dev.edgespec.formulas.measure
-import dev.edgespec.runtimes.Bundle
-import dev.edgespec.runtimes.Model
-import dev.edgespec.runtimes.Slot
-import dev.edgespec.runtimes.openSlot
+import dev.edgespec.runtimes.*
 import java.io.File
 
-private val VERIFY_SIZES = listOf(1, 2, 3, 5)
-internal const val MOST_IDLE = 4 // finished conversations whose KV is kept
 private const val FEW = 16 // tokens: a text of fewer is read again as fast as it is found
 private const val WORTH = 4 // tokens that are worth copying
 private const val MOST_DRAFTERS = 32 // by method and options, that are kept with what they learned

@@ -6,18 +6,6 @@ import java.io.File
 
 /* How native operators keep keys and values: sizes, the numbers the operator is told, and which format a session uses. */
 
-internal const val KV_BLOCK = 128 // tokens that lie together
-private const val TILE = 16
-private const val SINK_ROWS = 16
-internal const val STATE_ROWS = 144 // tokens whose part in a convolution is kept
-internal const val HELD_BYTES = 64 // at the end of a delta rule's states: how many tokens they hold
-const val CHECKPOINTS = 4 // of a slot's states, where memory allows
-const val LONGEST_PASS = 128 // rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
-private val CODES = mapOf("f32" to 0L, "f16" to 1L, "int8" to 2L, "int4" to 3L, "nomad1" to 4L, "nomad2" to 5L, "none" to 6L)
-private val SHOWN = mapOf("f16" to "float16", "nomad1" to "nomad (d_sub 1)", "nomad2" to "nomad (d_sub 2)")
-private val LEARNT = listOf("int4", "nomad1", "nomad2")
-private val DRAFT_ATTENTION = listOf("int4", "nomad", "nomad2")
-
 /** Formats of one model's cache: keys, values, a coarser copy of the keys for drafts, and how many keys are exact. */
 data class KvFormat(
     val keys: String, val values: String, val codes: String? = null, val window: Int = 0, val sinks: Int = 0,
@@ -42,7 +30,7 @@ data class KvFormat(
 
     /** Controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring. */
     fun controls(): LongArray = longArrayOf(
-        CODES.getValue(keys), CODES.getValue(values), CODES.getValue(codes ?: "none"), 0, window.toLong(),
+        KEYS.getValue(keys).number, KEYS.getValue(values).number, codes?.let { KEYS.getValue(it).number } ?: NO_KEYS.toLong(), 0, window.toLong(),
         if (window > 0) sinks.toLong() else 0, ring.toLong(),
     )
 
@@ -50,19 +38,10 @@ data class KvFormat(
     val approximations: List<String>
         get() {
             val exact = if (window > 0 && keys !in listOf("f32", "f16")) ", float16 for the newest $window" else ""
-            val found = if (keys == "f32") emptyList() else listOf("${SHOWN[keys] ?: keys} keys$exact")
-            return if (values == "f32") found else found + "${SHOWN[values] ?: values} values"
+            val found = if (keys == "f32") emptyList() else listOf("${KEYS.getValue(keys).title} keys$exact")
+            return if (values == "f32") found else found + "${KEYS.getValue(values).title} values"
         }
 }
-
-val ATTENTION: Map<String, KvFormat> = mapOf(
-    "f32" to KvFormat("f32", "f32"),
-    "f16" to KvFormat("f16", "f16"),
-    "int8" to KvFormat("int8", "int8"),
-    "int4" to KvFormat("int4", "int8", window = 64, sinks = 4),
-    "nomad" to KvFormat("nomad1", "int8", window = 64, sinks = 4),
-    "nomad2" to KvFormat("nomad2", "int8", window = 128, sinks = 4),
-)
 
 internal fun up(value: Int, to: Int): Int = (value + to - 1) / to * to
 
@@ -89,14 +68,7 @@ internal fun stateWidth(facts: ModelFacts): Int = facts.delta?.let { it.mixed + 
 private fun matrixBytes(facts: ModelFacts): Long = facts.delta?.let { 4L * it.values * it.keyDim * it.valueDim + HELD_BYTES } ?: 0
 
 /** Bytes of 128 keys or values of one head. */
-private fun headBytes(name: String, dim: Int): Long = when (name) {
-    "f32" -> KV_BLOCK * dim * 4L
-    "f16" -> KV_BLOCK * dim * 2L
-    "int8" -> KV_BLOCK * dim + KV_BLOCK * 4L
-    "int4" -> KV_BLOCK * dim / 2L
-    "nomad1" -> dim * 64L
-    else -> dim * 32L
-}
+private fun headBytes(name: String, dim: Int): Long = KEYS.getValue(name).let { it.channel.toLong() * dim + it.scales }
 
 /** What a model is decoded with where nothing else is said: exact up to rounding. */
 fun exactAttention(part: ModelPart): String = if (part.format == "fp32") "f32" else "f16"
@@ -129,7 +101,7 @@ fun chooseAttention(part: ModelPart, operators: String, wanted: String? = null, 
     if (draft == name) throw InvalidRequest("drafts read $draft keys anyway: that is the attention", "leave the draft attention out")
     checkLearnt(part, draft, "draft attention")
     val codes = ATTENTION.getValue(draft)
-    return AttentionChoice(name, draft, kv.copy(codes = codes.keys, draftWindow = codes.window, sinks = maxOf(kv.sinks, 4)))
+    return AttentionChoice(name, draft, kv.copy(codes = codes.keys, draftWindow = codes.window, sinks = maxOf(kv.sinks, EXACT_SINKS)))
 }
 
 private fun checkLearnt(part: ModelPart, name: String, option: String) {
@@ -151,7 +123,7 @@ internal fun readTables(folder: File, part: ModelPart, kv: KvFormat): FloatArray
 
 private fun tableSize(name: String, facts: ModelFacts): Int {
     val dim = paddedDim(facts)
-    return facts.kvLayers * facts.kvHeads * if (name == "int4") 2 * dim else 16 * dim
+    return facts.kvLayers * facts.kvHeads * if (name == "int4") 2 * dim else CENTROIDS * dim
 }
 
 /** A float32 tensor of a safetensors file. */

@@ -17,7 +17,6 @@ import java.math.BigDecimal
 const val SCHEMA = 3
 private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: see Binding
 const val MANIFEST = "edgespec.json"
-val FORMATS = listOf("int4", "int4-64", "int8", "w8a8", "fp32")
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp", "dflash")
 val ELSEWHERE = listOf("assistant") // methods of bundles that this runtime does not have
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")

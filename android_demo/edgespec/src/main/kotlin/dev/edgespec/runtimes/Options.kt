@@ -1,7 +1,5 @@
 package dev.edgespec.runtimes
 
-const val GAMMA = 8 // most guesses a round that adaptive control takes
-
 /**
  * One way to run a bundle, nothing left open: what memory is predicted for.
  *

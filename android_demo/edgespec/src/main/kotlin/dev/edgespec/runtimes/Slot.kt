@@ -3,7 +3,6 @@ package dev.edgespec.runtimes
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
 
-const val PREFILL_CHUNK = 128
 internal const val ROUND_CAPACITY = 64
 
 /** A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share. */

@@ -1,28 +1,14 @@
 package dev.edgespec.planning.memory
 
-import dev.edgespec.runtimes.FileEntry
-import dev.edgespec.runtimes.HeadGroup
-import dev.edgespec.runtimes.ModelPart
-import dev.edgespec.runtimes.up
+import dev.edgespec.runtimes.*
 
 /* Bytes of weights as stock operators keep them: by the size of a weight file and the model's facts. */
 
-private const val BLOCK = 32
-private val BLOCKS = setOf("int4", "int4-64", "int8")
-
-/** Bytes of a weight: its level, its scale, and all as ONNX Runtime packs it. */
-private class Stored(val level: Double, val scale: Double, val packed: Double)
-
-private val STOCK = mapOf(
-    "int4" to Stored(0.5, 0.125, 0.75), "int4-64" to Stored(0.5, 0.125, 0.75), "int8" to Stored(1.0, 0.125, 1.25), "w8a8" to Stored(1.0, 0.0, 1.0),
-    "fp32" to Stored(4.0, 0.0, 4.0),
-)
-
 /** Bytes of a matrix [n, k] in a weight file. */
 private fun matrixBytes(form: String, n: Int, k: Int): Long {
-    val padded = if (form in BLOCKS) up(k, BLOCK) else k
-    val stored = STOCK.getValue(form)
-    return (n.toLong() * padded * (stored.level + stored.scale)).toLong() + if (form == "w8a8") 4L * n else 0
+    val spec = SPECS.getValue(form)
+    val padded = if (spec.family == "blocks") up(k, BLOCK) else k
+    return (n.toLong() * padded * (spec.level + spec.scale)).toLong() + if (spec.family == "channels") 4L * n else 0
 }
 
 /**
@@ -33,8 +19,9 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val facts = part.facts
     val form = part.format
     val head = part.headFormat ?: form
-    val blocks = form in BLOCKS && facts.hidden % BLOCK == 0
-    val tied = facts.tied && (blocks || form == "fp32" || form == "w8a8")
+    val inBlocks = SPECS.getValue(form).family == "blocks"
+    val blocks = inBlocks && facts.hidden % BLOCK == 0
+    val tied = facts.tied && (blocks || !inBlocks)
     val own = matrixBytes(head, facts.vocab, facts.hidden)
     val cut = part.headVocab?.let { matrixBytes(head, it.size, facts.hidden) } ?: 0
     // a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none
@@ -49,8 +36,8 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val size = files[part.weights]?.size ?: 0
     val matrices = maxOf(0, size - angles - table - lmHead - beside - heads - layerRow * facts.vocab)
     return listOf(form to matrices + heads, head to lmHead + beside).sumOf { (kind, bytes) ->
-        val stored = STOCK.getValue(kind)
-        (bytes / (stored.level + stored.scale) * stored.packed).toLong()
+        val spec = SPECS.getValue(kind)
+        (bytes / (spec.level + spec.scale) * spec.packed).toLong()
     }
 }
 

@@ -1,0 +1,56 @@
+// Written by `python -m tools.generate_constants` from Python's constants: not to be edited.
+package dev.edgespec.runtimes
+
+const val BLOCK = 32 // weights of a row that lie together
+const val TILE = 16
+const val KV_BLOCK = 128 // tokens that lie together
+const val SINK_ROWS = 16
+const val STATE_ROWS = 144 // tokens whose part in a convolution is kept
+const val HELD_BYTES = 64 // of a delta rule's states: how many tokens they hold
+const val CHECKPOINTS = 4 // of a slot's states, where memory allows
+const val LONGEST_PASS = 128 // rows: what the ring must hold beyond its window
+const val CENTROIDS = 16 // of a sub-vector of nomad's codes
+const val EXACT_SINKS = 4 // first tokens whose keys are exact where others are coded
+const val NO_KEYS = 6
+const val GAMMA = 8 // most guesses a round that adaptive control takes
+const val LEAST_GAMMA = 6 // of a method that has none of its own
+const val FIRST_ROWS = 3 // of a drafter's first step: the pending token and two guesses
+const val MOST_IDLE = 4 // finished conversations whose KV is kept
+const val PREFILL_CHUNK = 128
+val VERIFY_SIZES = listOf(1, 2, 3, 5) // rows of the passes that are timed
+val LEARNT = listOf("int4", "nomad1", "nomad2")
+val DRAFT_ATTENTION = listOf("int4", "nomad", "nomad2")
+val GAMMAS = mapOf("ar" to 1, "ngram" to 8)
+
+/** A weight format: bytes of a level, of its scale, of both as ONNX Runtime packs them, its family. */
+class FormatSpec(val level: Double, val scale: Double, val packed: Double, val family: String)
+
+val SPECS = mapOf(
+    "int4" to FormatSpec(0.5, 0.125, 0.75, "blocks"),
+    "int4-64" to FormatSpec(0.5, 0.125, 0.75, "blocks"),
+    "int8" to FormatSpec(1.0, 0.125, 1.25, "blocks"),
+    "w8a8" to FormatSpec(1.0, 0.0, 1.0, "channels"),
+    "fp32" to FormatSpec(4.0, 0.0, 4.0, "floats"),
+)
+val FORMATS = SPECS.keys.toList()
+
+/** A format of keys or values: its number, bytes of a channel of 128 tokens and of scales, its name. */
+class KeySpec(val number: Long, val channel: Int, val scales: Int, val title: String)
+
+val KEYS = mapOf(
+    "f32" to KeySpec(0, 512, 0, "f32"),
+    "f16" to KeySpec(1, 256, 0, "float16"),
+    "int8" to KeySpec(2, 128, 512, "int8"),
+    "int4" to KeySpec(3, 64, 0, "int4"),
+    "nomad1" to KeySpec(4, 64, 0, "nomad (d_sub 1)"),
+    "nomad2" to KeySpec(5, 32, 0, "nomad (d_sub 2)"),
+)
+
+val ATTENTION = mapOf(
+    "f32" to KvFormat("f32", "f32", window = 0, sinks = 0),
+    "f16" to KvFormat("f16", "f16", window = 0, sinks = 0),
+    "int8" to KvFormat("int8", "int8", window = 0, sinks = 0),
+    "int4" to KvFormat("int4", "int8", window = 64, sinks = 4),
+    "nomad" to KvFormat("nomad1", "int8", window = 64, sinks = 4),
+    "nomad2" to KvFormat("nomad2", "int8", window = 128, sinks = 4),
+)

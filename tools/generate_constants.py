@@ -1,0 +1,160 @@
+"""Write what C++ and Kotlin share with Python: ``python -m tools.generate_constants``, after a change of any of it.
+
+The numbers live in Python alone: in ``runtimes/files/formats.py``, or where each is used.  A test checks both files
+(``tests/tools/test_constants.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgespec.drafters.draft_cache import FIRST_ROWS
+from edgespec.drafters.registry import METHODS
+from edgespec.engine.methods import LEAST_GAMMA
+from edgespec.engine.pool import MOST_IDLE
+from edgespec.engine.sessions import VERIFY_SIZES
+from edgespec.runtimes.files import formats
+from edgespec.runtimes.files.formats import KEYS, KINDS, NO_KEYS, SPECS, FormatSpec
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.options import GAMMA
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADER = ROOT / "runtimes" / "native" / "constants.h"
+KOTLIN = ROOT / "android_demo/edgespec/src/main/kotlin/dev/edgespec/runtimes/Constants.kt"
+NOTE = "// Written by `python -m tools.generate_constants` from Python's constants: not to be edited."
+LOOKED_UP = ("r8", "r32")  # kinds of rows that are looked up and not multiplied by: int8 with a scale a row, float32
+
+
+def header() -> str:
+    """Return the C++ header."""
+    specs = sorted(SPECS.values(), key=lambda spec: spec.number)
+    kinds = [*(_kind(spec) for spec in specs), *(f"k{name.upper()}" for name in LOOKED_UP)]
+    facts = [*(f'{{"{spec.kind}", {spec.bits}, {spec.size}, {_kind(KINDS[spec.acts])}}}' for spec in specs),
+             *(f'{{"{name}", {name[1:]}, 0, k{name.upper()}}}' for name in LOOKED_UP)]  # fmt: skip
+    sizes = ", ".join(f"{{{key.channel}, {key.scales}}}" for key in KEYS.values())
+    keys = [f"kKv{name.title()}" for name in KEYS]
+    numbers = {
+        "kBlock": (formats.BLOCK, "weights along k that lie together"),
+        "kTile": (formats.TILE, "output columns of a tile"),
+        "kMaxHeadDim": (formats.MOST_HEAD_DIM, ""),
+        "kKvBlock": (formats.KV_BLOCK, "tokens whose keys and values lie together"),
+        "kStateRows": (formats.STATE_ROWS, "a pass of 128 rows and what the first of them looks back at"),
+        "kHeldBytes": (formats.HELD_BYTES, "at the end of a delta rule's states: how many tokens they hold"),
+        "kMaxTaps": (formats.MOST_TAPS, "tokens that a short convolution sees"),
+        "kSinkRows": (formats.SINK_ROWS, "one tile; the first `sinks` of it are used"),
+    }
+    lines = [
+        NOTE,
+        "#pragma once",
+        "",
+        "// clang-format off",
+        "namespace edgespec {",
+        "",
+        *(f"constexpr int {name} = {value};{'  // ' + why if why else ''}" for name, (value, why) in numbers.items()),
+        "",
+        "// Kinds of packed matrices, in the order of kKinds.",
+        f"enum Kind : int {{ {', '.join(kinds)} }};",
+        f"constexpr int kProducts = {len(specs)};  // kinds that are multiplied by",
+        f"#define EDGESPEC_PRODUCTS(kernel) {', '.join(f'kernel<{_kind(spec)}>' for spec in specs)}",
+        "",
+        "struct KindFacts {",
+        "  const char* name;  // in programs",
+        "  int bits;          // of a weight",
+        "  int size;          // weights of a row that share a scale, 0: all of it, or none has one",
+        "  Kind acts;         // the kind whose activations it multiplies",
+        "};",
+        f"constexpr KindFacts kKinds[] = {{{', '.join(facts)}}};",
+        "",
+        "// Formats of keys and values: what a channel of a block takes, and its scales.",
+        f"enum KvFormat : int {{ {', '.join(keys)}, kKvNone }};",
+        f"static_assert(kKvNone == {NO_KEYS});",
+        "struct KeyFacts {",
+        "  int channel, scales;",
+        "};",
+        f"constexpr KeyFacts kKeys[] = {{{sizes}, {{0, 0}}}};",
+        "",
+        "}  // namespace edgespec",
+    ]
+    assert [key.number for key in KEYS.values()] == list(range(NO_KEYS))
+    assert [spec.number for spec in specs] == list(range(len(specs)))
+    return "\n".join(lines) + "\n"
+
+
+def kotlin() -> str:
+    """Return the Kotlin file."""
+    weights = [f'"{spec.name}" to FormatSpec({spec.level_bytes}, {spec.stock_scale_bytes}, {spec.stock_packed_bytes}, '
+               f'"{spec.family}"),' for spec in SPECS.values()]  # fmt: skip
+    keys = [f'"{name}" to KeySpec({key.number}, {key.channel}, {key.scales}, "{key.title or name}"),'
+            for name, key in KEYS.items()]  # fmt: skip
+    attention = [
+        f'"{name}" to KvFormat("{kv.keys}", "{kv.values}", window = {kv.window}, sinks = {kv.sinks}),'
+        for name, kv in ATTENTION.items()
+    ]
+    gammas = {name: method.gamma for name, method in METHODS.items() if method.gamma}
+    lines = [
+        NOTE,
+        "package dev.edgespec.runtimes",
+        "",
+        f"const val BLOCK = {formats.BLOCK} // weights of a row that lie together",
+        f"const val TILE = {formats.TILE}",
+        f"const val KV_BLOCK = {formats.KV_BLOCK} // tokens that lie together",
+        f"const val SINK_ROWS = {formats.SINK_ROWS}",
+        f"const val STATE_ROWS = {formats.STATE_ROWS} // tokens whose part in a convolution is kept",
+        f"const val HELD_BYTES = {formats.HELD_BYTES} // of a delta rule's states: how many tokens they hold",
+        f"const val CHECKPOINTS = {formats.CHECKPOINTS} // of a slot's states, where memory allows",
+        f"const val LONGEST_PASS = {formats.LONGEST_PASS} // rows: what the ring must hold beyond its window",
+        f"const val CENTROIDS = {formats.CENTROIDS} // of a sub-vector of nomad's codes",
+        f"const val EXACT_SINKS = {formats.SINKS} // first tokens whose keys are exact where others are coded",
+        f"const val NO_KEYS = {NO_KEYS}",
+        f"const val GAMMA = {GAMMA} // most guesses a round that adaptive control takes",
+        f"const val LEAST_GAMMA = {LEAST_GAMMA} // of a method that has none of its own",
+        f"const val FIRST_ROWS = {FIRST_ROWS} // of a drafter's first step: the pending token and two guesses",
+        f"const val MOST_IDLE = {MOST_IDLE} // finished conversations whose KV is kept",
+        f"const val PREFILL_CHUNK = {PREFILL_CHUNK}",
+        f"val VERIFY_SIZES = {_list(map(str, VERIFY_SIZES))} // rows of the passes that are timed",
+        f"val LEARNT = {_list(_quoted(formats.LEARNT))}",
+        f"val DRAFT_ATTENTION = {_list(_quoted(formats.DRAFT_ATTENTIONS))}",
+        f"val GAMMAS = mapOf({', '.join(f'{_quoted([name])[0]} to {gamma}' for name, gamma in gammas.items())})",
+        "",
+        "/** A weight format: bytes of a level, of its scale, of both as ONNX Runtime packs them, its family. */",
+        "class FormatSpec(val level: Double, val scale: Double, val packed: Double, val family: String)",
+        "",
+        *_map("SPECS", weights),
+        "val FORMATS = SPECS.keys.toList()",
+        "",
+        "/** A format of keys or values: its number, bytes of a channel of 128 tokens and of scales, its name. */",
+        "class KeySpec(val number: Long, val channel: Int, val scales: Int, val title: String)",
+        "",
+        *_map("KEYS", keys),
+        "",
+        *_map("ATTENTION", attention),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _kind(spec: FormatSpec) -> str:
+    return f"k{spec.kind[0].upper()}{spec.kind[1:]}"
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
+
+
+def _list(values: Iterable[str]) -> str:
+    return f"listOf({', '.join(values)})"
+
+
+def _map(name: str, lines: list[str]) -> list[str]:
+    return [f"val {name} = mapOf(", *(f"    {line}" for line in lines), ")"]
+
+
+def main() -> None:
+    """Write both files."""
+    HEADER.write_text(header(), "utf-8")
+    KOTLIN.write_text(kotlin(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
