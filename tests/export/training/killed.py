@@ -1,10 +1,11 @@
-"""Train in processes that kill themselves at random moments, until one lives to the end; one JSON object on stdout.
+"""Train in processes that kill themselves, two one after the other, and then to the end; one JSON object on stdout.
 
-    python -m tests.export.training.killed MODEL OUTPUT METHOD KILLS SEED
+    python -m tests.export.training.killed MODEL OUTPUT METHOD PAIRS SEED
 
 The processes are forks of this one, so that torch is loaded once.  A moment is a number of function calls, so that it
-does not depend on how busy the machine is.  After the kills asked for, or whenever a training
-has come to its end, the finished files must be there; in between no heads may be.
+does not depend on how busy the machine is.  The first of a pair begins anew and is killed in one of ``STAGES``, which
+take turns, at a random moment of it; the second goes on from there until any moment.  Whenever a training has come to
+its end, the finished files must be there, and be those of a training that nothing interrupted.
 """
 
 from __future__ import annotations
@@ -18,38 +19,46 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
-from edgespec.export.training.state import FOLDER
+from edgespec.export.training.state import CHECKPOINT, FOLDER, TrainingState
 from edgespec.export.training.train import Trainer
 from tests.export.training.conftest import short
 
 DONE = {"draft": "config.json"}
+STAGES = {
+    "texts": TrainingState.begin,
+    "checkpoint": TrainingState.keep_checkpoint,
+}  # each begins when that has first returned
 
 
 def trained(options: Any, after: int | None, counted: Path | None = None) -> bool:
     """Train in a fork that kills itself after so many function calls -> whether it was done before.
 
-    ``counted``: a file that gets the number of all calls.
+    ``counted``: a file that gets the number of calls at which each stage began, and of all.
     """
     child = os.fork()
     if child == 0:
-        calls = 0
+        calls, begun = 0, dict[str, int]()
+        names = {function.__code__: name for name, function in STAGES.items()}
 
-        def count(frame: object, event: str, argument: object) -> None:
+        def count(frame: FrameType, event: str, argument: object) -> None:
             nonlocal calls
             calls += 1
             if calls == after:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if event == "return" and frame.f_code in names:
+                begun.setdefault(names[frame.f_code], calls)
 
         try:
             sys.setprofile(count)
             Trainer(options).run()
             sys.setprofile(None)
             if counted:
-                counted.write_text(str(calls), "ascii")
+                counted.write_text(json.dumps([*begun.values(), calls]), "ascii")
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -60,35 +69,29 @@ def trained(options: Any, after: int | None, counted: Path | None = None) -> boo
 
 
 def main() -> None:
-    model, output, method, kills, seed = sys.argv[1:]
+    model, output, method, pairs, seed = sys.argv[1:]
     torch.set_num_threads(1)
     folder, numbers = Path(output), random.Random(int(seed))
     chosen: Any = method
     options = replace(short(model, folder / "whole"), method=chosen, save_every=1)
     assert trained(options, None, folder / "calls")
-    whole = int((folder / "calls").read_text("ascii"))
+    *starts, whole = json.loads((folder / "calls").read_text("ascii"))
     expected = {path.name: path.read_bytes() for path in (folder / "whole").iterdir()}
-    marker = DONE.get(method, "edgespec_heads.json")
-    killed, finished, stages = 0, 0, []
     options = replace(options, output=folder / "out")
-    while True:
-        # the last one is left alone
-        done = trained(options, numbers.randrange(1, whole) if killed < int(kills) else None)
-        there = options.output / FOLDER
-        if not done:
-            killed += 1
-            stages.append(
-                "checkpoint" if (there / "checkpoint.pt").is_file() else "texts" if there.is_dir() else "none"
-            )
-            if there.is_dir() or not (options.output / marker).is_file():
-                continue
-        finished += 1  # killed after all was written, or not at all
+    there, marker = options.output / FOLDER, options.output / DONE.get(method, "edgespec_heads.json")
+    killed = []
+    for pair in range(int(pairs)):
+        at = (pair + 1) % len(STAGES)
+        first = numbers.randrange(starts[at] + 1, [*starts, whole][at + 1])
+        for after in (first, numbers.randrange(1, whole), None):
+            if not (done := trained(options, after)):
+                killed.append("checkpoint" if (there / CHECKPOINT).is_file() else "texts" if there.is_dir() else "none")
+            if done or (marker.is_file() and not there.is_dir()):  # killed after all was written, or not at all
+                break
         found = {path.name: path.read_bytes() for path in options.output.iterdir() if not path.name.startswith(".")}
         assert found == expected, sorted(found)
-        if killed >= int(kills):
-            break
         shutil.rmtree(options.output)
-    print(json.dumps({"killed": killed, "finished": finished, "stages": stages}))  # noqa: T201
+    print(json.dumps(killed))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -41,13 +41,11 @@ SHORT = ("--self-distill", 12, "--heads", 2, "--batch", 4, "--length", 24, "--st
 
 @posix
 @pytest.mark.usefixtures("torch")
-@pytest.mark.parametrize("method, kills", [("medusa", 20), ("draft", 3)])
-def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, kills: int) -> None:
-    done = python("-m", "tests.export.training.killed", model, tmp_path, method, kills, 0, cwd=ROOT)
-    found = json.loads(done.stdout)
-    assert found["killed"] == kills
-    if kills > 10:
-        assert {"texts", "checkpoint"} <= set(found["stages"])  # before and after the training began
+@pytest.mark.parametrize("method, pairs", [("medusa", 4), ("draft", 1)])
+def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: int) -> None:
+    done = python("-m", "tests.export.training.killed", model, tmp_path, method, pairs, 0, cwd=ROOT)
+    stages = {"texts", "checkpoint"} if pairs > 1 else {"checkpoint"}  # before and after the training began
+    assert stages <= set(json.loads(done.stdout))
     assert "Error" not in done.stderr
 
 
