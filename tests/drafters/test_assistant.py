@@ -25,7 +25,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.any_drafter import AnyDrafter
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, written
 from tests.support.assistant import (
     STEP,
     AssistantReference,
@@ -34,7 +34,6 @@ from tests.support.assistant import (
     write_assistant,
     write_target,
 )
-from tests.support.eagle import Pair, Recorder, written
 from tests.support.mtp import write_mtp
 from tests.support.zoo import GEMMA_4
 

@@ -15,9 +15,8 @@ from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import check_drafter, cut_drafter
 from edgespec.export.drafters.read import read_drafter
-from tests.support.any_drafter import AnyDrafter
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, written
 from tests.support.dflash import BLOCK, BlockReference, check_blocks, write_dflash
-from tests.support.eagle import Pair, Recorder, written
 from tests.support.mtp import write_mtp
 
 CUT = np.array([3, *range(9, 120), 150])

@@ -40,8 +40,8 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, TARGET, use_operators
-from tests.support.any_drafter import AnyDrafter
-from tests.support.eagle import Pair, Recorder, Reference, check_guesses, write_random, written
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, written
+from tests.support.eagle import Reference, write_random
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 KINDS: dict[str, tuple[dict[str, Any], list[int] | None, int]] = {

@@ -16,8 +16,7 @@ from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.any_drafter import AnyDrafter
-from tests.support.eagle import Pair, Recorder, check_guesses, written
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, written
 from tests.support.mtp import MtpReference, write_mtp
 
 CUT = np.array([3, *range(9, 120), 150])

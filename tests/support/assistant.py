@@ -1,6 +1,6 @@
 """Assistants of Gemma 4 for tests: random checkpoints in the published layout, and the arithmetic again in float64.
 
-The reference keeps nothing: it is given the target's keys and values as arrays, of the tokens before the pending one.
+The reference is given the target's keys and values as arrays, of the tokens before the pending one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from edgespec.export.architectures import Architecture
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
-from tests.support.eagle import Array, Recorder
+from tests.support.any_drafter import Array, Recorder, attend, check_chains, random_tensors, rms, rotated
 
 TARGET = "gemma4_shared"
 STEP = Path(__file__).parents[1] / "data" / "reference" / "gemma4_assistant.npz"
@@ -89,10 +89,8 @@ def write_assistant(folder: Path, target: Architecture, agrees: bool = False, **
     config = assistant_config(hf.CONFIGS[TARGET], **more)
     if agrees:
         config["text_config"]["hidden_size"] = target.facts.hidden
-    random, tensors = np.random.default_rng(4), dict[str, NDArray[np.float32]]()
-    for name, shape in assistant_shapes(config).items():
-        drawn = random.standard_normal(shape).astype(np.float32)
-        tensors[name] = 1 + 0.3 * drawn if len(shape) == 1 else drawn * np.float32(1.5 * shape[1] ** -0.5)
+    tensors = random_tensors(assistant_shapes(config), 4)
+    for name in tensors:
         if agrees and name.endswith("layernorm.weight") and "post" in name:
             tensors[name] *= np.float32(0.1)
         if name.endswith("layer_scalar"):
@@ -193,61 +191,35 @@ class AssistantReference:
         q = self._norm((read("self_attn.q_proj.weight") @ h).reshape(heads, dim), read("self_attn.q_norm.weight"))
         q = self._turned(q, n + ahead, kind)
         first = 0 if kind == "full_attention" else max(0, n - self.config["sliding_window"] + 1 + self.short)
-        keys, values = (each[:, first : n - self.stale] for each in (keys, values))
-        out = []
-        for head in range(heads):
-            kv = head * len(keys) // heads
-            scores = keys[kv] @ q[head] * (dim**-0.5 if self.scored else 1.0)
-            p = np.exp(scores - scores.max(initial=-np.inf))
-            out.append(p / p.sum() @ values[kv])
-        y: Array = read("self_attn.o_proj.weight") @ np.concatenate(out)
+        k, v = (each[:, first : n - self.stale].transpose(1, 0, 2) for each in (keys, values))
+        out = attend(q[None], k, v, np.zeros((1, len(k)), bool), None if self.scored else 1.0)
+        y: Array = read("self_attn.o_proj.weight") @ out[0]
         return y
 
     def _turned(self, q: Array, position: int, kind: str) -> Array:
         rope, dim = self.config["rope_parameters"][kind], q.shape[-1]
         share = 1.0 if self.halves else rope.get("partial_rotary_factor", 1.0)
         steps = rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim)
-        angles = np.tile(position * np.where(np.arange(dim // 2) < int(share * dim // 2), steps, 0), 2)
-        half = np.concatenate((-q[..., dim // 2 :], q[..., : dim // 2]), -1)
-        turned: Array = q * np.cos(angles) + half * np.sin(angles)
-        return turned
+        return rotated(q[None], position * np.where(np.arange(dim // 2) < int(share * dim // 2), steps, 0)[None])[0]
 
     def _norm(self, x: Array, weight: Array) -> Array:
-        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-        return y * weight
+        return rms(x, weight, EPS)
 
 
 def check_assistant(
     made: Recorder, reference: AssistantReference, fresh: Slot, target: Architecture, ids: NDArray[np.int64], least: int
 ) -> None:
-    """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
+    """See ``check_chains``."""
 
-    Args:
-        made: what was proposed.
-        reference: the arithmetic.
-        fresh: a slot of the target; gives its residual stream, keys and values.
-        target: the model.
-        ids: [size], the tokens that can be guessed.
-        least: how many guesses there must be.
-    """
-    count = 0
-    for tokens, proposal in made.made:
-        guesses = proposal.tokens.tolist()
-        if not guesses:
-            continue
-        rows = np.array(tokens, np.int64)
-        fresh.follow([])
-        fresh.prefill(tokens[:-1])
-        kv = keys_and_values(fresh, target)
-        fresh.follow([])
-        last = fresh.forward_layers(rows[:-1], 0, 0, target.facts.layers)[-1].astype(np.float64)
-        embedded = fresh.embed(np.concatenate((rows[-1:], proposal.tokens))).astype(np.float64)
-        logits = reference.logits(embedded[0], last, kv, embedded[1:-1])[:, ids]
-        for row, guess in zip(logits, guesses, strict=True):
-            at = int(np.flatnonzero(ids == guess)[0])
-            assert row[at] > row.max() - 1e-2 * row.std(), f"after {len(tokens)} tokens: {guesses}"
-            count += 1
-    assert count >= least
+    def logits(slot: Slot, tokens: list[int], guesses: list[int]) -> Array:
+        slot.prefill(tokens[:-1])
+        kv = keys_and_values(slot, target)
+        slot.follow([])
+        last = slot.forward_layers(np.array(tokens[:-1], np.int64), 0, 0, target.facts.layers)[-1].astype(np.float64)
+        embedded = slot.embed(np.array([tokens[-1], *guesses], np.int64)).astype(np.float64)
+        return reference.logits(embedded[0], last, kv, embedded[1:-1])[:, ids]
+
+    check_chains(made, logits, fresh, ids.tolist(), least)
 
 
 def keys_and_values(slot: Slot, target: Architecture) -> dict[str, tuple[Array, Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.export.architectures import Architecture
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.eagle import Array, Recorder
+from tests.support.any_drafter import (
+    Array,
+    Recorder,
+    attend,
+    check_chains,
+    random_tensors,
+    rms,
+    rotated,
+    swiglu,
+)  # fmt: skip
 
 HEADS, DIM, INNER, BLOCK, MASK, WINDOW, EPS, THETA = 4, 16, 96, 6, 2, 7, 1e-6, 1e4
 
@@ -31,7 +41,7 @@ def write_dflash(
         agrees: one sliding layer that guesses what the last tokens were.
     """
     folder.mkdir(parents=True)
-    random, hidden, kinds = np.random.default_rng(3), target.facts.hidden, ["full_attention", "sliding_attention"]
+    hidden, kinds = target.facts.hidden, ["full_attention", "sliding_attention"]
     keys = HEADS if agrees else 2
     kinds = kinds[1:] if agrees else kinds
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, len(layers) * hidden), "hidden_norm.weight": (hidden,),
@@ -45,10 +55,7 @@ def write_dflash(
         for norm, size in (("input_layernorm", hidden), ("post_attention_layernorm", hidden), ("self_attn.q_norm", DIM),
                            ("self_attn.k_norm", DIM)):  # fmt: skip
             shapes[f"layers.{layer}.{norm}.weight"] = (size,)
-    tensors: dict[str, NDArray[np.float32]] = {}
-    for name, shape in shapes.items():
-        drawn = random.standard_normal(shape).astype(np.float32)
-        tensors[name] = 1 + 0.3 * drawn if len(shape) == 1 else drawn * np.float32(1.5 * shape[1] ** -0.5)
+    tensors = random_tensors(shapes, 3)
     if agrees:
         for name in tensors:
             if len(tensors[name].shape) == 1:
@@ -118,29 +125,19 @@ class BlockReference:
             unseen = far > (WINDOW - self.short if kind == "sliding_attention" else len(every))
             if self.causal:
                 unseen |= far < 0
-            out = np.zeros((rows, HEADS, DIM))
-            for head in range(HEADS):
-                kv = head * k.shape[1] // HEADS
-                scores = np.where(unseen, -np.inf, q[:, head] @ k[:, kv].T * DIM**-0.5)
-                p = np.exp(scores - scores.max(-1, keepdims=True))
-                out[:, head] = p / p.sum(-1, keepdims=True) @ v[:, kv]
-            x = x + out.reshape(rows, -1) @ self.tensors[f"{at}.self_attn.o_proj.weight"].T
-            b = self._norm(x, f"{at}.post_attention_layernorm")
-            gate = b @ self.tensors[f"{at}.mlp.gate_proj.weight"].T
-            up = b @ self.tensors[f"{at}.mlp.up_proj.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.tensors[f"{at}.mlp.down_proj.weight"].T
+            x = x + attend(q, k, v, unseen) @ self.tensors[f"{at}.self_attn.o_proj.weight"].T
+            x = x + swiglu(self._norm(x, f"{at}.post_attention_layernorm"), partial(self._mlp, at))
         return self._norm(x, "norm")
 
     def _turned(self, x: Array, name: str, places: NDArray[np.int64]) -> Array:
         y = self._norm((x @ self.tensors[f"{name}_proj.weight"].T).reshape(len(x), -1, DIM), f"{name}_norm")
-        angles = places[:, None] * THETA ** (-np.arange(DIM // 2) / (DIM // 2))
-        cos, sin = (np.tile(f(angles), 2)[:, None] for f in (np.cos, np.sin))
-        half: Array = np.concatenate((-y[..., DIM // 2 :], y[..., : DIM // 2]), -1)
-        return y * cos + half * sin
+        return rotated(y, places[:, None] * THETA ** (-np.arange(DIM // 2) / (DIM // 2)))
+
+    def _mlp(self, at: str, part: str) -> Array:
+        return np.asarray(self.tensors[f"{at}.mlp.{part}_proj.weight"])
 
     def _norm(self, x: Array, name: str) -> Array:
-        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-        return y * self.tensors[f"{name}.weight"]
+        return rms(x, self.tensors[f"{name}.weight"], EPS)
 
 
 def check_blocks(
@@ -152,29 +149,14 @@ def check_blocks(
     ids: NDArray[np.int64],
     least: int,
 ) -> None:
-    """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
+    """See ``check_chains``; ``tapped``: after how many layers, ``head``: [size, H], rows of the target's LM head."""
 
-    Args:
-        made: what was proposed.
-        reference: the arithmetic.
-        fresh: a slot of the target; gives its residual stream.
-        tapped: after how many layers.
-        head: [size, H], rows of the target's LM head.
-        ids: [size], the tokens that they score.
-        least: how many guesses there must be.
-    """
-    count, columns = 0, {int(token): at for at, token in enumerate(ids)}
-    for tokens, proposal in made.made:
-        guesses = proposal.tokens.tolist()
-        if not guesses:
-            continue
+    def logits(slot: Slot, tokens: list[int], guesses: list[int]) -> Array:
         rows = np.array(tokens[:-1], np.int64)
-        fresh.follow([])
-        fresh.reserve(len(rows))
-        taps = np.concatenate([fresh.forward_layers(rows, 0, 0, at) for at in tapped], -1).astype(np.float64)
-        block = fresh.embed(np.array([tokens[-1]] + [MASK] * len(guesses), np.int64)).astype(np.float64)
-        logits = reference.hidden(taps, block)[1:] @ head.T
-        for row, guess in zip(logits, guesses, strict=True):
-            assert row[columns[guess]] > row.max() - 1e-2 * row.std(), f"after {len(tokens)} tokens: {guesses}"
-            count += 1
-    assert count >= least
+        slot.reserve(len(rows))
+        taps = np.concatenate([slot.forward_layers(rows, 0, 0, at) for at in tapped], -1).astype(np.float64)
+        block = slot.embed(np.array([tokens[-1]] + [MASK] * len(guesses), np.int64)).astype(np.float64)
+        found: Array = reference.hidden(taps, block)[1:] @ head.T
+        return found
+
+    check_chains(made, logits, fresh, ids.tolist(), least)

@@ -1,7 +1,4 @@
-"""Checkpoints with a layer for multi-token prediction, and its arithmetic again in float64.
-
-As in ``tests.support.eagle``, the reference keeps nothing: every round it makes all entries anew.
-"""
+"""Checkpoints with a layer for multi-token prediction, and its arithmetic again in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from tests.support import hf
-from tests.support.eagle import Array
+from tests.support.any_drafter import Array, attend, rms, rotated, swiglu
 
 QWEN = {"fc": "fc", "embedding": "pre_fc_norm_embedding", "state": "pre_fc_norm_hidden", "norm": "norm"}
 MIMO = {"fc": "input_proj", "embedding": "token_layernorm", "state": "hidden_layernorm", "norm": "final_layernorm"}
@@ -130,10 +127,7 @@ class MtpReference:
         x = np.concatenate(halves[::-1] if self.mimo != self.swapped else halves, -1) @ self.own["fc"].T
         x = x + self._attention(self._norm(x, self.layer["input_layernorm.weight"]))
         b = self._norm(x, self.layer["post_attention_layernorm.weight"])
-        gate = b @ self.layer["mlp.gate_proj.weight"].T
-        up = b @ self.layer["mlp.up_proj.weight"].T
-        y: Array = x + (gate / (1 + np.exp(-gate)) * up) @ self.layer["mlp.down_proj.weight"].T
-        return y
+        return x + swiglu(b, lambda part: np.asarray(self.layer[f"mlp.{part}_proj.weight"]))
 
     def _attention(self, given: Array) -> Array:
         n, dim, rope = len(given), self.dim, self.config.get("rope_parameters") or self.config
@@ -141,32 +135,22 @@ class MtpReference:
         share = rope.get("partial_rotary_factor", 0.25 if gated else 1.0) if self.turned is None else self.turned
         turned = int(dim * share)
         angles = np.arange(n)[:, None] * rope["rope_theta"] ** (-np.arange(0, turned, 2) / turned)
-        cos, sin = (np.tile(f(angles), 2)[:, None] for f in (np.cos, np.sin))
 
         def project(part: str, heads: int) -> Array:
             found: Array = given @ self.layer[f"self_attn.{part}_proj.weight"].T
             return (found + self.layer.get(f"self_attn.{part}_proj.bias", 0.0)).reshape(n, heads, -1)
 
-        def rotated(x: Array, part: str) -> Array:
-            if f"self_attn.{part}_norm.weight" in self.layer:
-                x = self._norm(x, self.layer[f"self_attn.{part}_norm.weight"])
-            whole = x[..., :turned]
-            half = np.concatenate((-whole[..., turned // 2 :], whole[..., : turned // 2]), -1)
-            return np.concatenate((whole * cos + half * sin, x[..., turned:]), -1)
+        def turned_heads(x: Array, part: str) -> Array:
+            weight = self.layer.get(f"self_attn.{part}_norm.weight")
+            return rotated(x if weight is None else self._norm(x, weight), angles)
 
         q, k, v = project("q", self.heads), project("k", self.keys), project("v", self.keys)
-        q, gate = (q[..., :dim], q[..., dim:]) if gated else (q, None)
-        q, k, out = rotated(q, "q"), rotated(k, "k"), np.zeros((n, self.heads, dim))
-        for head in range(self.heads):
-            kv = head * self.keys // self.heads
-            scores = q[:, head] @ k[:, kv].T * dim**-0.5 + np.triu(np.full((n, n), -np.inf), 1)
-            p = np.exp(scores - scores.max(-1, keepdims=True))
-            out[:, head] = p / p.sum(-1, keepdims=True) @ v[:, kv]
+        q, gate = (q[..., :dim], q[..., dim:].reshape(n, -1)) if gated else (q, None)
+        out = attend(turned_heads(q, "q"), turned_heads(k, "k"), v, np.triu(np.ones((n, n), bool), 1))
         if gate is not None and not self.closed:
             out = out / (1 + np.exp(-gate))
-        y: Array = out.reshape(n, -1) @ self.layer["self_attn.o_proj.weight"].T
+        y: Array = out @ self.layer["self_attn.o_proj.weight"].T
         return y + self.layer.get("self_attn.o_proj.bias", 0.0)
 
     def _norm(self, x: Array, weight: Array) -> Array:
-        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config.get("rms_norm_eps", 1e-6))
-        return y * (weight + self.offset)
+        return rms(x, weight + self.offset, self.config.get("rms_norm_eps", 1e-6))

@@ -21,8 +21,9 @@ from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from tests.conftest import TARGET, Written
 from tests.lossless.test_architectures import CASES
 from tests.support import hf
+from tests.support.any_drafter import Pair
 from tests.support.coded import Prepared, prepare
-from tests.support.eagle import Pair, write_random
+from tests.support.eagle import write_random
 from tests.support.slots import MODELS
 from tests.support.trees import depth_first, path_to, random_tree
 
