@@ -126,7 +126,7 @@ LONGEST = (
     "android/test_kotlin.py",
     "test_packaging.py",
     "export/training/test_processes.py",
-    "benchmarks/test_benchmarks.py",
+    "test_benchmarks.py",
     "fuzz/test_fuzz.py",
     "runtimes/slots/test_slot.py",
     "planning/memory/test_limits.py",

@@ -21,7 +21,7 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS, THREADS
-from tests.support import apk, arm64, golden, hf
+from tests.support import arm64, golden, hf
 from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
 from tests.support.dflash import write_dflash
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
@@ -29,6 +29,7 @@ from tests.support.mtp import write_mtp
 from tests.support.older import schema_2
 from tests.support.required import need
 from tests.support.wide import wide_config
+from tools import make_apk as apk
 from tools.network import left_in, network_calls, traced
 
 LENGTH = 24

@@ -14,7 +14,7 @@ import java.io.File
 import java.lang.management.ManagementFactory
 import kotlin.system.exitProcess
 
-/* What the runtime takes on a JVM: see tests/support/speed.py, which starts this and Python's twin in turn. */
+/* What the runtime takes on a JVM: see benchmarks/kotlin.py, which starts this and Python's twin in turn. */
 
 private val PROMPT = IntArray(32) { 2 + it % 29 }
 private const val WARM = 4000 // rounds before own cost is timed: the JVM compiles what runs often

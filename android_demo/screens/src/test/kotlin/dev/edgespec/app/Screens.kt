@@ -20,7 +20,7 @@ import org.robolectric.Shadows.shadowOf
 import org.robolectric.annotation.Config
 import org.robolectric.annotation.GraphicsMode
 
-/** Draws the app's screens with a real bundle: Android's own views and graphics, on a desktop JVM (tests/support/screens.py). */
+/** Draws the app's screens with a real bundle: Android's own views and graphics, on a desktop JVM (tools/make_screens.py). */
 @RunWith(RobolectricTestRunner::class)
 @Config(sdk = [34], qualifiers = "w360dp-h640dp-hdpi")
 @GraphicsMode(GraphicsMode.Mode.NATIVE)

@@ -1,6 +1,6 @@
 """Pictures of the app's screens: Android's own views and graphics on a desktop JVM (Robolectric), over a real bundle.
 
-    python -m tests.support.screens docs/app
+    python -m tools.make_screens docs/app
 
 Needs Debian's aapt and android-framework-res.  It fetches 500 MB from Maven Central and Google's, so it is no test.
 """
@@ -16,8 +16,8 @@ import zipfile
 from pathlib import Path
 
 from tests.conftest import DRAFT, TARGET
-from tests.support import apk
 from tests.support.jvm import DEMO, environment, folder_alone, maven, same_onnxruntime
+from tools import make_apk as apk
 
 ARCHIVES = ("androidx.test:monitor:1.8.0:aar", "androidx.test.espresso:espresso-idling-resource:3.7.0:aar")
 ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"

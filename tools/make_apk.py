@@ -1,6 +1,6 @@
 """Assemble the demo app out of Maven's outputs: dexed by D8, signed with a key that is thrown away.
 
-    python -m tests.support.apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so
+    python -m tools.make_apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so
 
 Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 and the archives (.aar) of ONNX Runtime and the
 tokenizers come from Maven Central.  Libraries of the NDK and the archives make an app for phones.  Without them it gets

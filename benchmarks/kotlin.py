@@ -1,8 +1,8 @@
 """Speed, memory and garbage of the Kotlin runtime on a JVM, beside Python's: the two in turn, a process each time.
 
-    python -m tests.support.speed BUNDLE            # tokens per second, load time, PSS, allocated bytes
-    python -m tests.support.speed BUNDLE --own      # what a plain round costs beyond ONNX Runtime's run, in Kotlin
-    python -m tests.support.speed BUNDLE --turns 60 # milliseconds a token of two open engines that decode in turn
+    python -m benchmarks.kotlin BUNDLE            # tokens per second, load time, PSS, allocated bytes
+    python -m benchmarks.kotlin BUNDLE --own      # what a plain round costs beyond ONNX Runtime's run, in Kotlin
+    python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of two open engines that decode in turn
 
 Beside the second stands ``python -m benchmarks.overhead``.
 """
@@ -123,7 +123,7 @@ def main() -> None:
         ]
         commands = {"kotlin": java, "an empty JVM": alone}
         if not given.own:
-            commands["python"] = [sys.executable, "-m", "tests.support.speed", *sys.argv[1:], "--one"]
+            commands["python"] = [sys.executable, "-m", "benchmarks.kotlin", *sys.argv[1:], "--one"]
         if given.turns:
             commands = {"kotlin": [*java, "turns"], "python": commands["python"]}
             in_turns(commands, given.turns, classes)
