@@ -25,7 +25,7 @@ from tests.support import hf
 from tests.support.wide import wide_config
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {"__init__", "common", "memory_cell", "device", "kotlin", "plain"}
+ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain"}
 """No benchmarks; in test_kernels.py; of a JVM and of onnxruntime-genai."""
 Run = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import read_manifest
 from tests.cli.conftest import Command
 from tests.conftest import TARGET
-from tests.support.profiles import profile
+from tests.support.planning import profile
 
 KEYS = ["sources", "seconds", "budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
 CANDIDATE = ["bundle", "method", "format", "operators", "attention", "context", "batch", "lossless", "fits", "needs",

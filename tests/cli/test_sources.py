@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from edgespec.export.source.source import Checkpoint
 from tests.cli.conftest import Command
 from tests.support import hf, packed
-from tests.support.adapters import write_adapter
+from tests.support.checkpoints import write_adapter
 from tests.support.gguf_files import write_gguf
 
 NAME = "llama_tied_gqa"

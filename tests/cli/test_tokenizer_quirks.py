@@ -18,8 +18,8 @@ from edgespec.export.tokenizers.files import open_codec
 from edgespec.runtimes.text.codec import TextCodec
 from tests.cli.conftest import Command, Outcome, export
 from tests.support import hf, spm
-from tests.support.chains import write_chain
 from tests.support.chats import FOLDER
+from tests.support.checkpoints import write_chain
 
 TEXT = "The harbour lights came on,  one after another \u2014 na\u00efve \u20ac\U0001f600."
 SIZE = 400

@@ -22,7 +22,7 @@ from edgespec.engine.loading import load
 from edgespec.runtimes.files.manifest import MethodPart, read_manifest
 from tests.cli.conftest import Command, command, demo  # noqa: F401
 from tests.conftest import PROMPTS
-from tests.support.manifests import predicting
+from tests.support.planning import predicting
 from tests.support.toy import hash_logits, hash_target, plain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "a-method.md"

@@ -23,7 +23,7 @@ from edgespec.reports.bench import BenchEntry, bench_all
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import PROMPTS
-from tests.support.manifests import predicting
+from tests.support.planning import predicting
 
 PROMPT, NEW = PROMPTS[0], 60
 EVERY = 3  # rounds between two switches that are forced

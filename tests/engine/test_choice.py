@@ -10,7 +10,7 @@ from edgespec.drafters.registry import AUTO
 from edgespec.engine.methods import CANDIDATES, choose_method
 from edgespec.errors import InvalidRequest
 from edgespec.planning import profiles as quiet
-from tests.support.manifests import manifest, predicting
+from tests.support.planning import manifest, predicting
 
 ALL = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa")
 

@@ -20,8 +20,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.chains import write_chain
 from tests.support.chats import FOLDER
+from tests.support.checkpoints import write_chain
 
 END = "<|im_end|>"
 QUESTIONS = ("How long?", "And then?")

@@ -22,7 +22,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from tests.conftest import PROMPTS
 from tests.support import hf
-from tests.support.manifests import predicting
+from tests.support.planning import predicting
 from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
 
 

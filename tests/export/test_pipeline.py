@@ -25,7 +25,7 @@ from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
-from tests.support.heads import make_heads
+from tests.support.checkpoints import make_heads
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]

@@ -19,10 +19,9 @@ from tests.fuzz import mutate_binary as binary
 from tests.fuzz.cases import follow_hashes, put
 from tests.fuzz.mutate_json import mutated_json
 from tests.support import hf, packed, spm
-from tests.support.adapters import write_adapter
+from tests.support.checkpoints import make_heads, write_adapter
 from tests.support.foreign import write_export
 from tests.support.gguf_files import write_gguf
-from tests.support.heads import make_heads
 
 TARGET = "builtin:shakespeare"
 SMALL = "llama_tied_gqa"

@@ -26,8 +26,8 @@ from edgespec.runtimes.slots.shared import Model
 from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
-from tests.support.heads import make_heads
-from tests.support.same_text import caches_of
+from tests.support.checkpoints import make_heads
+from tests.support.requests import caches_of
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had")
 TOKENS = 40

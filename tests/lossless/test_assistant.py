@@ -18,7 +18,7 @@ from edgespec.export.planned import planned_bundle, possible_drafter
 from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.assistant import write_assistant, write_target
-from tests.support.same_text import assert_plain_text
+from tests.support.requests import assert_plain_text
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 

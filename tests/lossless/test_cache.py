@@ -12,7 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from tests.conftest import OPERATORS, PROMPTS, use_operators
-from tests.support.same_text import caches_of
+from tests.support.requests import caches_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ar": {},

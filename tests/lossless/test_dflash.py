@@ -20,7 +20,7 @@ from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp
-from tests.support.same_text import assert_plain_text
+from tests.support.requests import assert_plain_text
 
 LOUD = 77  # a token that the model hardly writes
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")

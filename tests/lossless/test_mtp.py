@@ -24,7 +24,7 @@ from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import use_operators
 from tests.support import hf
 from tests.support.mtp import write_mtp
-from tests.support.same_text import assert_plain_text
+from tests.support.requests import assert_plain_text
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 HYBRID, DENSE = "qwen3_5_delta", "qwen3_tied"

@@ -10,8 +10,7 @@ from edgespec.engine.methods import choose_method
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.runtimes.options import LoadOptions
 from tests.control.test_auto import Case, always, never
-from tests.support.manifests import manifest, predicting
-from tests.support.profiles import profile, trial
+from tests.support.planning import manifest, predicting, profile, trial
 from tests.support.timed_toy import INT4
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "medusa")

@@ -16,8 +16,7 @@ from edgespec.planning.prediction import Speed
 from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
-from tests.support.manifests import SIZES, manifest
-from tests.support.profiles import profile
+from tests.support.planning import SIZES, manifest, profile
 
 pytestmark = pytest.mark.usefixtures("native")  # plans are for native operators
 

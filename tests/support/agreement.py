@@ -25,7 +25,7 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
 from tests.support import arm64, jvm
-from tests.support.heads import make_heads
+from tests.support.checkpoints import make_heads
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "auto")
 FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock does not choose what is exact

@@ -94,13 +94,6 @@ def text(slot: Slot, count: int, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(2, slot.vocab_size, count)
 
 
-def same_kv(slot: Slot, other: Slot) -> None:
-    assert slot.tokens == other.tokens
-    theirs = other.snapshot()
-    for name, values in slot.snapshot().items():
-        np.testing.assert_array_equal(values, theirs[name])
-
-
 def final(slot: Slot, tokens: Sequence[int] | Ids) -> tuple[Array, Array]:
     """The last residual stream and the logits of rows that are not kept."""
     slot.keep_hidden = True

@@ -1,12 +1,16 @@
-"""Requests whose length does not depend on what the model was trained to end with."""
+"""Requests of a fixed length, and texts of methods beside plain decoding's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
+from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import PROMPTS
 
 METHODS = ("ar", "ngram", "self-spec", "speculative")
@@ -18,3 +22,34 @@ Get = Callable[..., Engine]
 def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Result:
     """A request whose length does not depend on what the model was trained to end with."""
     return engine.generate(prompt, **{"max_new_tokens": NEW, "ignore_eos": True, "method": "ar", **settings})
+
+
+def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how: Settings) -> None:
+    """Every text is plain decoding's, exactly, and of all guesses some stood and some did not."""
+    offered = accepted = 0
+    for settings in how:
+        for prompt in prompts:
+            plain = engine.generate(prompt, settings, method="ar")
+            result = engine.generate(prompt, settings, method=method)
+            assert result.tokens == plain.tokens
+            assert result.method_used == method
+            assert result.lossless
+            assert result.exact
+            offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
+    assert 0 < accepted < offered
+
+
+Snapshot = Mapping[str, NDArray[Any]]  # by name
+
+
+def caches_of(engine: Engine, fresh: Slot, tokens: Sequence[int]) -> tuple[Snapshot, Snapshot]:
+    """What an engine's session holds of a text that it has just written, and what a prefill of it leaves in a slot."""
+    session = engine.sessions.take(tokens)
+    try:
+        assert session.target.tokens == tokens[:-1]
+        held = session.target.snapshot()
+    finally:
+        engine.sessions.give_back(session)
+    fresh.follow([])
+    fresh.prefill(tokens[:-1])
+    return held, fresh.snapshot()

@@ -1,4 +1,4 @@
-"""Rows and caches of slots, for tests that compare them bit for bit."""
+"""Rows, trees of rows and caches of slots, for tests that compare them bit for bit."""
 
 from __future__ import annotations
 
@@ -53,3 +53,29 @@ def assert_same_kv(slot: Slot, other: Slot) -> None:
     theirs = other.snapshot()
     for name, values in slot.snapshot().items():
         np.testing.assert_array_equal(values, theirs[name])
+
+
+ROOT = -1
+
+
+def random_tree(random: np.random.Generator, rows: int) -> list[int]:
+    """Parents: of one root or several, some deep, some wide."""
+    reach = int(random.integers(1, rows + 1))  # how far back parents lie
+    roots = random.random() < 0.2
+    return [ROOT] + [
+        ROOT if roots and random.random() < 0.2 else int(random.integers(max(0, row - reach), row))
+        for row in range(1, rows)
+    ]
+
+
+def depth_first(parents: Sequence[int], row: int = ROOT) -> list[int]:
+    """Every row after its ancestors, and before the next child of any of them."""
+    below = [child for child, parent in enumerate(parents) if parent == row]
+    return [one for child in below for one in (child, *depth_first(parents, child))]
+
+
+def path_to(parents: Sequence[int], row: int) -> list[int]:
+    path = [row]
+    while parents[path[0]] != ROOT:
+        path.insert(0, parents[path[0]])
+    return path

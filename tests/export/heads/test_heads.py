@@ -31,7 +31,7 @@ from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import PROMPTS, TARGET
-from tests.support.heads import make_heads
+from tests.support.checkpoints import make_heads
 
 KINDS = ("medusa", "blockwise", "paradecode")
 HIDDEN, VOCAB = 128, 1024

@@ -20,7 +20,7 @@ from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf, packed
-from tests.support.adapters import write_adapter
+from tests.support.checkpoints import write_adapter
 from tests.support.gguf_files import write_gguf
 
 NAME = "llama_tied_gqa"

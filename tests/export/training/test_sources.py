@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.errors import TrainingError
 from tests.support import hf, packed
-from tests.support.adapters import write_adapter
+from tests.support.checkpoints import write_adapter
 from tests.support.gguf_files import write_gguf
 
 NAME = "llama_tied_gqa"

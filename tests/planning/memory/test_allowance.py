@@ -11,7 +11,7 @@ from edgespec.planning.budget import Available
 from edgespec.planning.footprint import Memory, MemoryPart
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
-from tests.support.manifests import manifest
+from tests.support.planning import manifest
 
 MIB = 1 << 20
 WEIGHTS, PRIVATE, TOKEN = 300 * MIB, 50 * MIB, 100_000

@@ -32,8 +32,7 @@ from edgespec.planning.profiles import (
 )
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
-from tests.support.manifests import manifest
-from tests.support.profiles import ELSEWHERE, profile, trial
+from tests.support.planning import ELSEWHERE, manifest, profile, trial
 
 HOW = LoadOptions(operators="native", threads=2)
 

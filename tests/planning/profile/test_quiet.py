@@ -14,8 +14,7 @@ from edgespec.planning.costs import exported
 from edgespec.planning.prediction import speed_of
 from edgespec.planning.profiles import Watch, busy_words, export_busy
 from edgespec.runtimes.options import RunOptions
-from tests.support.manifests import manifest
-from tests.support.profiles import profile
+from tests.support.planning import manifest, profile
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,7 @@ from edgespec.planning.traffic import (
 )
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import HeadGroup, Operators, SkipSetPart
-from tests.support.manifests import FACTS, part
-from tests.support.profiles import passes
+from tests.support.planning import FACTS, part, passes
 from tests.support.toy import FixedCosts
 
 # -- lines -------------------------------------------------------------------------------------------------------------

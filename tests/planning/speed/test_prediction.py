@@ -17,8 +17,7 @@ from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import HeadGroup, Manifest, MethodPart
 from edgespec.runtimes.options import RunOptions
-from tests.support.manifests import FACTS, manifest, part
-from tests.support.profiles import passes, profile, trial
+from tests.support.planning import FACTS, manifest, part, passes, profile, trial
 
 pytestmark = pytest.mark.usefixtures("native")
 SPECULATIVE = ("ar", "ngram", "speculative")

@@ -28,8 +28,8 @@ from tests.support import hf
 from tests.support.assistant import write_assistant, write_target
 from tests.support.dflash import write_dflash
 from tests.support.eagle import write_random
-from tests.support.manifests import manifest
 from tests.support.mtp import write_mtp
+from tests.support.planning import manifest
 
 pytestmark = pytest.mark.usefixtures("native")
 KINDS = ("eagle", "mtp", "dflash", "assistant")

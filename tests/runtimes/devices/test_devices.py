@@ -27,7 +27,7 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, fixed_skip_set
 from tests.support.device import HostModel
-from tests.support.manifests import predicting
+from tests.support.planning import predicting
 
 ALWAYS: dict[str, Any] = {"ignore_eos": True, "fallback": False}
 METHODS: dict[str, dict[str, Any]] = {

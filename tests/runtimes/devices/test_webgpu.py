@@ -28,7 +28,7 @@ from edgespec.runtimes.slots.cpu import rows_exact
 from tests.conftest import Reference, Written
 from tests.export.architectures.test_architectures import PARENTS, path_to, run
 from tests.lossless.test_architectures import HEADS, LOSSLESS
-from tests.support.heads import make_heads
+from tests.support.checkpoints import make_heads
 
 STATE = webgpu_state()
 WITHOUT = without_half() if STATE.usable else STATE.reason

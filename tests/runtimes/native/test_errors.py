@@ -15,7 +15,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.native_runner import Gates
 from tests.conftest import Written, use_operators
-from tests.support.native_pass import Raw, doctored, program_text, with_program
+from tests.support.native_graph import Raw, doctored, program_text, with_program
 from tests.support.planned import CUT_SIZE, PLANS, with_heads
 
 NAME = "qwen2_untied"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.runtimes.files.formats import Format
-from tests.support.native_pass import doctored
+from tests.support.native_graph import doctored
 from tests.support.planned import PLANS, with_heads
 
 NAME = "qwen2_untied"
@@ -23,7 +23,7 @@ import numpy as np
 from edgespec.export.bundle.model import open_model
 from edgespec.runtimes.files.manifest import ModelPart
 from tests.conftest import Written
-from tests.support.native_pass import Raw, program_text, with_program
+from tests.support.native_graph import Raw, program_text, with_program
 
 folder, source, part, seed = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 made = Written(folder, open_model(source, None), ModelPart.model_validate_json(part), {})

@@ -15,7 +15,7 @@ from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import Written, use_operators
 from tests.runtimes.native.test_errors import PARENT, PLACE, TOP
-from tests.support.native_pass import Raw, doctored
+from tests.support.native_graph import Raw, doctored
 
 NAME = "qwen2_untied"
 Write = Callable[..., Written]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.runtimes.files.kv import KvFormat
 from tests.runtimes.native.test_windows import attention, width_of
 from tests.support.native_graph import Floats, Node, Rows
-from tests.support.trees import depth_first, path_to, random_tree
+from tests.support.slots import depth_first, path_to, random_tree
 
 pytestmark = pytest.mark.usefixtures("native")
 

@@ -13,7 +13,8 @@ from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.planned import COUNT, CUT_SIZE, GROUPS, MEDUSA, Array, Planned, final, same_kv, text
+from tests.support.planned import COUNT, CUT_SIZE, GROUPS, MEDUSA, Array, Planned, final, text
+from tests.support.slots import assert_same_kv
 
 
 def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -179,7 +180,7 @@ def test_heads_leave_the_slot_alone(planned: Callable[..., Planned], form: Forma
             if one is slot:
                 heads()
         np.testing.assert_array_equal(*results)
-    same_kv(slot, quiet)
+    assert_same_kv(slot, quiet)
     np.testing.assert_array_equal(slot.forward(tokens[40:45]).logits.copy(), quiet.forward(tokens[40:45]).logits)
 
 

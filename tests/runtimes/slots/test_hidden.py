@@ -14,7 +14,8 @@ from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.support.coded import Prepared, prepare, random_tokens
-from tests.support.planned import NATIVE, Planned, final, same_kv, text
+from tests.support.planned import NATIVE, Planned, final, text
+from tests.support.slots import assert_same_kv
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -37,7 +38,7 @@ def test_a_pass_in_two_parts_is_the_pass(planned: Callable[..., Planned], form: 
             slot.keep(range(n))
             whole.keep(range(n))
             at += n
-        same_kv(slot, whole)
+        assert_same_kv(slot, whole)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -68,7 +69,7 @@ def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], fo
         slot.keep(range(n))
         whole.keep(range(n))
         at += n
-    same_kv(slot, whole)
+    assert_same_kv(slot, whole)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -86,7 +87,7 @@ def test_segments_of_layers_one_after_another(planned: Callable[..., Planned], f
     np.testing.assert_array_equal(slot.forward_resumed(tokens[9:], Resume(stream, slot.layers)).logits, logits)
     slot.keep(range(21))
     whole.keep(range(21))
-    same_kv(slot, whole)
+    assert_same_kv(slot, whole)
 
 
 @NATIVE
@@ -130,7 +131,7 @@ def test_layers_over_coded_keys(coded: Prepared, name: str) -> None:
         np.testing.assert_array_equal(got, whole.forward(rows).logits)
         slot.keep(range(8))
         whole.keep(range(8))
-    same_kv(slot, whole)
+    assert_same_kv(slot, whole)
 
 
 def test_hidden_states_are_kept_only_where_asked_for(planned: Callable[..., Planned]) -> None:

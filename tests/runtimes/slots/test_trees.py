@@ -24,8 +24,7 @@ from tests.support import hf
 from tests.support.any_drafter import Pair
 from tests.support.coded import Prepared, prepare
 from tests.support.eagle import write_random
-from tests.support.slots import MODELS
-from tests.support.trees import depth_first, path_to, random_tree
+from tests.support.slots import MODELS, depth_first, path_to, random_tree
 
 Write = Callable[..., Written]
 pytestmark = pytest.mark.usefixtures("native")
