@@ -23,7 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.options import LoadOptions
-from tools import house
+from tools import structure
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
@@ -149,7 +149,7 @@ def test_every_public_method_of_the_engine_is_documented() -> None:
 
 
 def test_every_module_says_what_it_is_for_and_can_be_imported() -> None:
-    for module, file in house.modules().items():
+    for module, file in structure.modules().items():
         doc = ast.get_docstring(ast.parse(text := file.read_text("utf-8")))
         assert not text.strip() or (doc and doc.splitlines()[0].endswith((".", "?", ":"))), module
         try:

@@ -46,8 +46,8 @@ def test_paths(page: str) -> None:
         assert (ROOT / script).is_file(), f"{page}: no {script}"
 
 
-def test_the_table_of_folders_has_every_room() -> None:
-    named = first_column(section("CONTRIBUTING.md", "The house"))
+def test_the_table_of_folders_has_every_package() -> None:
+    named = first_column(section("CONTRIBUTING.md", "Layers and packages"))
     for top in ("edgespec", "export", "runtimes"):
         for folder in sorted((ROOT / top).iterdir()):
             if (folder / "__init__.py").is_file() and not folder.is_symlink():
