@@ -26,14 +26,12 @@ from numpy.typing import NDArray
 
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_described
+from edgespec.export.bundle.model import open_described, write_model
+from edgespec.export.drafters.head_choice import cut_draft, write_tokens
+from edgespec.export.drafters.heads import FUSE, HeadPlan
 from edgespec.export.drafters.mtp import mtp_of
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.heads.choice import cut_draft
-from edgespec.export.heads.description import FUSE, HeadPlan
-from edgespec.export.heads.vocab import write_tokens
-from edgespec.export.planning.heads import assumed_blocks, assumed_drafter
+from edgespec.export.measuring.planned_heads import assumed_blocks, assumed_drafter
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.formulas.cost import expected_tokens
 from edgespec.runtimes.files.formats import Format

@@ -13,12 +13,11 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
+from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device_graphs import add_device_graphs
-from edgespec.export.heads.choice import HeadChoice, cut_draft
-from edgespec.export.heads.description import HeadPlan
-from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.measuring.parity import parity_report
-from edgespec.export.planning.plan import model_bytes
+from edgespec.export.measuring.plan import model_bytes
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint

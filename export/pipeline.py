@@ -16,27 +16,31 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
-from edgespec.export.bundle.genai import GENAI, genai_config
-from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
+from edgespec.export.bundle.drafter import drafter_bytes, write_drafter
+from edgespec.export.bundle.model import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing
-from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
+from edgespec.export.bundle.writer import (
+    GENAI,
+    copy_tokenizer,
+    genai_config,
+    refuse_existing,
+    staged_folder,
+    write_manifest,
+)
 from edgespec.export.drafters.drafter import Drafter, check_drafter, cut_drafter
-from edgespec.export.drafters.measure import measure_drafter
+from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
-from edgespec.export.drafters.read import read_drafter
-from edgespec.export.drafters.vocabulary import with_tokens
-from edgespec.export.drafters.write import drafter_bytes, write_drafter
+from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.emitted import EmittedModel
-from edgespec.export.heads.choice import HeadChoice, choose_heads
-from edgespec.export.heads.vocab import frequent_tokens
 from edgespec.export.in_progress import InProgress
+from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer, digest
 from edgespec.export.measuring.mixer import Mix, Mixer
-from edgespec.export.measuring.skip_sets import read_skip_set
+from edgespec.export.measuring.plan import describe_export, paying_rows
+from edgespec.export.measuring.skip_search import read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
-from edgespec.export.options import ExportOptions
-from edgespec.export.planning.plan import describe_export, paying_rows
+from edgespec.export.options import ExportOptions, refuse_draft, refuse_target
 from edgespec.export.quantization.calibration_text import (
     MEASURED_TOKENS,
     MIN_TOKENS,
@@ -46,11 +50,9 @@ from edgespec.export.quantization.calibration_text import (
 )
 from edgespec.export.quantization.coded_keys import check_attention, prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import Checkpoint, resolve
-from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
+from edgespec.export.tokenizers.facts import check_same_vocabulary, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
-from edgespec.export.tokenizers.generation import sampling_part
 from edgespec.planning.cut import first_ids
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest
 from edgespec.runtimes.files.operators import choose_operators

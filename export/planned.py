@@ -18,19 +18,17 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.words import approximations, remedies, traits
-from edgespec.export.bundle.genai import GENAI, genai_config
-from edgespec.export.bundle.model_part import (
+from edgespec.export.bundle.model import (
     check_coded_keys,
     check_devices,
     check_layers,
     check_operators,
     open_described,
 )
+from edgespec.export.bundle.writer import GENAI, genai_config
 from edgespec.export.drafters.mtp import has_mtp, planned_mtp
-from edgespec.export.measuring.skip_sets import first_skip_set
-from edgespec.export.options import ExportOptions
-from edgespec.export.planning.files import copied_files, entries
-from edgespec.export.planning.heads import (
+from edgespec.export.measuring.plan import PlannedModel, copied_files, entries, paying_rows
+from edgespec.export.measuring.planned_heads import (
     PlannedHeads,
     assumed_assistant,
     assumed_blocks,
@@ -38,8 +36,8 @@ from edgespec.export.planning.heads import (
     assumed_drafter,
     planned_heads,
 )
-from edgespec.export.planning.model import PlannedModel
-from edgespec.export.planning.plan import paying_rows
+from edgespec.export.measuring.skip_search import first_skip_set
+from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
@@ -209,9 +207,9 @@ def _opened(path: Path, context: int | None, text_only: bool) -> Architecture:
     except NotText:
         raise
     except UnsupportedModel as error:
-        from edgespec.export.optimum.export import optimum_missing
         from edgespec.export.optimum.model import find_graph, is_foreign, unsupported
-        from edgespec.export.source.json_object import read_object as described
+        from edgespec.export.optimum.write import optimum_missing
+        from edgespec.export.source.stored import read_object as described
 
         if not is_foreign(path):
             raise

@@ -118,7 +118,7 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
         return
     seconds = time.perf_counter() - start
     if plot is not None:
-        from edgespec.export.training.plot import draw
+        from edgespec.export.training.save import draw
 
         draw(trained.history, plot, f"{method} for {model}")
     found = trained.report

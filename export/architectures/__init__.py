@@ -9,8 +9,7 @@ from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llam
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
-from edgespec.export.source.prefix import with_usual_prefix
-from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.source import Checkpoint, with_usual_prefix
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 

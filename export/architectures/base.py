@@ -12,8 +12,7 @@ from edgespec.export.architectures.rope import Rotary, rope_facts, rope_paramete
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import ShapeOps
-from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Affine, DerivedCheckpoint, Extra, Own, Rows
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 

@@ -11,8 +11,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture, Part, Switch
 from edgespec.export.architectures.ops import ExpertsRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
-from edgespec.export.source.derived import Columns, Floats, Joined, Own
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Columns, Extra, Floats, Joined, Own
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.facts import ExpertFacts
 

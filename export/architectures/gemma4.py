@@ -13,8 +13,7 @@ from edgespec.export.architectures.base import AROUND, ATTENTION, LAYERS, Archit
 from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
-from edgespec.export.source.derived import Affine, Own, Rows
-from edgespec.export.source.extended import Extra, Held
+from edgespec.export.source.derived import Affine, Extra, Held, Own, Rows
 from edgespec.export.source.source import Checkpoint
 
 TABLE, PROJECTION, NORM = (f"model.{name}.weight" for name in (

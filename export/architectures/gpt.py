@@ -10,8 +10,7 @@ import numpy as np
 from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.source.derived import Own, Rows, Transposed
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Extra, Own, Rows, Transposed
 from edgespec.export.source.source import Checkpoint
 
 NEOX_MLP = {"mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h"}

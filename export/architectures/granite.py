@@ -8,8 +8,7 @@ from edgespec.export.architectures.base import LAYERS, Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
 from edgespec.export.architectures.states import StateSpaces
-from edgespec.export.source.derived import Affine, Own
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Affine, Extra, Own
 from edgespec.export.source.source import Checkpoint
 
 MIXTURES = Experts(

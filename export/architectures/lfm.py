@@ -11,8 +11,7 @@ from edgespec.export.architectures.experts import Experts, first_of
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
 from edgespec.export.architectures.states import ShortConvolutions
-from edgespec.export.source.derived import Own
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Extra, Own
 from edgespec.export.source.source import Checkpoint
 
 MLP = {"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"}

@@ -11,8 +11,7 @@ import numpy as np
 from edgespec.export.architectures.base import AFTER, EMBEDDING, LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.source.derived import Floats, Normed, Own
-from edgespec.export.source.extended import Extra, Held
+from edgespec.export.source.derived import Extra, Floats, Held, Normed, Own
 from edgespec.export.source.source import Checkpoint
 
 ATTENTION_BIAS = {"self_attn": ("attention_bias", False)}

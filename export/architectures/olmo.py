@@ -8,8 +8,7 @@ from edgespec.export.architectures.base import AFTER, BEFORE, LAYERS, Architectu
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.states import NegativeDeltaRules
-from edgespec.export.source.derived import Own
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Extra, Own
 from edgespec.export.source.source import Checkpoint
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from edgespec.export.architectures.base import ATTENTION, GATE, LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.states import DeltaRules, FusedDeltaRules
-from edgespec.export.source.derived import Own, Rows
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Extra, Own, Rows
 from edgespec.export.source.source import Checkpoint
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.source.derived import Own, Rows
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Extra, Own, Rows
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import ModelFacts
 

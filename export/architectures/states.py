@@ -11,8 +11,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture, Part
 from edgespec.export.architectures.ops import ConvolutionRule, DeltaRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
-from edgespec.export.source.derived import Exponential, Joined, Own, Rows, Taps
-from edgespec.export.source.extended import Extra
+from edgespec.export.source.derived import Exponential, Extra, Joined, Own, Rows, Taps
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.facts import DeltaHeads
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.emit.fill import Errors
-from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.tokenizers.facts import DescribedModel
 from edgespec.runtimes.devices.webgpu import DeviceName

@@ -24,9 +24,8 @@ from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
 from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.heads.description import FUSE
-from edgespec.export.source.derived import Own
-from edgespec.export.source.extended import Extra
+from edgespec.export.drafters.heads import FUSE
+from edgespec.export.source.derived import Extra, Own
 from edgespec.export.source.source import Checkpoint
 
 MODEL_TYPE = "gemma4_assistant"

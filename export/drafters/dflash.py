@@ -19,9 +19,8 @@ from edgespec.export.architectures.base import ATTENTION, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter, check_size, with_head_norms
-from edgespec.export.heads.description import FUSE
-from edgespec.export.source.derived import Own
-from edgespec.export.source.extended import ExtendedCheckpoint, Extra
+from edgespec.export.drafters.heads import FUSE
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
 from edgespec.export.source.source import Checkpoint
 
 NORM = "hidden_norm"

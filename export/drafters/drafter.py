@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule
-from edgespec.export.heads.choice import cut_draft
-from edgespec.export.heads.description import HeadPlan
+from edgespec.export.drafters.head_choice import cut_draft
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.runtimes.files.manifest import DrafterKind
 from edgespec.runtimes.files.operators import WantedOperators
 

@@ -19,9 +19,8 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
 from edgespec.export.drafters.drafter import with_head_norms
-from edgespec.export.heads.description import FUSE
-from edgespec.export.source.derived import Own
-from edgespec.export.source.extended import Extra
+from edgespec.export.drafters.heads import FUSE
+from edgespec.export.source.derived import Extra, Own
 from edgespec.export.source.source import Checkpoint
 
 EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the embedding and of the hidden state

@@ -19,11 +19,9 @@ from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.heads.description import FUSE
-from edgespec.export.source.derived import Own
-from edgespec.export.source.extended import ExtendedCheckpoint, Extra
-from edgespec.export.source.prefix import Renamed, with_usual_prefix
-from edgespec.export.source.source import Checkpoint, ConfigOnly
+from edgespec.export.drafters.heads import FUSE
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
+from edgespec.export.source.source import Checkpoint, ConfigOnly, Renamed, with_usual_prefix
 
 EMBEDDED, STATE, TARGET_NORM = "embedding_norm", "hidden_norm", "target_norm"
 KEYS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")  # of config.json: how many there are

@@ -1,11 +1,12 @@
 """Published drafters; EAGLE-3 in whichever layout: the original, speculators', SpecForge's and SGLang's, and ours.
 
 They differ in names, in what says which hidden states are looked at, and in options; no tensor says which is meant.
-Layers are counted here as boundaries: after how many of them the residual stream is tapped.
+Layers are counted here as boundaries: after how many of them the residual stream is read.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ from edgespec.export.drafters.assistant import is_assistant, read_assistant
 from edgespec.export.drafters.dflash import is_dflash, read_dflash
 from edgespec.export.drafters.drafter import Drafter, check_size
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
-from edgespec.export.heads.description import CUT, FUSE
-from edgespec.export.source.derived import Own, Rows
-from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.drafters.heads import CUT, FUSE
+from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Held, Own, Rows
 from edgespec.export.source.source import Checkpoint
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -158,3 +158,39 @@ def _tokens(source: Checkpoint, arch: Eagle3) -> NDArray[np.int64] | None:
     ascending = (order == np.arange(rows)).all()
     arch.source = ExtendedCheckpoint(arch.source, {CUT: head if ascending else Rows(head, order)})
     return tokens[order]
+
+
+RIDGE = 1e-4  # of the mean square of an input: keeps what the shared tokens do not determine small
+
+
+def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64]) -> Drafter:
+    """The drafter with an LM head for other tokens.
+
+    A token that it could not guess gets the row of the target's LM head, through the linear map that takes the target's
+    rows of the tokens that it could guess to its own, by least squares.
+
+    Args:
+        drafter: what was read; its checkpoint gets another head.
+        target: the model that it is for.
+        tokens: int64 [size], ascending.
+    """
+    arch = drafter.arch
+    own = np.arange(arch.facts.vocab) if drafter.tokens is None else drafter.tokens  # [D]
+    rows = arch.source.read(HEAD if drafter.tokens is None else CUT)  # [D, hidden]
+    known = np.isin(tokens, own)
+    head = np.empty((len(tokens), arch.facts.hidden), np.float32)
+    head[known] = rows[np.searchsorted(own, tokens[known])]
+    notes = list(drafter.notes)
+    if not known.all():
+
+        def theirs(ids: NDArray[np.int64]) -> NDArray[np.float32]:  # [n] -> [n, hidden]
+            return ChosenRows(target.source, target.head.weight, ids).read(slice(None), None)
+
+        x = theirs(own)
+        square = x.T @ x
+        square += np.float32(RIDGE * np.trace(square) / len(square)) * np.eye(len(square), dtype=np.float32)
+        head[~known] = theirs(tokens[~known]) @ np.linalg.solve(square, x.T @ rows)
+        notes.append(f"{int((~known).sum())} of the {len(tokens)} tokens that it guesses are new to it: their rows of "
+                     "the LM head are the model's, mapped to its own")  # fmt: skip
+    arch.source = ExtendedCheckpoint(arch.source, {CUT: Held(head)})
+    return replace(drafter, tokens=tokens, notes=notes)

@@ -17,12 +17,12 @@ import numpy as np
 
 from edgespec.decoding.target import SkipSet
 from edgespec.export.architectures.ops import AttentionRule, Kind, Linear, Norm
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.heads import group_rows
 from edgespec.export.emit.pieces import FLOAT, INT32, INT64
 from edgespec.export.emit.plan import StoragePlan
 from edgespec.export.emit.stock import GraphOps
-from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.devices.slot import BEST
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.stock import HIDE

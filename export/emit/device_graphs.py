@@ -9,13 +9,13 @@ from typing import Any
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import DeviceHeads, DeviceOps
 from edgespec.export.emit.graph import GraphBuilder
 from edgespec.export.emit.half import to_half
 from edgespec.export.emit.layout import WeightLayout
 from edgespec.export.emit.pieces import FLOAT, INT64
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import DEVICE_FORMATS
 from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name

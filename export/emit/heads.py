@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from edgespec.export.architectures.ops import Linear
+from edgespec.export.drafters.heads import cut_head, group_matrices
 from edgespec.export.emit.pieces import GraphPieces
-from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.runtimes.files.manifest import HeadGroup
 
 

@@ -7,8 +7,8 @@ Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
 from __future__ import annotations
 
 from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.drafters.heads import HeadPlan, cut_head, group_matrices
 from edgespec.export.emit.program import Floats, ProgramWriter
-from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_runner import Gates
 

@@ -18,8 +18,8 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
+from edgespec.export.drafters.heads import cut_head, group_matrices
 from edgespec.export.emit.plan import Matrix, StoragePlan
-from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.runtimes.files.formats import SPECS
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.files.packing import Packed

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.formats import LINEAR
 from edgespec.export.emit.graph import MICROSOFT, GraphBuilder
 from edgespec.export.emit.plan import StoragePlan, stacked_name
 from edgespec.export.emit.vectors import stacked_bias, vector
 from edgespec.export.emit.wide_heads import least_length
-from edgespec.export.heads.description import HeadPlan
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import ExpertsRule, LayerEmbedding, Linear, Norm
+from edgespec.export.drafters.heads import HeadPlan, is_head
 from edgespec.export.emit.layout import HEADROOM, INLINE_BYTES, WeightLayout
-from edgespec.export.heads.description import HeadPlan, is_head
 from edgespec.export.quantization.levels import BLOCK, BLOCKS
-from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.source.derived import ExtendedCheckpoint
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.files.packing import Packed

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.layout import converted_name
 from edgespec.export.emit.native_plan import NativePlan
 from edgespec.export.emit.plan import StoragePlan
 from edgespec.export.emit.stock_plan import StockPlan
-from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout
 

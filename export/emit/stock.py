@@ -19,12 +19,12 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
+from edgespec.export.drafters.heads import HeadPlan, cut_head
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.formats import LINEAR, table_rows
 from edgespec.export.emit.heads import head_logits
 from edgespec.export.emit.pieces import BOOL, FLOAT, INT32, INT64, GraphPieces
 from edgespec.export.emit.plan import StoragePlan
-from edgespec.export.heads.description import HeadPlan, cut_head
 
 
 class GraphOps(GraphPieces):

@@ -18,8 +18,8 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
+from edgespec.export.drafters.heads import HeadPlan, cut_head, group_matrices
 from edgespec.export.emit.plan import Matrix, StoragePlan
-from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.runtimes.files.formats import Format
 

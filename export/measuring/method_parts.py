@@ -11,11 +11,10 @@ import numpy as np
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE
 from edgespec.export.bundle.source_model import Progress
-from edgespec.export.heads.choice import HeadChoice
+from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
-from edgespec.export.measuring.head_methods import measure_heads
-from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
-from edgespec.export.measuring.skip_sets import first_skip_set
+from edgespec.export.measuring.heads import measure_heads
+from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, first_skip_set, measure_steps
 from edgespec.export.quantization.calibration_text import MIN_TOKENS
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart

@@ -16,9 +16,9 @@ import numpy as np
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Kind
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.emit.stock_plan import StockPlan
-from edgespec.export.heads.description import HeadPlan
 from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS

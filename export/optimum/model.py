@@ -15,17 +15,14 @@ from edgespec.export.architectures import describe, refusal, text_kind
 from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import model_facts
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
-from edgespec.export.heads.choice import HeadChoice
-from edgespec.export.optimum.export import export_graph, optimum_missing
-from edgespec.export.optimum.graph import ForeignGraph
-from edgespec.export.optimum.parity import foreign_parity
-from edgespec.export.optimum.strict import choose_strict
-from edgespec.export.optimum.write import HEADROOM, WORK, write_foreign
+from edgespec.export.drafters.head_choice import HeadChoice
+from edgespec.export.optimum.graph import ForeignGraph, choose_strict
+from edgespec.export.optimum.write import HEADROOM, WORK, export_graph, foreign_parity, optimum_missing, write_foreign
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
-from edgespec.export.source.json_object import read_object
 from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.stored import read_object
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import ModelFacts, ModelPart, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators

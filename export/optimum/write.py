@@ -1,9 +1,17 @@
-"""A graph of optimum as a part of a bundle: its tensors in one weight file, matrices quantized if asked for."""
+"""A graph of optimum as a part of a bundle: tensors in one weight file, matrices quantized if asked for, parity.
+
+The exporter runs in a process of its own: torch's memory goes with it, and so does whatever it prints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,16 +19,102 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model_part import MAIN, STRICT
+from edgespec.export.bundle.model import MAIN, STRICT
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.emit.layout import INLINE_BYTES, WEIGHTS, WeightLayout
-from edgespec.export.optimum.graph import ForeignGraph, Matrix
-from edgespec.export.optimum.strict import double_last_rows
+from edgespec.export.measuring.parity import ROWS, compare_logits, error_by_layer, plain_logits, relative_error
+from edgespec.export.optimum.graph import ForeignGraph, Matrix, double_last_rows
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Killed|Exit): ")
+TASK = "text-generation-with-past"
+_CALL = """
+import sys
+from optimum.exporters.onnx import main_export
+main_export(sys.argv[1], output=sys.argv[2], task=sys.argv[3], dtype="fp32", device="cpu", trust_remote_code=False)
+"""
+
+
+def optimum_missing() -> str | None:
+    """Why optimum's exporter cannot be called in this environment; None = it can."""
+    for name in ("optimum", "optimum.exporters", "optimum.exporters.onnx", "torch", "transformers"):
+        try:
+            if find_spec(name) is None:
+                return f"{'optimum-onnx' if name.startswith('optimum') else name} is not installed here"
+        except ImportError as error:
+            return f"{name} cannot be imported here: {error}"
+    return None
+
+
+def export_graph(model: Path, folder: Path) -> None:
+    """Let optimum export a checkpoint in float32 into a new folder.
+
+    Raises:
+        ExportError: it fails; the message has the line that names the error, or the last one.
+    """
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", _CALL, str(model.resolve()), str(folder.resolve()), TASK]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        # messages of several lines begin with the error's name, and end with general advice
+        named = [line for line in lines if _ERROR.match(line)]
+        last = (named or lines or [f"exit code {done.returncode}"])[-1]
+        raise ExportError(
+            f"{model}: optimum's exporter failed: {last}",
+            f"see what it knows: `optimum-cli export onnx --model {model} --task {TASK} DIR`",
+        )
+
+
+AGAINST = "the float32 graph of optimum"
+_PASS = 64  # rows
+
+
+def foreign_parity(file: Path, part: ModelPart, errors: Errors, slot: Slot, tokens: Sequence[int]) -> dict[str, Any]:
+    """Compare a written graph with the one it was made of, on one text; nothing is compared with the checkpoint.
+
+    Args:
+        file: optimum's graph.
+        part: what was written of it.
+        errors: squared errors of the stored matrices.
+        slot: the written model.
+        tokens: the text.
+
+    Returns the JSON object of ``parity_report``, and ``against``, what the figures are relative to.
+    """
+    tokens = list(tokens)
+    rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
+    exact = _graph_logits(file, part, tokens, rows, slot.model.threads)
+    return {
+        "against": AGAINST,
+        "positions": len(rows),
+        "weight_error_by_layer": error_by_layer(errors, part.facts.layers),
+        "weight_error": relative_error(errors.values()),
+        **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
+    }
+
+
+def _graph_logits(
+    file: Path, part: ModelPart, tokens: list[int], rows: NDArray[np.int64], threads: int
+) -> NDArray[np.float32]:  # [R, vocab]
+    """Logits of the rows of a text by optimum's graph, many rows a pass."""
+    original = part.model_copy(update={"format": "fp32", "graphs": {"plain": Graph(file=file.name)}})
+    slot = open_slot(Model(file.parent, original, "plain", threads))
+    found = []
+    for start in range(0, len(tokens), _PASS):
+        piece = np.asarray(tokens[start : start + _PASS], np.int64)
+        logits = slot.forward(piece).logits  # [n, vocab]
+        found.append(logits[rows[(rows >= start) & (rows < start + _PASS)] - start])
+        slot.keep(range(len(piece)))
+    return np.concatenate(found)
+
 
 WORK = ".optimum"  # of a bundle in the making: what optimum writes
 HEADROOM = 16  # rows beyond the context: those that are timed and probed at its end

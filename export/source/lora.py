@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.json_object import read_object
-from edgespec.export.source.tensors.safetensors_files import read_header
-from edgespec.export.source.tensors.stored import Opened, Plain, Stored
+from edgespec.export.source.stored import Opened, Plain, Stored, read_header, read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.export.source.gguf.files import TOKENIZER
-from edgespec.export.source.gguf.tensors import open_gguf
-from edgespec.export.source.json_object import read_object
+from edgespec.export.source.converters import converted
+from edgespec.export.source.gguf_files import TOKENIZER, open_gguf
 from edgespec.export.source.lora import CONFIG, WEIGHTS, adapter_settings, is_adapter, merged
-from edgespec.export.source.quantized.converters import converted
-from edgespec.export.source.tensors.safetensors_files import safetensors_in
-from edgespec.export.source.tensors.stored import LOSS, NONSENSE, Opened, Temporary
+from edgespec.export.source.stored import LOSS, NONSENSE, Opened, Temporary, read_object, safetensors_in
 from edgespec.export.source.widened import FILE as WIDENED
 from edgespec.export.source.widened import is_widened, widen
 

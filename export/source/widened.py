@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.source.tensors.stored import Opened, Stored
+from edgespec.export.source.stored import Opened, Stored
 
 FILE = "edgespec_widened.json"
 GRAIN = 2.0**26  # folded weights are multiples of its inverse: sums of a few thousand are exact in float64

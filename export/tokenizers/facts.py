@@ -1,15 +1,72 @@
-"""Tokenizer facts for the manifest, and whether two models speak the same tokens."""
+"""Tokenizer facts for the manifest, whether two models speak the same tokens, and a model's own sampling settings."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edgespec.errors import BundleError, ExportError, IncompatibleDraft
-from edgespec.runtimes.files.manifest import ModelFacts, TokenizerFacts
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import BundleError, ExportError, IncompatibleDraft, InvalidRequest
+from edgespec.runtimes.files.manifest import ModelFacts, SamplingPart, TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import read_object
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+Described = dict[str, Any]
+
+
+def tokenizer_json(
+    model: Described, *, normalizer: Described | None, words: Described | None, decoder: Described
+) -> Described:
+    """A tokenizer without added tokens; ``words``: how text is cut before the model."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": normalizer,
+        "pre_tokenizer": words,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def bpe_model(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> Described:
+    """A BPE model; ``options``: what differs from a byte-level one."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **options,
+        "vocab": vocab,
+        "merges": merges,
+    }
+
+
+def build(described: Described, source: Path) -> Tokenizer:
+    """The tokenizer.
+
+    Raises:
+        ExportError: the library refuses it.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(json.dumps(described))
+    except Exception as error:  # the library raises a plain Exception
+        raise ExportError(f"{source}: its tokenizer cannot be converted: {error}", "download it again") from error
+
 
 PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
 
@@ -128,3 +185,36 @@ def _read(file: Path) -> dict[str, Any]:
 def _ids(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [item for item in values if type(item) is int and item >= 0]  # -1 says none
+
+
+FILE = "generation_config.json"
+RULES = ("top_k", "top_p", "min_p")  # which transformers applies only where it samples
+
+
+def sampling_part(folder: Path) -> SamplingPart | None:
+    """Read how a model asks for tokens to be chosen; None = it says nothing.
+
+    As in transformers, ``do_sample`` decides whether the temperature and the rules beside it are used at all; what the
+    file leaves out is off, and the temperature 1.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        ExportError: a value that cannot be.
+    """
+    try:
+        given = {name: value for name, value in read_object(folder / FILE).items() if value is not None}
+    except BundleError:  # missing or damaged, as for the tokens that end a text
+        return None
+    wanted = given.get("do_sample")
+    names = ("temperature", *RULES) if wanted is True else ()
+    found = {name: given[name] for name in (*names, "repetition_penalty") if name in given}
+    if wanted is not None:
+        found = {"temperature": 1.0 if wanted is True else 0.0} | found
+    try:
+        SamplingParams(**found)
+    except InvalidRequest as error:
+        raise ExportError(f"{folder / FILE}: {error.message}", "repair this setting, or delete it") from error
+    part = SamplingPart(**found)
+    return None if part == SamplingPart() else part

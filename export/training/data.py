@@ -1,19 +1,117 @@
-"""Texts to windows of tokens, and the order in which a training reads them."""
+"""Texts to train on and to measure on, also those that the target writes (self-distillation), in windows of tokens."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from edgespec.errors import TrainingError
+from edgespec.export.quantization.calibration_text import read_calibration
+from edgespec.export.training.target import Source, Target
 from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.text.codec import TextCodec
+
+TOGETHER = 32  # texts written at once: bounds the KV cache
+SEED_TOKENS = 4  # of a random place of a text, where there is no BOS
+
+
+@dataclass(frozen=True)
+class Order:
+    """Texts to be written.
+
+    Attributes:
+        name: of the batch; also what its random numbers depend on.
+        count: texts.
+        length: tokens of each, seed included.
+        greedy_from: the token from which the likeliest is written instead of a drawn one; None = never.
+    """
+
+    name: str
+    count: int
+    length: int
+    greedy_from: int | None = None
+
+
+def orders(kind: str, count: int, length: int, greedy_from: int | None = None) -> list[Order]:
+    """So many texts in batches of ``TOGETHER``."""
+    sizes = [min(TOGETHER, count - start) for start in range(0, count, TOGETHER)]
+    return [Order(f"{kind}-{number:05}", size, length, greedy_from) for number, size in enumerate(sizes)]
+
+
+def write_texts(target: Target, order: Order, seed: int, texts: Sequence[str] = ()) -> Windows:
+    """Let the target write; the texts follow from the seed and the order's name alone.
+
+    A text begins with BOS, or, where the tokenizer has none, with ``SEED_TOKENS`` tokens of a random place of ``texts``
+    (or of the calibration text); it is drawn at temperature 1 and ends after an EOS.
+
+    Returns:
+        ``order.count`` windows of at most ``order.length`` tokens.
+    """
+    numbers = np.random.Generator(np.random.PCG64([seed, *order.name.encode()]))
+    begin = _seeds(target.source, order.count, numbers, texts)  # [B, s]
+    generator = torch.Generator(device=target.device).manual_seed(int(numbers.integers(2**62)))
+
+    def choose(logits: Tensor, at: int) -> Tensor:  # [B, vocab] -> [B]
+        if order.greedy_from is not None and at >= order.greedy_from:
+            return logits.argmax(-1)
+        return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+
+    return _continued(target, begin, order.length, choose)
+
+
+def greedy_texts(target: Target, prompts: Windows, prompt: int, length: int) -> Windows:
+    """The target's greedy continuations of the first ``prompt`` tokens of texts, ``length`` tokens in all."""
+    parts = []
+    for start in range(0, len(prompts), TOGETHER):
+        begin = torch.from_numpy(prompts.tokens[start : start + TOGETHER, :prompt]).to(target.device)
+        parts.append(_continued(target, begin, length, lambda logits, at: logits.argmax(-1)))
+    return Windows.joined(parts)
+
+
+@torch.no_grad()
+def _continued(target: Target, begin: Tensor, length: int, choose: Callable[[Tensor, int], Tensor]) -> Windows:
+    tokens = begin  # [B, t]
+    ends = torch.tensor(target.source.eos, dtype=torch.long, device=tokens.device)
+    ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    past, fresh = None, begin
+    while tokens.shape[1] < length and not bool(ended.all()):
+        hidden, past = target.follow(fresh, past)
+        fresh = choose(target.logits(hidden[:, -1]), tokens.shape[1])[:, None]
+        tokens = torch.cat([tokens, fresh], 1)
+        ended |= torch.isin(fresh[:, 0], ends)
+    rows = tokens.cpu().tolist()
+    return Windows.of([_cut(row, begin.shape[1], target.source.eos) for row in rows], length)
+
+
+def _cut(row: list[int], begin: int, eos: Sequence[int]) -> list[int]:
+    at = next((place for place in range(begin, len(row)) if row[place] in eos), len(row) - 1)
+    return row[: at + 1]
+
+
+def _seeds(source: Source, count: int, numbers: np.random.Generator, texts: Sequence[str]) -> Tensor:  # [count, s]
+    bos = source.codec.encode("")[:1]
+    if bos:
+        return torch.tensor([bos] * count)
+    if not texts:
+        texts = [read_calibration(None, source.path, source.codec)[0]]
+    found: list[list[int]] = []
+    while len(found) < count:
+        text = texts[int(numbers.integers(len(texts)))]
+        lines = [line for line in text.splitlines() if line.strip()]
+        tokens = source.codec.encode(lines[int(numbers.integers(len(lines)))], special=False)
+        place = int(numbers.integers(max(1, len(tokens) - SEED_TOKENS)))
+        if len(tokens) - place >= SEED_TOKENS:
+            found.append(tokens[place : place + SEED_TOKENS])
+    return torch.tensor(found)
+
 
 HELD_OUT_SHARE = 0.05
 MANY = 20  # from so many texts on whole texts are held out; of fewer, the end of each

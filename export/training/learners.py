@@ -1,6 +1,6 @@
 """What is trained, as torch modules that turn tokens into a loss: ``Learner`` and the heads on the last hidden state.
 
-The arithmetic is that of ``runtimes.manifest.HeadGroup``; tensor names are those of ``export.heads``.
+The arithmetic is that of ``runtimes.manifest.HeadGroup``; tensor names are those of ``export.drafters.heads``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by the names of ``export.heads``."""
+        """What is saved, by the names of ``export.drafters.heads``."""
 
     @abstractmethod
     def described(self) -> dict[str, Any]:

@@ -12,12 +12,20 @@ from accelerate.utils import gather_object, set_seed
 
 from edgespec import __version__
 from edgespec.errors import TrainingError
-from edgespec.export.training.data import Windows, files_digest, read_texts, split_texts, without
-from edgespec.export.training.draft import Draft
-from edgespec.export.training.eagle import Eagle
+from edgespec.export.training.data import (
+    Order,
+    Windows,
+    files_digest,
+    greedy_texts,
+    orders,
+    read_texts,
+    split_texts,
+    without,
+    write_texts,
+)
+from edgespec.export.training.drafters import Draft, Eagle
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
-from edgespec.export.training.loop import History, Progress, run_steps, shared
-from edgespec.export.training.measure import draft_acceptance, rank_shares
+from edgespec.export.training.loop import History, Progress, TrainingState, run_steps, shared
 from edgespec.export.training.options import (
     PROMPT,
     TrainOptions,
@@ -27,10 +35,8 @@ from edgespec.export.training.options import (
     draft_shape,
     window_length,
 )
-from edgespec.export.training.save import finished_files
-from edgespec.export.training.state import TrainingState
+from edgespec.export.training.save import draft_acceptance, finished_files, rank_shares
 from edgespec.export.training.target import Source, Target
-from edgespec.export.training.texts import Order, greedy_texts, orders, write_texts
 
 DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
 LOOKED_AT = 8  # held-out texts that are looked at during the training

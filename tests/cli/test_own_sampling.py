@@ -16,7 +16,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.source.source import resolve
-from edgespec.export.tokenizers.generation import FILE, sampling_part
+from edgespec.export.tokenizers.facts import FILE, sampling_part
 from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.manifest import SamplingPart, read_manifest
 from edgespec.server.app import make_app

@@ -32,7 +32,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a plan opened a session")
 
     monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
-    monkeypatch.setattr("edgespec.export.source.tensors.stored.Stored.read", refuse, raising=False)
+    monkeypatch.setattr("edgespec.export.source.stored.Stored.read", refuse, raising=False)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
 
 

@@ -37,7 +37,7 @@ def options(folder: Path, form: Format) -> ExportOptions:
 @pytest.mark.parametrize("form", ["int4", "int4-64", "int8", "fp32"])
 def test_blocks_are_lossless(native: None, tmp_path: Path, form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     if form == "int4-64":  # this drafter is a unit matrix less the mask, which 64 weights of one scale cannot hold
-        monkeypatch.setattr("edgespec.export.drafters.measure.LEAST", 0.0)
+        monkeypatch.setattr("edgespec.export.measuring.drafters.LEAST", 0.0)
     made = options(tmp_path, form)
     manifest = Exporter(made).run()
     assert manifest.drafter is not None

@@ -13,8 +13,8 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.bundle.writer import staged_folder
-from edgespec.export.drafters.guesses import written
-from edgespec.export.drafters.hints import Trials
+from edgespec.export.measuring.diagnose import Trials
+from edgespec.export.measuring.guesses import written
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle

@@ -20,10 +20,10 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.bundle.model import write_model
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.write import write_drafter
-from edgespec.export.heads.description import HeadPlan
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot

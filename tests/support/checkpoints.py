@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from edgespec.export.bundle.model import open_model
-from edgespec.export.heads.description import DESCRIPTION, TENSORS, HeadsFile
+from edgespec.export.drafters.heads import DESCRIPTION, TENSORS, HeadsFile
 from edgespec.export.source.source import resolve
 from tests.support import hf
 

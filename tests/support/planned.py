@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.heads.description import CUT, HeadPlan
-from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
+from edgespec.export.drafters.heads import CUT, HeadPlan
+from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Extra, Held
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import HeadGroup, HeadVocab, Operators
 from edgespec.runtimes.slots.slot import Slot

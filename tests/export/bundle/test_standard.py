@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.engine.loading import load
-from edgespec.export.bundle.genai import genai_config
+from edgespec.export.bundle.writer import genai_config
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle

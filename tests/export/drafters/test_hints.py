@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.export.drafters.guesses import LEAST
-from edgespec.export.drafters.hints import FORMATS, ROWS, Trials
-from edgespec.export.drafters.probe import HELPS
-from edgespec.export.drafters.readings import Reading
+from edgespec.export.measuring.diagnose import FORMATS, HELPS, ROWS, Reading, Trials
+from edgespec.export.measuring.guesses import LEAST
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import Format
 
@@ -121,7 +119,7 @@ def test_the_best_reading_is_said_where_it_helps(
 ) -> None:
     """Compared in float32, the reading at hand among them; each is written with its own settings, which do not stay."""
     readings = [Reading(words, (1, 2), {"raw": words == "two"}) for words in others]
-    monkeypatch.setattr("edgespec.export.drafters.hints.other_readings", lambda *_: readings)
+    monkeypatch.setattr("edgespec.export.measuring.diagnose.other_readings", lambda *_: readings)
     made = trials(of("int8"), {("fp32", None): base, **others}, raw=False, kept=3)
     assert made.hint(0.1) == expected
     first = [("fp32", None), ["", *(words for words in others if words != "two")], False]
@@ -133,7 +131,7 @@ def test_the_best_reading_is_said_where_it_helps(
 
 def test_settings_do_not_stay_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [Reading("other", (1, 2), {"raw": True})]
-    monkeypatch.setattr("edgespec.export.drafters.hints.other_readings", lambda *_: readings)
+    monkeypatch.setattr("edgespec.export.measuring.diagnose.other_readings", lambda *_: readings)
     made = trials(of("int8"), {-1: 0}, raw=False)
     with pytest.raises(RuntimeError):
         made._shares(of("fp32"), readings)
@@ -177,7 +175,7 @@ def test_a_reading_is_measured_as_it_is_said(monkeypatch: pytest.MonkeyPatch, tm
         "accepted": accepted,
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(f"edgespec.export.drafters.hints.{name}", fake)
+        monkeypatch.setattr(f"edgespec.export.measuring.diagnose.{name}", fake)
     drafter: Any = SimpleNamespace(tapped=(1, 2))
     target: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(operators="native")))
     texts: Any = "texts"

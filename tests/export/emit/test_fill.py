@@ -17,9 +17,9 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.emit.fill import WeightFile, fill
 from edgespec.export.emit.layout import LARGE_ALIGN, Stored, WeightLayout
 from edgespec.export.emit.plans import storage_plans
+from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout

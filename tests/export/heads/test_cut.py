@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
-from edgespec.export.heads.choice import HeadChoice, cut_draft
-from edgespec.export.heads.description import HeadsFile, TrainedHeads
-from edgespec.export.heads.vocab import write_tokens
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
+from edgespec.export.drafters.heads import HeadsFile, TrainedHeads
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.export.source.extended import Held
+from edgespec.export.source.derived import Held
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.opening import open_slot

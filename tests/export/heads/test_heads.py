@@ -15,18 +15,18 @@ from safetensors.numpy import load_file, save_file
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
-from edgespec.export.heads.description import (
+from edgespec.export.drafters.head_choice import frequent_tokens
+from edgespec.export.drafters.heads import (
     DESCRIPTION,
     TENSORS,
     HeadsFile,
     model_fingerprint,
+    read_heads,
     tokenizer_fingerprint,
 )
-from edgespec.export.heads.read import read_heads
-from edgespec.export.heads.vocab import frequent_tokens
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Held
+from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Held
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.text.codec import TextCodec

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import ExportError
-from edgespec.export.heads.read import read_heads
+from edgespec.export.drafters.heads import read_heads
 
 
 @pytest.mark.parametrize("kind", ["F8_E4M3", "I8", "BOOL"])

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.export.measuring.acceptance import ChainScorer
-from edgespec.export.measuring.head_acceptance import DOUBT, TOP, ExitRecord, _along, choose_exits, head_ranks
+from edgespec.export.measuring.heads import DOUBT, TOP, ExitRecord, _along, choose_exits, head_ranks
 from edgespec.runtimes.opening import open_slot
 from tests.conftest import PROMPTS
 from tests.lossless.test_matrix import plain_greedy

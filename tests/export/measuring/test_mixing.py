@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.bundle.model_part import INDEX
+from edgespec.export.bundle.model import INDEX, open_model, write_model
 from edgespec.export.measuring.mixer import TOKENS, Mixer
+from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.levels import Blocks, dequantize_block
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.reference import reference_logits

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
-from edgespec.export.measuring.skip_sets import read_skip_set
+from edgespec.export.measuring.skip_search import read_skip_set
 from edgespec.runtimes.files.bundle import Bundle
 
 

@@ -17,10 +17,9 @@ from edgespec.drafters.registry import needing
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, EdgespecError, ExportError, IncompatibleDraft
 from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.optimum.graph import choose_strict
 from edgespec.export.optimum.model import ForeignModel
-from edgespec.export.optimum.parity import AGAINST
-from edgespec.export.optimum.strict import choose_strict
-from edgespec.export.optimum.write import HEADROOM, write_foreign
+from edgespec.export.optimum.write import AGAINST, HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.levels import dequantize_block, unpack_levels

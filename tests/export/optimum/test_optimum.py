@@ -13,8 +13,8 @@ import pytest
 from edgespec.engine.loading import load
 from edgespec.errors import UnsupportedModel
 from edgespec.export.optimum import model as foreign_model
-from edgespec.export.optimum.export import optimum_missing
 from edgespec.export.optimum.model import ForeignModel
+from edgespec.export.optimum.write import optimum_missing
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.operators import EMITTED

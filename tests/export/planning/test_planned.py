@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
-from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.bundle.model_part import open_described
+from edgespec.export.bundle.model import open_described, open_model, write_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.source import ConfigOnly
-from edgespec.export.source.tensors.stored import Plain
+from edgespec.export.source.stored import Plain
 from edgespec.runtimes.files.formats import FORMATS, LEARNT, Format
 from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import Layout, Manifest, Operators, read_manifest
@@ -111,7 +110,7 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     shutil.copytree(checkpoint("llama_tied_gqa"), folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
-    from edgespec.export.optimum.export import optimum_missing
+    from edgespec.export.optimum.write import optimum_missing
     from edgespec.export.pipeline import Exporter
 
     if optimum_missing() is None:

@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Norm
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.calibrate import (
     CalibrationOps,
     SpooledLevels,

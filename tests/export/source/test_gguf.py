@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.bundle.model import open_model
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.export.source.gguf.config import llama3_scaling
+from edgespec.export.source.gguf_config import llama3_scaling
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import tokenizer_facts
 from edgespec.runtimes.text.codec import TextCodec

@@ -11,8 +11,7 @@ import pytest
 
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
-from edgespec.export.heads.description import check_heads
-from edgespec.export.heads.read import read_heads
+from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import builtin_heads, builtin_names, resolve

@@ -14,10 +14,9 @@ from safetensors.numpy import load_file, save_file
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.bundle.model import open_model
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.export.source.quantized.packing import unpack
+from edgespec.export.source.packed import unpack
 from edgespec.export.source.source import Checkpoint
-from edgespec.export.source.tensors.safetensors_files import read_header
-from edgespec.export.source.tensors.stored import span
+from edgespec.export.source.stored import read_header, span
 from tests.support import hf, packed
 
 CASES = [
@@ -91,7 +90,7 @@ def test_the_model_is_that_of_the_meant_weights(tmp_path: Path) -> None:
 
 def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows of a packed matrix must not unpack all of it."""
-    from edgespec.export.source.quantized import gptq
+    from edgespec.export.source import packed as reader
 
     write(tmp_path, "gptq4")
     seen: list[int] = []
@@ -100,7 +99,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
         seen.append(words.size)
         return unpack(words, bits)
 
-    monkeypatch.setattr(gptq, "unpack", counted)
+    monkeypatch.setattr(reader, "unpack", counted)
     Checkpoint.open(tmp_path).read("model.layers.0.mlp.up_proj.weight", slice(8, 16), slice(0, 16))
     assert sum(seen) <= 8 * 2 + 2  # words: eight rows of 16 levels, one word of zero points for each of two groups
 

@@ -13,7 +13,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.bundle.model import open_model
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.tokenizers.facts import tokenizer_facts
-from edgespec.export.tokenizers.sentencepiece import merges
+from edgespec.export.tokenizers.files import merges
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf
 from tests.support.gguf_files import Change, write_gguf

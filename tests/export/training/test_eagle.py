@@ -31,7 +31,7 @@ TAPPED, STEPS = (1, 2), 3
 
 @pytest.fixture
 def learner(target: Any, torch: Any) -> Any:
-    from edgespec.export.training.eagle import Eagle
+    from edgespec.export.training.drafters import Eagle
 
     made = Eagle(target, "kl", False, TAPPED, STEPS, 48, seed=4)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_a_chain_learns_what_comes_after_what_it_is_fed(
 
 
 def test_right_guesses_of_a_chain(learner: Any, torch: Any, tmp_path: Path) -> None:
-    from edgespec.export.training.measure import rank_shares
+    from edgespec.export.training.save import rank_shares
 
     texts = windows()
     logits = chains(learner, tmp_path, torch, texts.tokens)

@@ -132,7 +132,7 @@ def test_an_exit_learns_what_the_model_says_at_the_same_token(
 
 @pytest.mark.parametrize("loss, share", [("kl", 0.0), ("kl", 0.3), ("ce", 1.0)])
 def test_a_draft_learns_the_models_next_token_and_the_texts(target: Any, torch: Any, loss: Any, share: float) -> None:
-    from edgespec.export.training.draft import Draft
+    from edgespec.export.training.drafters import Draft
 
     learner = Draft(target, loss, False, DraftShape(2, 32, 48, 2, 1, 16), share, seed=1)
     model, draft = outputs(target, torch)[0], numpy(learner.logits(torch.from_numpy(TOKENS)))
@@ -149,8 +149,8 @@ def test_a_draft_learns_the_models_next_token_and_the_texts(target: Any, torch: 
 
 @pytest.mark.parametrize("start", [1, 4])
 def test_right_guesses_of_a_draft_are_the_texts_next_tokens(target: Any, torch: Any, start: int) -> None:
-    from edgespec.export.training.draft import Draft
-    from edgespec.export.training.measure import rank_shares
+    from edgespec.export.training.drafters import Draft
+    from edgespec.export.training.save import rank_shares
 
     learner, texts = Draft(target, "kl", False, DraftShape(2, 32, 48, 2, 1, 16), 0.0, seed=1), windows()
     logits = numpy(learner.logits(torch.from_numpy(texts.tokens)))
@@ -160,7 +160,7 @@ def test_right_guesses_of_a_draft_are_the_texts_next_tokens(target: Any, torch: 
 @pytest.mark.parametrize("width", [16, 64, 96])
 def test_a_draft_starts_from_the_models_embedding(target: Any, width: int) -> None:
     """Its principal directions, each with a sign and all of one scale; the whole of it where that has room."""
-    from edgespec.export.training.draft import SPREAD, Draft
+    from edgespec.export.training.drafters import SPREAD, Draft
 
     theirs = numpy(target.model.get_input_embeddings().weight)
     assert theirs.shape[1] == 64
@@ -175,7 +175,7 @@ def test_a_draft_starts_from_the_models_embedding(target: Any, width: int) -> No
 
 
 def test_a_draft_takes_matrices_of_its_own_shape_from_the_model(target: Any) -> None:
-    from edgespec.export.training.draft import Draft
+    from edgespec.export.training.drafters import Draft
 
     facts, theirs = target.facts, dict(target.model.named_parameters())
     attention = dict(target.model.named_parameters())["model.layers.0.self_attn.q_proj.weight"]
@@ -189,7 +189,7 @@ def test_a_draft_takes_matrices_of_its_own_shape_from_the_model(target: Any) -> 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_recomputing_changes_no_gradient(target: Any, torch: Any, share: float) -> None:
-    from edgespec.export.training.draft import Draft
+    from edgespec.export.training.drafters import Draft
 
     tokens, found = torch.from_numpy(TOKENS), list[Array]()
     for recompute in (False, True):
@@ -259,7 +259,7 @@ def windows() -> Windows:
 def shares_by_rank(logits: Array, wanted: NDArray[np.int64], texts: Windows, start: int, ahead: int) -> list[float]:
     """Share of positions where the guess of each rank is right: logits [B, <= T, vocab], wanted [B, T]; positions
     with fewer than ``ahead`` tokens of the text behind them do not count."""
-    from edgespec.export.training.measure import RANKS
+    from edgespec.export.training.save import RANKS
 
     hits, count = np.zeros(RANKS), 0
     for text, length in enumerate(texts.lengths.tolist()):
@@ -273,7 +273,7 @@ def shares_by_rank(logits: Array, wanted: NDArray[np.int64], texts: Windows, sta
 
 @pytest.mark.parametrize("start", [1, 4])
 def test_right_guesses_by_rank(learners: Any, target: Any, torch: Any, start: int) -> None:
-    from edgespec.export.training.measure import rank_shares
+    from edgespec.export.training.save import rank_shares
 
     learner, texts = learners("medusa", "kl"), windows()
     hidden, expected = target.hidden(torch.from_numpy(texts.tokens)), []
@@ -287,7 +287,7 @@ def test_right_guesses_by_rank(learners: Any, target: Any, torch: Any, start: in
 
 @pytest.mark.parametrize("start", [1, 4])
 def test_right_guesses_of_exits_are_the_models_own(learners: Any, target: Any, torch: Any, start: int) -> None:
-    from edgespec.export.training.measure import rank_shares
+    from edgespec.export.training.save import rank_shares
 
     learner, texts = learners("exits", "kl"), windows()
     found = target.model(torch.from_numpy(texts.tokens), output_hidden_states=True)
@@ -313,7 +313,7 @@ def test_blocks_of_heads_start_from_the_hidden_state(learners: Any, torch: Any) 
 
 @pytest.mark.parametrize("start", [1, 4])
 def test_acceptance_of_a_draft(target: Any, torch: Any, start: int) -> None:
-    from edgespec.export.training.measure import draft_acceptance
+    from edgespec.export.training.save import draft_acceptance
 
     texts = windows()
     noise = torch.randn(150 + 10, 160, generator=torch.Generator().manual_seed(2))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.export.heads.read import read_heads
-from edgespec.export.training.state import FOLDER
+from edgespec.export.drafters.heads import read_heads
+from edgespec.export.training.loop import FOLDER
 from tests.cli.conftest import ROOT, Command, command
 
 __all__ = ["command"]

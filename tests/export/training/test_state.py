@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import TrainingError
-from edgespec.export.heads.description import DESCRIPTION
+from edgespec.export.drafters.heads import DESCRIPTION
 from edgespec.export.training.data import Windows
-from edgespec.export.training.state import FOLDER, TrainingState, written
+from edgespec.export.training.loop import FOLDER, TrainingState, written
 
 ARGUMENTS = {"lr": 0.1, "exits": [1, 2], "model": "a" * 64}
 

@@ -40,7 +40,7 @@ def check_ends(target: Any, texts: Windows, begin: int, length: int) -> int:
 
 
 def test_orders_are_batches_of_one_name_each() -> None:
-    from edgespec.export.training.texts import TOGETHER, orders
+    from edgespec.export.training.data import TOGETHER, orders
 
     made = orders("drawn", 2 * TOGETHER + 6, 24, 9)
     assert [order.count for order in made] == [TOGETHER, TOGETHER, 6]
@@ -50,7 +50,7 @@ def test_orders_are_batches_of_one_name_each() -> None:
 
 
 def test_greedy_texts_are_the_models_first_choices(target: Any, torch: Any) -> None:
-    from edgespec.export.training.texts import TOGETHER, greedy_texts
+    from edgespec.export.training.data import TOGETHER, greedy_texts
 
     random = np.random.default_rng(1)
     prompts = Windows.of(random.integers(2, 150, (TOGETHER + 9, 7)).tolist(), 7)
@@ -64,7 +64,7 @@ def test_greedy_texts_are_the_models_first_choices(target: Any, torch: Any) -> N
 
 def test_texts_are_drawn_from_the_models_distribution(target: Any, torch: Any) -> None:
     """The first tokens after BOS: so far from the distribution as that many true draws are."""
-    from edgespec.export.training.texts import Order, write_texts
+    from edgespec.export.training.data import Order, write_texts
 
     made = write_texts(target, Order("drawn", 4000, 2), 1)
     bos = target.source.codec.encode("")[0]
@@ -77,7 +77,7 @@ def test_texts_are_drawn_from_the_models_distribution(target: Any, torch: Any) -
 
 
 def test_texts_follow_from_seed_and_name_and_end_after_an_eos(target: Any, torch: Any) -> None:
-    from edgespec.export.training.texts import Order, write_texts
+    from edgespec.export.training.data import Order, write_texts
 
     order = Order("drawn-1", 64, 40)
     made = write_texts(target, order, 1)
@@ -88,7 +88,7 @@ def test_texts_follow_from_seed_and_name_and_end_after_an_eos(target: Any, torch
 
 
 def test_from_a_place_on_the_likeliest_is_written(target: Any, torch: Any) -> None:
-    from edgespec.export.training.texts import Order, write_texts
+    from edgespec.export.training.data import Order, write_texts
 
     made = write_texts(target, Order("drawn", 16, 20, greedy_from=8), 1)
     choices, first = likeliest(target, torch, made), 0
@@ -99,8 +99,8 @@ def test_from_a_place_on_the_likeliest_is_written(target: Any, torch: Any) -> No
 
 
 def test_without_a_bos_texts_begin_like_the_data(tmp_path: Path, torch: Any) -> None:
+    from edgespec.export.training.data import SEED_TOKENS, Order, write_texts
     from edgespec.export.training.target import Source, Target
-    from edgespec.export.training.texts import SEED_TOKENS, Order, write_texts
 
     made = Target(
         Source.open(str(hf.write_reference_checkpoint(tmp_path / "m", WITHOUT_BOS))), "no", torch.device("cpu")

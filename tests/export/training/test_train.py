@@ -11,10 +11,9 @@ import pytest
 
 from edgespec.errors import ExportError, TrainingError
 from edgespec.export.bundle.model import open_model
-from edgespec.export.heads.description import check_heads
-from edgespec.export.heads.read import read_heads
+from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.tokenizers.facts import check_same_vocabulary
-from edgespec.export.training.state import DRAFT_REPORT, FOLDER
+from edgespec.export.training.loop import DRAFT_REPORT, FOLDER
 from edgespec.runtimes.text.codec import TextCodec
 from tests.export.training.conftest import WITHOUT_BOS, Train
 from tests.support import hf
@@ -121,8 +120,8 @@ def test_a_model_without_bos_starts_from_pieces_of_text(train: Train, tmp_path: 
 
 def test_texts_are_the_models_own(model: Path, torch: Any) -> None:
     """A greedy text is the likeliest token everywhere; a drawn one follows its seed."""
+    from edgespec.export.training.data import Order, write_texts
     from edgespec.export.training.target import Source, Target
-    from edgespec.export.training.texts import Order, write_texts
 
     target = Target(Source.open(str(model)), "no", torch.device("cpu"))
     texts = write_texts(target, Order("a-00000", 3, 20, greedy_from=5), 0)

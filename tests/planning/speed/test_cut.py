@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.bundle.model_part import open_described
+from edgespec.export.bundle.model import open_described
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

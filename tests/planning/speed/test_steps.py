@@ -10,12 +10,11 @@ import pytest
 
 from benchmarks.shapes import SHAPES
 from edgespec.drafters.draft_cache import FIRST_ROWS
+from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
-from edgespec.export.drafters.read import read_drafter
-from edgespec.export.drafters.vocabulary import with_tokens
-from edgespec.export.drafters.write import write_drafter
+from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint

@@ -1,4 +1,7 @@
-"""GGUF files of llama.cpp, dequantized a few rows at a time (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""GGUF files of llama.cpp: the header, tensors dequantized a few rows at a time, the small files of a model folder.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package gguf reads it too,
+but makes an array of every token and merge, of which there are hundreds of thousands.
 
 What its converter does to the tensors is undone: the rows of llama's queries and keys are interleaved, because rotary
 pairs are neighbours there and half a head apart here; gemma's norms are stored plus one.
@@ -6,6 +9,10 @@ pairs are neighbours there and half a head apart here; gemma's norms are stored 
 
 from __future__ import annotations
 
+import json
+import mmap
+import shutil
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +22,171 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.gguf.config import gguf_config
-from edgespec.export.source.gguf.files import write_small_files
-from edgespec.export.source.gguf.header import Entry, Header, read_gguf_header
-from edgespec.export.source.gguf.names import hf_name
-from edgespec.export.source.tensors.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
+from edgespec.export.source.gguf_config import (
+    Metadata,
+    describe_tokenizer,
+    gguf_config,
+    hf_name,
+    tokenizer_settings,
+)
+from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
+
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # of tensors, unless general.alignment says otherwise
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor is.
+
+    Attributes:
+        name: of the tensor.
+        kind: number of its ggml type.
+        shape: rows first.
+        offset: of its first byte in the file.
+    """
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says before its data.
+
+    Attributes:
+        metadata: by key; arrays are lists.
+        entries: the tensors by name.
+    """
+
+    metadata: dict[str, Any]
+    entries: dict[str, Entry]
+
+
+def read_gguf_header(file: Path) -> Header:
+    """Read the header of a file.
+
+    Raises:
+        ExportError: no GGUF file, or a damaged one. UnsupportedModel: another version or byte order.
+    """
+    try:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(file, content).header()
+    except (OSError, ValueError, struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+        raise ExportError(f"{file}: not a readable GGUF file: {error}", TRUNCATED) from error
+
+
+class _Reader:
+    """Reads values one after another."""
+
+    def __init__(self, file: Path, content: mmap.mmap) -> None:
+        self.file, self.content, self.at = file, content, 0
+
+    def header(self) -> Header:
+        if self.content[:4] != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        self.at = 4
+        version = self.number("I")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(struct.pack("<I", version), "big") in VERSIONS
+            what = "the other byte order" if swapped else f"version {version}"
+            raise UnsupportedModel(f"{self.file}: a GGUF file of {what} is not supported", "convert the model again")
+        tensors, values = self.number("Q"), self.number("Q")
+        metadata = {}
+        for _ in range(values):
+            key = self.string()
+            metadata[key] = self.value(self.number("I"))
+        found = [self.entry() for _ in range(tensors)]
+        aligned = metadata.get("general.alignment", ALIGNMENT)
+        if not isinstance(aligned, int) or aligned <= 0:
+            raise ValueError(f"general.alignment is {aligned!r}")
+        start = -(-self.at // aligned) * aligned
+        entries = {e.name: Entry(e.name, e.kind, e.shape, start + e.offset) for e in found}
+        if len(entries) != len(found):
+            raise ValueError("two tensors have the same name")
+        return Header(metadata, entries)
+
+    def entry(self) -> Entry:
+        name = self.string()
+        lengths = [self.number("Q") for _ in range(self.number("I"))]
+        return Entry(name, self.number("I"), tuple(reversed(lengths)), self.number("Q"))
+
+    def number(self, kind: str) -> Any:
+        (value,) = struct.unpack_from(f"<{kind}", self.content, self.at)
+        self.at += struct.calcsize(kind)
+        return value
+
+    def string(self) -> str:
+        length = self.number("Q")
+        if length > len(self.content) - self.at:
+            raise ValueError(f"a string of {length} bytes goes beyond its end")
+        self.at += length
+        return self.content[self.at - length : self.at].decode("utf-8")
+
+    def value(self, kind: int) -> Any:
+        if kind in NUMBERS:
+            return self.number(NUMBERS[kind])
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY:
+            raise ValueError(f"a value of type {kind}")
+        its, count = self.number("I"), self.number("Q")
+        if its in NUMBERS:
+            dtype = np.dtype(NUMBERS[its]).newbyteorder("<")
+            if count > (len(self.content) - self.at) // dtype.itemsize:
+                raise ValueError(f"an array of {count} values goes beyond its end")
+            values = np.frombuffer(self.content[self.at : self.at + count * dtype.itemsize], dtype).tolist()
+            self.at += count * dtype.itemsize
+            return values
+        if its == STRING:
+            return [self.string() for _ in range(count)]
+        raise ValueError(f"an array of type {its}")
+
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+BESIDE = ("generation_config.json", "calibration.txt")
+ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message
+
+
+def write_small_files(folder: Path, file: Path, metadata: Metadata, config: dict[str, Any]) -> list[str]:
+    """Write what a model folder holds besides weights; returns notes.
+
+    A tokenizer.json beside the GGUF file is taken instead of the file's own tokenizer.
+
+    Args:
+        folder: an empty folder.
+        file: the GGUF file.
+        metadata: of the file.
+        config: what becomes config.json.
+
+    Raises:
+        ExportError: the tokenizer is of a kind that is not supported, or damaged.
+    """
+    notes = []
+    _write(folder / "config.json", config)
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS]
+    found = sorted({int(number) for number in ends if number is not None})
+    _write(folder / "generation_config.json", {"eos_token_id": found} if found else {})
+    taken: tuple[str, ...] = BESIDE
+    if (file.parent / TOKENIZER[0]).is_file():
+        notes.append(f"the tokenizer is {TOKENIZER[0]} beside the file, not the file's own")
+        taken = (*TOKENIZER, *BESIDE)
+    else:
+        _write(folder / TOKENIZER[0], describe_tokenizer(file, metadata))
+        _write(folder / TOKENIZER[1], tokenizer_settings(metadata))
+    for name in taken:
+        if (file.parent / name).is_file():
+            shutil.copyfile(file.parent / name, folder / name)
+    return notes
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
 
 PLAIN = {"F32", "F16", "BF16"}
 INSTALL = "pip install 'edgespec[gguf]'"

@@ -17,9 +17,8 @@ from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.drafters.assistant import Assistant
 from edgespec.export.drafters.dflash import DFlash
 from edgespec.export.drafters.eagle3 import Eagle3
-from edgespec.export.heads.description import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile
-from edgespec.export.heads.read import read_description, read_heads
-from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.drafters.heads import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile, read_description, read_heads
+from edgespec.export.source.derived import ExtendedCheckpoint
 from edgespec.export.source.source import BUILTIN, ConfigOnly, resolve_heads
 from edgespec.export.training.options import TrainOptions, choose_exits, choose_taps, draft_shape
 from edgespec.runtimes.files.manifest import HeadGroup, ModelFacts
@@ -80,7 +79,7 @@ def cut_shapes(arch: Architecture, rows: int) -> dict[str, tuple[int, ...]]:
 
 
 def group_shapes(group: HeadGroup, hidden: int, rows: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a group, as ``export.heads`` names them; ``rows``: of an LM head of its own."""
+    """The tensors of a group, as ``export.drafters.heads`` names them; ``rows``: of an LM head of its own."""
     if group.kind == "exit":
         return {f"exit.{group.layer}.weight": (hidden, hidden)}
     if group.kind == "blockwise":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgespec.export.bundle.model import write_model
 from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.head_choice import write_tokens
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice

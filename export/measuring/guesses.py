@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.drafters.probe import streams
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.runtimes.files.manifest import DecoderPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
@@ -17,6 +16,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
+Array = NDArray[np.float32]
 GAMMA, TEXTS, PROMPT, WRITTEN = 5, 4, 24, 64  # guesses of a chain; texts, given tokens and written ones of each
 LEAST = 0.2  # first guesses of a drafter that fits are right far more often
 Text = tuple[list[int], NDArray[np.float32]]  # tokens, and what was tapped [tokens - 1, k * hidden]
@@ -144,3 +144,11 @@ def _continued(target: Slot, prompt: Sequence[int]) -> Text:
     finally:
         target.keep_taps = False
     return text, np.concatenate(taps)
+
+
+def streams(target: Slot, text: Sequence[int], boundaries: Collection[int]) -> dict[int, Array]:
+    """The residual stream [T, hidden] after so many layers, by boundary; the slot is overwritten."""
+    tokens = np.asarray(text, np.int64)
+    target.follow([])
+    target.reserve(len(text))
+    return {at: target.forward_layers(tokens, 0, 0, at) for at in sorted(set(boundaries))}

@@ -16,10 +16,16 @@ from edgespec.drafters.draft_cache import draft_cache_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.guesses import LEAST, PROMPT, accepted, decoder_of, opened, written
-from edgespec.export.drafters.hints import Trials
-from edgespec.export.drafters.probe import best_setting
 from edgespec.export.measuring.acceptance import Acceptance
+from edgespec.export.measuring.diagnose import Trials, best_setting
+from edgespec.export.measuring.guesses import (
+    LEAST,
+    PROMPT,
+    accepted,
+    decoder_of,
+    opened,
+    written,
+)
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.formulas.cost import measure

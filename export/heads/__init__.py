@@ -1,1 +1,0 @@
-"""Trained heads: which, whose, and their matrices."""

@@ -1,0 +1,257 @@
+"""What an export will do and how large it will be, before anything is written (``--dry-run``).
+
+Sizes are exact for weights, as they are for what is copied, else estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.model import counted, model_part, stock_graphs
+from edgespec.export.bundle.source_model import SourceModel
+from edgespec.export.drafters.head_choice import HEAD_TOKENS, check_size
+from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.emit.plan import StoragePlan, index_text
+from edgespec.export.emit.plans import storage_plans
+from edgespec.export.measuring.planned_heads import PlannedHeads, Shaped, cut_shapes
+from edgespec.export.quantization.coded_keys import TABLES
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.derived import ExtendedCheckpoint
+from edgespec.export.source.source import TOKENIZER_FILES
+from edgespec.export.tokenizers.chat_data import CHAT_FILE
+from edgespec.planning.cut import TYPICAL, paying_size
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.formats import SPECS, Family, Format
+from edgespec.runtimes.files.kv import table_shape
+from edgespec.runtimes.files.manifest import FileEntry, Graph, HeadVocab, Layout, ModelPart, SkipSetPart
+from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.text.chat import TEMPLATE_FOLDER, find_templates
+from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object
+
+TOKENIZER = "tokenizer.json"
+# bytes of tokenizer.json a token of the vocabulary: 67 and 71 in byte-level ones of 8,000 and 50,257 tokens with their
+# merges; those that write a merge as one string need less
+TOKENIZER_BYTES = 70
+CHAT_BYTES = 700  # of chat.json: ChatML's with a default system message
+# bytes of a graph a layer, beside the vectors inside it, by graph and family of formats: about the mean of 8
+# architectures (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
+GRAPH_BYTES: dict[str, Mapping[Family, int]] = {
+    "native": {"blocks": 2400, "channels": 2450, "floats": 2400},
+    "gated": {"blocks": 6200, "channels": 8600, "floats": 4400},
+    "strict": {"blocks": 5000, "channels": 7500, "floats": 3700},
+    "plain": {"blocks": 4700, "channels": 7000, "floats": 3300},
+}
+GRAPH_BYTES["standard"] = GRAPH_BYTES["plain"]
+HEAD_BYTES = {"native": 900, "gated": 2000, "strict": 2000}  # of a group's nodes in a graph
+HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
+DEVICE_BYTES = 6000  # of a device's graph, a layer
+
+
+def model_files(part: ModelPart, plans: Mapping[Layout, StoragePlan]) -> dict[str, int]:
+    """Files of a model, and their sizes; ``plans``: of its weights."""
+    files = {part.weights: plans[part.layout].end}
+    for name, graph in part.graphs.items():
+        if graph.device != "cpu":
+            files[graph.file] = DEVICE_BYTES * part.facts.layers
+            continue
+        inline = plans[graph.operators].inline
+        size = GRAPH_BYTES[name][SPECS[part.format].family] * part.facts.layers
+        for vector, length in inline.items():
+            size += length if graph.hidden or not vector.startswith(HEADS) else 0
+        files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden else 0)
+    if part.index is not None:
+        files[part.index] = len(index_text(plans))
+    if part.head_vocab is not None:
+        files[part.head_vocab.file] = 4 * part.head_vocab.size
+    if part.attention is not None and part.attention.tables is not None:
+        files[TABLES] = sum(4 * prod(table_shape(name, part.facts)) + 100 for name in part.attention.learnt)
+    return files
+
+
+def copied_files(folder: Path, vocab: int) -> tuple[dict[str, int], bool]:
+    """What an export copies, and whether the size of tokenizer.json is an estimate."""
+    names = [*TOKENIZER_FILES, SPECIAL_TOKENS_FILE]
+    names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
+    files = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    if find_templates(folder, read_object(folder / "tokenizer_config.json")):
+        files[CHAT_FILE] = CHAT_BYTES
+    assumed = TOKENIZER not in files
+    return ({TOKENIZER: TOKENIZER_BYTES * vocab} if assumed else {}) | files, assumed
+
+
+def entries(files: Mapping[str, int]) -> dict[str, FileEntry]:
+    """For a manifest; nothing is written yet, so there are no sums."""
+    return {name: FileEntry(size=size, sha256="") for name, size in sorted(files.items())}
+
+
+def head_tokens(prefix: str) -> str:
+    """Where the tokens of a cut LM head are."""
+    return prefix + HEAD_TOKENS
+
+
+def device_graphs(part: ModelPart, device: DeviceName, skip: SkipSetPart | None, prefix: str) -> ModelPart:
+    """The entry of a model with the graphs that ``add_device_graphs`` writes."""
+    found = dict(part.graphs)
+
+    def add(which: str, hidden: bool = False, skip: SkipSetPart | None = None) -> None:
+        name = f"{device}/{which}" if which else device
+        file = f"{prefix}model.{name.replace('/', '.')}.onnx"
+        found[name] = Graph(file=file, device=device, hidden=hidden, skip=skip)
+
+    add("", hidden=True)
+    add("move")
+    add("rows")
+    if skip is not None:
+        add("skip", skip=skip)
+    for group in part.heads:
+        add(f"heads/{group.name}")
+    edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
+    for first, last in combinations(edges, 2):
+        add(f"layers/{first}-{last}")
+    for layer in edges[1:]:
+        add(f"from/{layer}", hidden=True)
+    return part.model_copy(update={"graphs": found})
+
+
+class PlannedModel:
+    """A target or draft of a planned bundle.
+
+    Args:
+        arch: the model.
+        choice: how its matrices are stored.
+        layout: of its weights.
+        devices: with graphs of their own.
+        cut: rows of a cut LM head; None = there is none.
+        prefix: where its files are.
+    """
+
+    part: ModelPart
+
+    def __init__(
+        self,
+        arch: Architecture,
+        choice: WeightChoice,
+        layout: Layout,
+        devices: Sequence[DeviceName],
+        cut: int | None,
+        prefix: str = "",
+    ) -> None:
+        if cut is not None:
+            check_size(cut, arch.facts.vocab, "--draft-vocab" if prefix else "--head-vocab")
+        self.arch, self.choice, self.layout, self.devices, self.cut = arch, choice, layout, devices, cut
+        self.prefix = prefix
+        self.plan: HeadPlan | None = None
+
+    def with_heads(self, heads: PlannedHeads, gated: bool) -> None:
+        """A target."""
+        heads.extend(self.arch, self.cut)
+        self.plan = heads.plan(self.cut is not None)
+        self._describe(gated, draft=False)
+
+    def as_draft(self) -> None:
+        """A draft: its cut LM head is the only one."""
+        if self.cut is not None:
+            extra = {name: Shaped(shape) for name, shape in cut_shapes(self.arch, self.cut).items()}
+            self.arch.source = ExtendedCheckpoint(self.arch.source, extra)
+            self.plan = HeadPlan(cut=True, only=True)
+        self._describe(False, draft=True)
+
+    def _describe(self, gated: bool, draft: bool) -> None:
+        choice = self.choice
+        tokens = None if self.cut is None else HeadVocab(file=head_tokens(self.prefix), size=self.cut)
+        self.part = model_part(
+            self.arch,
+            choice.format,
+            head=choice.head,
+            quantizer=choice.quantizer.name if choice.quantizer else "rtn",
+            graphs=stock_graphs(self.arch, gated, draft, self.plan is not None and not draft, self.prefix, self.layout),
+            plan=self.plan or HeadPlan(),
+            prefix=self.prefix,
+            layout=self.layout,
+            head_vocab=tokens,
+        )
+
+    def for_devices(self, skip: SkipSetPart | None) -> None:
+        """Add graphs for the devices."""
+        for device in self.devices:
+            self.part = device_graphs(self.part, device, skip, self.prefix)
+
+    def files(self) -> dict[str, int]:
+        """Its files and their sizes."""
+        return model_files(self.part, storage_plans(self.arch, self.choice.format, self.choice.head, self.plan))
+
+    def weights(self) -> tuple[int, int]:
+        """Bytes of the model and of its heads."""
+        return model_bytes(self.arch, self.choice, self.layout, self.plan)
+
+
+def weight_bytes(
+    arch: Architecture,
+    form: Format,
+    head: Format | None = None,
+    layout: Layout = "native",
+    plan: HeadPlan | None = None,
+    fine: frozenset[str] = frozenset(),
+) -> int:
+    """Bytes of the weight file, exactly; with ``plan`` that of a checkpoint extended by its heads."""
+    return storage_plans(arch, form, head, plan, fine)[layout].end
+
+
+def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: HeadPlan | None) -> tuple[int, int]:
+    """Bytes of the model itself, and those that heads or a cut LM head for them add."""
+
+    def size(plan: HeadPlan | None) -> int:
+        return weight_bytes(arch, choice.format, choice.head, layout, plan, choice.fine)
+
+    alone = size(plan if plan is None or plan.only else None)
+    return alone, size(plan) - alone
+
+
+def paying_rows(
+    target: Architecture, draft: Architecture, coverage: Callable[[int], float] = TYPICAL.__getitem__
+) -> int | None:
+    """As many rows of a draft's or drafter's LM head as pay (``paying_size``)."""
+    return paying_size(counted(target), counted(draft), coverage, draft.drafts)
+
+
+def describe_export(
+    target: SourceModel,
+    choice: WeightChoice,
+    methods: list[str],
+    draft: SourceModel | None,
+    draft_choice: WeightChoice,
+    operators: WantedOperators,
+) -> dict[str, Any]:
+    """The export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
+
+    Args:
+        target: with its heads.
+        choice: how its matrices are stored.
+        methods: all of the bundle.
+        draft: the draft, if there is one.
+        draft_choice: how its matrices are stored.
+        operators: whose layout the weights get.
+    """
+    models = [target, draft] if draft else [target]
+    found = {"target": target.weight_bytes(choice, operators)}
+    if draft:
+        found["draft"] = draft.weight_bytes(draft_choice, operators)
+    sizes = {name: own for name, (own, _) in found.items()}
+    if heads := sum(more for _, more in found.values()):
+        sizes["heads"] = heads
+    return {
+        "model": str(target.source.path),
+        "architecture": target.facts.architecture,
+        "format": choice.format,
+        "head_format": choice.head or choice.format,
+        "quantizer": choice.quantizer.name if choice.quantizer else None,
+        "methods": methods,
+        "context": target.facts.context,
+        "weight_bytes": sizes,
+        "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models),
+    }

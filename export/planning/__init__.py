@@ -1,1 +1,0 @@
-"""What an export would write, and how large."""

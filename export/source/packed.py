@@ -1,0 +1,280 @@
+"""Levels of few bits in 32-bit words: the checkpoints of GPTQ and AWQ.
+
+GPTQ checkpoints (https://arxiv.org/abs/2210.17323) in the layout of AutoGPTQ and GPTQModel.
+
+A matrix [n, k] is ``qweight`` int32 [k * bits / 32, n], packed down the inputs; ``qzeros`` int32 [groups, n * bits /
+32], packed along the outputs; ``scales`` [groups, n]; ``g_idx`` int32 [k], the group of each input. The first format,
+"gptq", stores every zero point less one, modulo 2^bits; "gptq_v2" stores it as it is.
+
+AWQ checkpoints (https://arxiv.org/abs/2306.00978) in the "gemm" layout of AutoAWQ, 4 bits.
+
+A matrix [n, k] is ``qweight`` int32 [k, n / 8] and ``qzeros`` int32 [groups, n / 8], both packed along the outputs,
+eight levels a word in the order 0 2 4 6 1 3 5 7 from the lowest bits on; ``scales`` [groups, n].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.source.stored import Plain, Stored, span
+
+
+def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = None) -> NDArray[np.uint8]:
+    """Levels of words, int32 [..., m] -> uint8 [..., m * 32 / bits], the lowest bits first.
+
+    Args:
+        words: packed.
+        bits: of a level; divides 32.
+        order: for each level of a word, in which place it is; None = in its own.
+    """
+    places = range(32 // bits) if order is None else order
+    shifts = np.array([bits * place for place in places], np.uint32)
+    levels = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    return levels.astype(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * len(shifts))
+
+
+def dequantize(
+    levels: NDArray[np.generic], zeros: NDArray[np.float32], scales: NDArray[np.float32], group: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """(level - zero) * scale in float32.
+
+    Args:
+        levels: integers [n, k].
+        zeros: [n, groups]. scales: [n, groups].
+        group: of every column, [k].
+    """
+    values = levels.astype(np.float32)
+    values -= zeros[:, group]
+    values *= scales[:, group]
+    return values
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A matrix of float8 or int8 with one scale for each block: ``(level - zero) * scale``.
+
+    Attributes:
+        levels: [n, k].
+        scale: as many as there are blocks; any shape.
+        zero: like ``scale``; None = 0.
+        block: rows and columns of a block; the last ones may be cut off.
+    """
+
+    levels: Plain
+    scale: Plain
+    zero: Plain | None
+    block: tuple[int, int]
+
+    @property
+    def file(self) -> Path:
+        """See Stored."""
+        return self.levels.file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, k]."""
+        return self.levels.shape
+
+    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        """See Stored."""
+        n, k = self.shape
+        grid = -(-n // self.block[0]), -(-k // self.block[1])
+        down = np.arange(*span(rows, n)) // self.block[0]
+        across = np.arange(*span(columns, k)) // self.block[1]
+        values = self.levels.raw(rows, columns).astype(np.float32)
+        if self.zero is not None:
+            values -= self.zero.raw().astype(np.float32).reshape(grid)[np.ix_(down, across)]
+        values *= self.scale.raw().astype(np.float32).reshape(grid)[np.ix_(down, across)]
+        return values
+
+
+FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is to be added to a stored zero point
+
+
+@dataclass(frozen=True)
+class GptqMatrix:
+    """One matrix; see the module."""
+
+    qweight: Plain
+    qzeros: Plain
+    scales: Plain
+    group: NDArray[np.int64]  # [k]
+    bits: int
+    add: int
+
+    @property
+    def file(self) -> Path:
+        """See Stored."""
+        return self.qweight.file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, k]."""
+        return self.qweight.shape[1], self.qweight.shape[0] * 32 // self.bits
+
+    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        """See Stored."""
+        n, k = self.shape
+        top, bottom = span(rows, n)
+        left, right = span(columns, k)
+        many = 32 // self.bits
+        words = self.qweight.raw(slice(left // many, -(-right // many)), slice(top, bottom))
+        levels = unpack(np.ascontiguousarray(words.T), self.bits)[:, left % many :][:, : right - left]
+        first = top // many
+        packed = unpack(self.qzeros.raw(slice(None), slice(first, -(-bottom // many))), self.bits)
+        points = packed[:, top - first * many :][:, : bottom - top].astype(np.int32)
+        zeros = ((points + self.add) & ((1 << self.bits) - 1)).astype(np.float32)
+        scales = self.scales.raw(slice(None), slice(top, bottom)).astype(np.float32)
+        return dequantize(levels, zeros.T, scales.T, self.group[left:right])
+
+
+def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
+    """The tensors of a GPTQ checkpoint, ``settings`` being its quantization_config."""
+    bits, form = settings.get("bits"), settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    if settings.get("is_marlin_format"):
+        form = "marlin"
+    if form not in FORMATS:
+        raise UnsupportedModel(
+            f"GPTQ checkpoint format {form!r} is not supported; supported: {', '.join(FORMATS)}",
+            "export from the unquantized checkpoint",
+        )
+    if bits not in (2, 4, 8) or settings.get("pack_dtype", "int32") != "int32":
+        packed = settings.get("pack_dtype", "int32")
+        raise UnsupportedModel(
+            f"GPTQ of {bits} bits in {packed} is not supported; supported: 2, 4 and 8 bits in int32",
+            "export from the unquantized checkpoint",
+        )
+    found: dict[str, Stored] = dict(stored)
+    for name in [name for name in stored if name.endswith(".qweight")]:
+        module = name.removesuffix(".qweight")
+        found[f"{module}.weight"] = _matrix(stored, module, int(bits), FORMATS[form], settings.get("group_size", -1))
+        for part in ("qweight", "qzeros", "scales", "g_idx"):
+            found.pop(f"{module}.{part}", None)
+    return found
+
+
+def _matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, group_size: Any) -> GptqMatrix:
+    qweight, qzeros, scales = (packed_part(stored, f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
+    k, n = qweight.shape[0] * 32 // bits, qweight.shape[1]
+    groups = scales.shape[0]
+    expect_shape(scales, (groups, n), f"{bits} bits")
+    expect_shape(qzeros, (groups, n * bits // 32), f"{bits} bits")
+    index = stored.get(f"{module}.g_idx")
+    if index is not None and index.shape != (0,):
+        expect_shape(index, (k,), f"{bits} bits")
+        group = index.raw().astype(np.int64)
+    else:
+        size = k if not isinstance(group_size, int) or group_size <= 0 else group_size
+        group = np.arange(k) // size
+    if group.size and not 0 <= group.min() <= group.max() < groups:
+        raise ExportError(
+            f"{qweight.file}: {module} has {groups} groups of scales, but its inputs name groups {group.min()} to "
+            f"{group.max()}",
+            "the checkpoint is damaged, or config.json has another group_size: download it again",
+        )
+    return GptqMatrix(qweight, qzeros, scales, group, bits, add)
+
+
+def packed_part(stored: Mapping[str, Plain], name: str) -> Plain:
+    """A part of a packed matrix, which must be there, of two dimensions, and of int32 or floats."""
+    part = stored.get(name)
+    if part is None:
+        raise ExportError(f"tensor {name} is missing from the checkpoint", "download it again")
+    kinds = ("F16", "BF16", "F32") if name.endswith("scales") else ("I32",)
+    if part.dtype not in kinds or len(part.shape) != 2:
+        raise ExportError(
+            f"{part.file}: {name} is {part.dtype} of shape {list(part.shape)}; expected two dimensions of "
+            f"{' or '.join(kinds)}",
+            "it is not packed the way its quantization_config says: export from the unquantized checkpoint",
+        )
+    return part
+
+
+def expect_shape(part: Plain, shape: tuple[int, ...], why: str) -> None:
+    """Check one part of a packed matrix against the others."""
+    if part.shape != shape:
+        raise ExportError(
+            f"{part.file}: {part.name} has shape {list(part.shape)}, expected {list(shape)} for {why}",
+            "quantization_config and the weights do not belong together",
+        )
+
+
+MANY = 8  # levels in a word
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where level i of a word is: the inverse of 0 2 4 6 1 3 5 7
+
+
+@dataclass(frozen=True)
+class AwqMatrix:
+    """One matrix; see the module."""
+
+    qweight: Plain
+    qzeros: Plain
+    scales: Plain
+    group_size: int
+
+    @property
+    def file(self) -> Path:
+        """See Stored."""
+        return self.qweight.file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, k]."""
+        return self.qweight.shape[1] * MANY, self.qweight.shape[0]
+
+    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        """See Stored."""
+        n, k = self.shape
+        top, bottom = span(rows, n)
+        left, right = span(columns, k)
+        words = slice(top // MANY, -(-bottom // MANY))
+
+        def levels(part: Plain, which: slice) -> NDArray[np.uint8]:  # [outputs, inputs or groups]
+            return unpack(part.raw(which, words), 4, PLACES)[:, top % MANY :][:, : bottom - top].T
+
+        zeros = levels(self.qzeros, slice(None)).astype(np.float32)
+        scales = self.scales.raw(slice(None), slice(top, bottom)).astype(np.float32)
+        group = np.arange(left, right) // self.group_size
+        return dequantize(levels(self.qweight, slice(left, right)), zeros, scales.T, group)
+
+
+def awq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
+    """The tensors of an AWQ checkpoint, ``settings`` being its quantization_config."""
+    version = str(settings.get("version", settings.get("format", "gemm"))).lower()
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    if version != "gemm" or bits != 4:
+        raise UnsupportedModel(
+            f"AWQ version {version!r} of {bits} bits is not supported; supported: gemm, 4 bits",
+            "export from the unquantized checkpoint",
+        )
+    if any(name.endswith(".act.scales") for name in stored):
+        raise UnsupportedModel(
+            "AWQ with scaled activations (act.scales) is not supported", "export from the unquantized checkpoint"
+        )
+    group_size = settings.get("group_size", settings.get("q_group_size", 128))
+    found: dict[str, Stored] = dict(stored)
+    for name in [name for name in stored if name.endswith(".qweight")]:
+        module = name.removesuffix(".qweight")
+        found[f"{module}.weight"] = _awq_matrix(stored, module, group_size)
+        for part in ("qweight", "qzeros", "scales"):
+            found.pop(f"{module}.{part}", None)
+    return found
+
+
+def _awq_matrix(stored: Mapping[str, Plain], module: str, group_size: Any) -> AwqMatrix:
+    qweight, qzeros, scales = (packed_part(stored, f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
+    k, words = qweight.shape
+    size = k if group_size == -1 else group_size
+    if not isinstance(size, int) or size <= 0:
+        raise ExportError(f"quantization_config: expected a positive group_size or -1, got {group_size!r}")
+    groups = -(-k // size)
+    expect_shape(scales, (groups, words * MANY), f"group_size {size}")
+    expect_shape(qzeros, (groups, words), f"group_size {size}")
+    return AwqMatrix(qweight, qzeros, scales, size)

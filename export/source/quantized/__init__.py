@@ -1,1 +1,0 @@
-"""Quantized checkpoints, read as float32."""

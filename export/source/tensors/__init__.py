@@ -1,1 +1,0 @@
-"""Tensors on disk."""
