@@ -7,7 +7,6 @@ commands.
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
 from posixpath import normpath, relpath
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.app import COMMANDS
+from edgespec.cli.app import COMMANDS, cli
 from edgespec.cli.common import COMMON, NAMES, GroupedCommand
 
 COMMANDS_PAGE = "reference/commands.md"
@@ -25,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def commands_page() -> str:
     """Every command with its arguments, options by group, and examples, in Markdown."""
+    context = click.Context(cli)
     parts = [
         "# Commands\n",
         "This page is made from the help of the commands: `edgespec COMMAND --help` says the same.\n",
         "Errors of use exit with 2, other errors with 1, each with a hint.  Ctrl-C exits with 130.\n",
-        *(_command(f"edgespec {name}", import_module(f"edgespec.cli.{name}").command) for name in COMMANDS),
+        *(_command(f"edgespec {name}", found) for name in COMMANDS if (found := cli.get_command(context, name))),
         "## Settings of one method {#set}\n",
         "`--set NAME=VALUE` of `run`, `bench` and `verify`; `--set list` prints them.\n",
         _table(("name", "what it sets"), [(f"`{name}`", what) for name, (_, what) in NAMES.items()]),
