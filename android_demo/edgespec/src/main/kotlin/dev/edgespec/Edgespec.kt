@@ -2,7 +2,7 @@ package dev.edgespec
 
 import dev.edgespec.engine.Engine
 import dev.edgespec.engine.LoadOptions
-import dev.edgespec.planning.memory.MemoryFacts
+import dev.edgespec.planning.MemoryFacts
 import java.io.File
 
 /** The front door. */

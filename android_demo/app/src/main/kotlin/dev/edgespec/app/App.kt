@@ -8,7 +8,7 @@ import android.os.Build
 import android.os.Handler
 import android.os.Looper
 import dev.edgespec.engine.Trim
-import dev.edgespec.planning.memory.MemoryFacts
+import dev.edgespec.planning.MemoryFacts
 import java.io.File
 
 /** What ActivityManager says of memory. */

@@ -6,8 +6,8 @@ import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Engine
 import dev.edgespec.engine.Trim
-import dev.edgespec.planning.memory.MemoryFacts
-import dev.edgespec.planning.memory.showBytes
+import dev.edgespec.planning.MemoryFacts
+import dev.edgespec.planning.showBytes
 import dev.edgespec.planning.plan
 import dev.edgespec.reports.*
 import java.io.File

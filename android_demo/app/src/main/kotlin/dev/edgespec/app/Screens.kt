@@ -7,7 +7,7 @@ import android.text.TextWatcher
 import android.view.View
 import android.widget.*
 import dev.edgespec.decoding.Settings
-import dev.edgespec.planning.memory.showBytes
+import dev.edgespec.planning.showBytes
 
 /** A screen of the app: its view, and how it shows what the app is doing. */
 interface Screen {

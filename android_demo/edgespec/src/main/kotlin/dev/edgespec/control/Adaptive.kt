@@ -8,8 +8,53 @@ private const val MOST_BUCKETS = 64 // whose acceptance is kept: some drafters n
 private const val PROBE = 2 // guesses of a probe
 private const val STREAK = 6 // probes in a row, while all their guesses are accepted
 
+const val PRIOR = 0.5 // acceptance where nothing is known
+internal const val WAIT = 16 // plain rounds before a probe; doubled while probes fail
+internal const val LONGEST_WAIT = 128
+private const val DECAY = 0.9
+
+/** What one bucket of a drafter's guesses has shown of its acceptance. */
+class Record(prior: Double) {
+    private val rates = arrayListOf(prior) // a_j for the positions seen so far; [0] starts as the prior
+    private val seen = arrayListOf(0) // observations of each
+    var wait = WAIT // rounds before the next probe
+    var waited = 0 // rounds since the last one
+    var probing = false // a probe is being verified
+    var streak = 0 // probes in a row
+    var drafting: Boolean? = null // whether it was drafted when last decided on, because it was faster
+
+    /** The same, which learns on its own from now on. */
+    fun copy() = Record(rates[0]).also {
+        it.rates.addAll(rates.drop(1))
+        it.seen[0] = seen[0]
+        it.seen.addAll(seen.drop(1))
+        it.wait = wait
+        it.waited = waited
+        it.streak = streak
+        it.drafting = drafting
+    }
+
+    /** Whether anything was ever put to the test. */
+    val known: Boolean get() = seen[0] > 0
+
+    /** a at [position]; one never put to the test is taken to be like the one before. */
+    fun rate(position: Int): Double = rates[minOf(position, rates.size - 1)]
+
+    /** One guess at [position] was put to the test. */
+    fun learn(position: Int, accepted: Boolean) {
+        if (position == rates.size) {
+            rates.add(rates.last())
+            seen.add(0)
+        }
+        // a running mean in which the prior counts as two guesses, until the decay is slower than that
+        val step = maxOf(1 - DECAY, 1.0 / (seen[position] + 3))
+        rates[position] += step * ((if (accepted) 1 else 0) - rates[position])
+        seen[position]++
+    }
+}
+
 /**
- * Drafts as much as pays, and nothing while nothing pays.  Each round verifies the K guesses that maximise
+ * Drafts as much as is fastest, and nothing where plain decoding is.  Each round verifies the K guesses that maximise
  *
  *     (1 + sum_{i <= K} prod_{j <= i} a_j) / (K c + v(rows(K)))          K = 0 is plain decoding: 1
  *
@@ -22,7 +67,7 @@ class Adaptive(
     private val gammaMax: Int = 8,
     private val fallback: Boolean = true,
     var prior: Double = PRIOR,
-) : Drafter {
+) : Wrapper {
     override val name = inner.name
     var cost = cost // of the machine: those of other lanes learn it, too
         private set
@@ -32,40 +77,35 @@ class Adaptive(
         private set
     var probes = 0
         private set
-    var floor = 1.0 // speed that a proposal must promise
+    var required = 1.0 // speed that a proposal must be predicted to reach
     var stake = Double.POSITIVE_INFINITY // plain steps that a round may lose if all its guesses are wrong
-    override val wantsHidden = inner.wantsHidden
-    override val wantsTaps = inner.wantsTaps
     private val atOnce = inner.stepsAtOnce
     private val cheapInner = inner.cheap
     private val records = LinkedHashMap<Int, Record>()
     private var lastBucket = 0 // where a costly drafter's next proposal is expected
 
     /** Whether this request is decided by counts and the given costs alone, never by the clock. */
-    var steady = false
+    var reproducible = false
         private set
     private var costs = cost
     private var nodesPerDepth = 1.0 // of a costly drafter's trees
-    private var control = Control()
+    private var stats = Stats() // of the request
     private var asked = 0 // guesses that a costly drafter was last asked for
     private var last = Triple(0, 0.0, prior) // best length, its predicted speed-up, acceptance
 
-    override val proposer: String get() = inner.proposer
+    override val proposer: String get() = inner.maker
+    override val wants: Set<State> get() = inner.wants
 
-    override fun watch(control: Control) {
-        this.control = control
-        inner.watch(control)
-    }
-
-    override fun bind(params: SamplingParams, noise: Noise) {
-        steady = params.seededRejection
-        costs = if (steady) cost.given() else cost
-        if (params.seededRejection) {
+    override fun begin(request: DraftRequest): Int? {
+        stats = request.stats
+        reproducible = request.params.seededRejection
+        costs = if (reproducible) cost.given() else cost
+        if (reproducible) {
             records.clear()
             lastBucket = 0
             nodesPerDepth = 1.0
         }
-        inner.bind(params, noise)
+        return inner.begin(request)
     }
 
     /** What is kept from request to request. */
@@ -83,10 +123,6 @@ class Adaptive(
         nodesPerDepth = learned.nodesPerDepth
     }
 
-    override fun begin(tokens: Tokens) = inner.begin(tokens)
-
-    override fun known(tokens: Tokens): Int = inner.known(tokens)
-
     override fun absorb(first: Int, taps: Matrix) = inner.absorb(first, taps)
 
     /** Let the inner drafter read what it needs where it will be asked next. */
@@ -97,8 +133,8 @@ class Adaptive(
 
     private fun willAsk(): Boolean {
         if (cheapInner) return true
-        val record = record(expectedBucket)
-        val rows = expectedRows(gammaMax)
+        val (bucket, rows) = expected(gammaMax)
+        val record = record(bucket)
         val before = last
         val best = best(record, rows)
         last = before
@@ -111,16 +147,16 @@ class Adaptive(
             val found = inner.propose(tokens, most)
             if (found.size > 0) found.truncated(decide(found.bucket, rowsOf(found, most))) else found
         } else {
-            asked = decide(expectedBucket, expectedRows(most))
+            asked = expected(most).let { (bucket, rows) -> decide(bucket, rows) }
             if (asked > 0) inner.propose(tokens, asked) else Proposal.EMPTY
         }
         if (proposal.size > 0) {
             drafted++
             lastBucket = proposal.bucket
-            control.expected = expect(proposal)
+            stats.expected = expect(proposal)
         } else {
             plain++
-            control.expected = null
+            stats.expected = null
         }
         return proposal
     }
@@ -129,48 +165,50 @@ class Adaptive(
     fun promised(budget: Int): Double {
         if (cheapInner) return 1.0
         val before = last
-        best(record(expectedBucket), expectedRows(minOf(budget, gammaMax)))
+        val (bucket, rows) = expected(minOf(budget, gammaMax))
+        best(record(bucket), rows)
         val found = if (last.first > 0) maxOf(last.second, 1.0) else 1.0
         last = before
         return found
     }
 
-    private val expectedBucket: Int get() = inner.bucket ?: lastBucket
-
-    /** [budget + 1]: rows of a pass over a costly drafter's guesses down to each depth. */
-    private fun expectedRows(budget: Int): IntArray =
-        inner.rows(budget) ?: IntArray(budget + 1) { Math.rint(1 + nodesPerDepth * it).toInt() }
+    /** Bucket of a costly drafter's next proposal, and [budget + 1] rows of a pass over it down to each depth. */
+    private fun expected(budget: Int): Pair<Int, IntArray> {
+        val known = inner.forecast(budget)
+        val rows = known.rows ?: IntArray(budget + 1) { Math.rint(1 + nodesPerDepth * it).toInt() }
+        return (known.bucket ?: lastBucket) to rows
+    }
 
     /** How deep to draft; [rows] of a pass over the guesses down to each depth. */
     private fun decide(bucket: Int, rows: IntArray): Int {
         val record = record(bucket)
         val best = best(record, rows)
         if (fallback && record.drafting != null && record.drafting != best > 0) {
-            if (best > 0) control.recoveries++ else control.fallbacks++
+            if (best > 0) stats.recoveries++ else stats.fallbacks++
         }
         if (best > 0 || record.drafting == true) record.drafting = best > 0
         if (best > 0 || !fallback) {
             record.wait = WAIT
-            record.sat = 0
+            record.waited = 0
             record.streak = 0
             return maxOf(best, 1)
         }
         val length = toProbe(record, rows)
         if (length > 0) {
-            record.sat = 0
+            record.waited = 0
             record.probing = true
             record.streak++
             probes++
-            control.probes++
+            stats.probes++
             return length
         }
-        record.sat++
+        record.waited++
         return 0
     }
 
     /** Guesses of a probe, if it is time for one; nothing is known of a new bucket but the prior: it is probed at once. */
     private fun toProbe(record: Record, rows: IntArray): Int =
-        if (record.sat >= record.wait || !record.known) affordable(rows) else 0
+        if (record.waited >= record.wait || !record.known) affordable(rows) else 0
 
     /** Guesses of a probe: as many as its stake allows. */
     private fun affordable(rows: IntArray): Int =
@@ -179,7 +217,7 @@ class Adaptive(
     /** The length of the highest predicted speed. */
     private fun best(record: Record, rows: IntArray): Int {
         var best = 0
-        var gain = floor
+        var gain = required
         var tried = 0.0
         var tokens = 1.0
         var chance = 1.0
@@ -204,7 +242,7 @@ class Adaptive(
 
     /** Plain steps that a round over this proposal is expected to take, whatever is accepted. */
     fun price(proposal: Proposal): Double {
-        val depth = if (proposal.resume == null) proposal.deepest else maxOf(proposal.deepest, 1)
+        val depth = if (proposal.headStart == null) proposal.deepest else maxOf(proposal.deepest, 1)
         return if (depth > 0) steps(depth, proposal.size + 1) else 1.0
     }
 
@@ -219,9 +257,9 @@ class Adaptive(
             tokens += chance
         }
         val steps = if (atOnce) 1 else depth
-        control.steps = steps
-        control.stepCost = cost.d(steps) / steps
-        control.plainMs = cost.plainMs
+        stats.steps = steps
+        stats.stepCost = cost.d(steps) / steps
+        stats.plainMs = cost.plainMs
         return tokens to costs.d(steps) + costs.v(proposal.size + 1)
     }
 
@@ -233,17 +271,17 @@ class Adaptive(
 
     /** An exit that was asked and not sure counts like a guess that was wrong: it took the time of one. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
-        if (proposal.size > 0 || proposal.resume != null) {
+        if (!proposal.empty) {
             val record = record(proposal.bucket)
             val right = verdict.path.size
-            val unsure = proposal.resume != null && right == proposal.size && right < asked
-            val tested = reached(proposal, verdict.path) + if (unsure) 1 else 0
+            val unsure = proposal.headStart != null && right == proposal.size && right < asked
+            val tested = proposal.tested(verdict.path) + if (unsure) 1 else 0
             for (position in 0 until tested) record.learn(position, position < right)
             if (proposal.parents != null) nodesPerDepth = proposal.size.toDouble() / proposal.deepest
             if (record.probing) {
                 record.probing = false
                 if (tested == right && record.streak < STREAK) {
-                    record.sat = record.wait
+                    record.waited = record.wait
                 } else {
                     record.wait = minOf(2 * record.wait, LONGEST_WAIT)
                     record.streak = 0
@@ -253,22 +291,17 @@ class Adaptive(
         inner.observe(proposal, verdict, output)
     }
 
-    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
-        if (!steady) {
-            val steps = if (proposal.size == 0) 0 else if (atOnce) 1 else proposal.deepest
-            if (proposal.resume != null) { // part of the pass over the first row ran while drafting, too
-                cost.observeRound(proposal.size + 1, if (atOnce) 1 else maxOf(steps, 1), draftMs + verifyMs)
+    override fun timed(proposal: Proposal, time: RoundTime) {
+        if (!reproducible) {
+            val steps = if (atOnce) 1 else proposal.deepest
+            if (proposal.headStart != null) { // part of the pass over the first row ran while drafting, too
+                cost.observeRound(time.rows, maxOf(steps, 1), time.draftMs + time.verifyMs)
             } else {
-                cost.observeVerify(proposal.size + 1, verifyMs)
-                if (proposal.size > 0 && inner.caughtUp) cost.observeDraft(steps, draftMs)
+                cost.observeVerify(time.rows, time.verifyMs)
+                if (proposal.size > 0 && inner.caughtUp) cost.observeDraft(steps, time.draftMs)
             }
         }
-        inner.timed(proposal, draftMs, verifyMs)
-    }
-
-    override fun watched(rows: Int, draftMs: Double, verifyMs: Double) {
-        if (!steady) cost.observeVerify(rows, verifyMs)
-        inner.watched(rows, draftMs, verifyMs)
+        inner.timed(proposal, time)
     }
 
     override val reason: String get() = listOf(decision, inner.reason).filter { it.isNotEmpty() }.joinToString("; ")
@@ -289,9 +322,6 @@ class Adaptive(
             return "drafting did not pay: predicted ${two(gain)}x at acceptance ${two(acceptance)}; $probes probes in " +
                 "${plain + drafted} rounds"
         }
-
-    override fun usedSummary(): Map<String, Any?> =
-        mapOf("plain_rounds" to plain, "drafted_rounds" to drafted, "probes" to probes, "reason" to decision) + inner.usedSummary()
 }
 
 /** [budget + 1]: rows of a pass over the guesses down to each depth. */

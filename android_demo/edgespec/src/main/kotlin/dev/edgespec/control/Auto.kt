@@ -3,6 +3,127 @@ package dev.edgespec.control
 import dev.edgespec.decoding.*
 import java.util.Locale
 
+/*
+ * What method auto knows of its candidates.  Every candidate has a budget of plain steps: it starts with a few, a small
+ * share of every round is added, and what a round of its guessing takes beyond the tokens that it brings is paid from it.
+ * So a text on which nothing can be gained costs the budgets and that share and no more, by construction.
+ */
+
+private const val SHARE = 0.012 // of all rounds: plain steps that looking may cost in the long run
+private const val CREDIT = 2.5 // plain steps that each candidate starts with
+private const val FULL = 5.0 // most of a budget
+private const val LEAST = 0.5 // plain steps without which trying again is pointless
+private const val AGAIN = 64 // rounds before another try; doubled while tries fail
+private const val LONGEST_AGAIN = 4096
+private const val WINDOW = 64 // rounds that a gain is measured over
+internal const val TRIED = 1.0 // predicted speed from which a method is tried: it was predicted from another text
+internal const val PAYS = 1.01 // gain of late from which a method is kept
+
+/** A method to choose from: its predicted speed, what builds its drafter, whether it is cheap. */
+class Candidate(val name: String, val promise: Double, val make: () -> Adaptive, val cheap: Boolean = false)
+
+/** What one candidate has shown on a lane. */
+class Arm(private val promise: Double) {
+    var gain: Double? = null // measured of late, when it was last judged
+    var budget = CREDIT // plain steps that it may lose
+    private var until = 0 // round before which it is not tried again
+    private var wait = AGAIN // rounds to wait after the next failure
+    var out = false // it failed in this request
+    private var note = "" // why it was left last, in words
+
+    fun copy() = Arm(promise).also {
+        it.gain = gain
+        it.budget = budget
+        it.until = until
+        it.wait = wait
+        it.note = note
+    }
+
+    /** Speed to expect: what it gave if that paid, else what was predicted. */
+    val expected: Double get() = gain?.takeIf { it >= PAYS } ?: promise
+
+    /** Plain steps that one round may lose. */
+    val stake: Double get() = if (budget >= FULL) Double.POSITIVE_INFINITY else maxOf(budget / 2, 0.0)
+    val exhausted: Boolean get() = budget < LEAST
+
+    /** Whether it may be tried. */
+    fun ready(now: Int): Boolean = !out && now >= until && !exhausted
+
+    /** Why it is not ready, in words. */
+    fun past(now: Int): String = if (out || now < until) note else "lost what looking may cost"
+
+    /** It did not pay: try again later, and later still if that fails too. */
+    fun putOff(now: Int, why: String) {
+        note = why
+        until = now + wait
+        wait = minOf(2 * wait, LONGEST_AGAIN)
+    }
+
+    /** It pays, so much: it is missed when it fails the next time. */
+    fun kept(gain: Double) {
+        this.gain = gain
+        wait = AGAIN
+    }
+
+    /** A round took so many plain steps more than it wrote tokens; negative = it gained. */
+    fun pay(lost: Double) {
+        budget = (budget - lost).coerceIn(-CREDIT, FULL)
+    }
+
+    fun accrue(share: Double) {
+        budget = minOf(budget + share, FULL)
+    }
+}
+
+/** Those of all candidates, and of the one in use. */
+class Bandit(val each: List<Arm>) {
+    var now = 0 // rounds so far, over all requests
+        private set
+    var active: Int? = null // which is in use; null = plain decoding
+        private set
+    var roundsInUse = 0 // its rounds
+    private val window = ArrayDeque<Triple<Int, Double, Boolean>>() // tokens, plain steps taken, drafted and no probe
+
+    /** The same between two requests; it learns on its own from now on. */
+    fun copy() = Bandit(each.map { it.copy() }).also { it.now = now }
+
+    val rounds: Int get() = window.size
+
+    fun push(tokens: Int, took: Double, drafted: Boolean) {
+        window.addLast(Triple(tokens, took, drafted))
+        if (window.size > WINDOW) window.removeFirst()
+    }
+
+    /** Tokens per plain step over the window: speed against plain decoding's. */
+    val gain: Double
+        get() {
+            val steps = window.sumOf { it.second }
+            return if (steps > 0) window.sumOf { it.first } / steps else 1.0
+        }
+
+    /** Of the latest rounds of the window, those drafted because it was expected to pay. */
+    fun drafted(latest: Int): Int = window.takeLast(latest).count { it.third }
+
+    /** A round was written: every budget has its share of it. */
+    fun accrue() {
+        now++
+        each.forEach { it.accrue(SHARE / each.size) }
+    }
+
+    fun ready(which: Int): Boolean = each[which].ready(now)
+
+    /** The candidate to expect most of, of those that may be tried and are not expected to lose. */
+    fun best(besides: Int? = null): Int? =
+        each.indices.filter { it != besides && ready(it) && each[it].expected >= TRIED }.maxByOrNull { each[it].expected }
+
+    /** Another one is in use from now on. */
+    fun take(which: Int?) {
+        active = which
+        roundsInUse = 0
+        window.clear()
+    }
+}
+
 private const val CHECK = 16 // rounds between two judgements
 private const val SURE = 48 // rounds after which a measured gain is believed
 private const val FEW = 4 // rounds drafted of CHECK that count as resting
@@ -15,18 +136,16 @@ private const val LOOK = 0.25 // plain steps that looking without a guess is cou
  * candidate is in use at a time, inside adaptive control of its own; the others are not even loaded before their turn.
  * [fallback] false = the first candidate always drafts, and only a failure makes way for another.
  */
-class Switch(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Drafter {
+class Auto(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Wrapper {
     private val made = HashMap<Int, Adaptive>()
     private val inherited = HashMap<Int, Any>() // what those that are not made yet begin with
     private var learned = fresh()
     private var bandit = learned
     private var drafter: Adaptive? = null // of the candidate in use, once it has begun
-    private var control = Control()
+    private var request = DraftRequest(Tokens())
     private var seen = 0 // rounds of this request
     private var tokens = 1 // of the last round
     private var probe = false // whether its proposal was one
-    private var params = SamplingParams()
-    private var noise = Noise(0)
     private val entered = ArrayList<Int>() // candidates in use in this request, in order
     private val rounds = LinkedHashMap<Int, Int>() // rounds with guesses by candidate, in this request
 
@@ -42,22 +161,14 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
 
     // -- the loop
 
-    override fun watch(control: Control) {
-        this.control = control
-    }
-
-    override fun bind(params: SamplingParams, noise: Noise) {
-        this.params = params
-        this.noise = noise
-        bandit = if (params.seededRejection) fresh() else learned
+    override fun begin(request: DraftRequest): Int? {
+        this.request = request
+        bandit = if (request.params.seededRejection) fresh() else learned
         bandit.each.forEach { it.out = false }
         drafter = null
         seen = 0
         entered.clear()
         rounds.clear()
-    }
-
-    override fun begin(tokens: Tokens) {
         val which = if (fallback) again() else 0
         if (which != 0) {
             val first = bandit.each[0]
@@ -65,13 +176,10 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
             tell(candidates[0].name, which, if (which != null && bandit.ready(0)) "which gave more in earlier requests" else past)
         }
         bandit.take(which)
-        if (which != null) enter(which, tokens)
+        return which?.let { enter(it, request.tokens) }
     }
 
-    override val wantsHidden: Boolean get() = drafter?.wantsHidden ?: false
-    override val wantsTaps: Boolean get() = drafter?.wantsTaps ?: false
-
-    override fun known(tokens: Tokens): Int = drafter?.known(tokens) ?: tokens.size
+    override val wants: Set<State> get() = drafter?.wants ?: emptySet()
 
     override fun absorb(first: Int, taps: Matrix) {
         drafter?.absorb(first, taps)
@@ -85,7 +193,8 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
             val which = (if (bandit.now % CHECK == 0) again() else null) ?: return null
             change(which, "another look")
         }
-        return drafter ?: enter(bandit.active!!, tokens)
+        if (drafter == null) enter(bandit.active!!, tokens)
+        return drafter
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
@@ -110,10 +219,10 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
         }
     }
 
-    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
+    override fun timed(proposal: Proposal, time: RoundTime) {
         val mine = drafter ?: return
-        mine.timed(proposal, draftMs, verifyMs)
-        count(mine, proposal, draftMs, verifyMs)
+        mine.timed(proposal, time)
+        count(mine, proposal, time)
     }
 
     override fun lose(why: String): Boolean {
@@ -132,16 +241,16 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
     // -- what is decided
 
     /** Add a round of the candidate in use. */
-    private fun count(mine: Adaptive, proposal: Proposal, draftMs: Double, verifyMs: Double) {
+    private fun count(mine: Adaptive, proposal: Proposal, time: RoundTime) {
         val arm = bandit.each[bandit.active!!]
         val expected = mine.price(proposal)
         var took = expected
         val plainMs = mine.cost.plainMs
-        if (plainMs != null && plainMs > 0 && !mine.steady) {
-            if (proposal.size == 0 && proposal.resume == null) {
-                took = 1 + minOf(draftMs / plainMs, LOOK)
+        if (plainMs != null && plainMs > 0 && !mine.reproducible) {
+            if (proposal.empty) {
+                took = 1 + minOf(time.draftMs / plainMs, LOOK)
             } else {
-                val measured = (draftMs + verifyMs) / plainMs
+                val measured = (time.draftMs + time.verifyMs) / plainMs
                 took = measured.coerceIn(took / OFF, took * OFF)
             }
         }
@@ -196,20 +305,17 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
     }
 
     private fun tell(left: String, which: Int?, why: String) {
-        control.switches.add(Switched(seen, left, which?.let { candidates[it].name } ?: PLAIN, why))
+        request.stats.switches.add(Switched(seen, left, which?.let { candidates[it].name } ?: PLAIN, why))
     }
 
     /** Load a candidate if it is its first turn, and tell it what it needs to know. */
-    private fun enter(which: Int, tokens: Tokens): Adaptive {
+    private fun enter(which: Int, tokens: Tokens): Int? {
         val mine = made.getOrPut(which) {
             candidates[which].make().also { drafter -> inherited.remove(which)?.let(drafter::goOnFrom) }
         }
-        mine.watch(control)
-        mine.bind(params, noise)
-        mine.begin(tokens)
         drafter = mine
         if (which !in entered) entered.add(which)
-        return mine
+        return mine.begin(DraftRequest(tokens, request.params, request.noise, request.stats))
     }
 
     // -- saying it
@@ -227,7 +333,7 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
 
     override val reason: String
         get() {
-            val changes = control.switches.takeLast(3).map { "from round ${it.round} ${it.taken}, ${it.why}" }
+            val changes = request.stats.switches.takeLast(3).map { "from round ${it.round} ${it.taken}, ${it.why}" }
             return (changes + (drafter?.reason ?: "")).filter { it.isNotEmpty() }.joinToString("; ")
         }
 }

@@ -9,14 +9,15 @@ private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE 
  * as it was.  For the others it is a round without guesses whose pending token is the last one accepted.  A proposer that
  * fails is left out for the rest of the request.
  */
-class Compose(private val proposers: List<Drafter>) : Drafter {
+class Chain(private val proposers: List<Drafter>) : Wrapper {
     override val name = "chain"
-    override val wantsHidden = proposers.any { it.wantsHidden }
-    override val wantsTaps: Boolean get() = proposers.indices.any { it !in out && proposers[it].wantsTaps }
+    override val wants: Set<State> get() = proposers.indices.filter { it !in out }.flatMap { proposers[it].wants }.toSet()
     private val won = IntArray(proposers.size) // rounds by proposer
     private val failed = HashMap<String, String>() // why proposers were left out, by name
     private val out = HashSet<Int>()
     private val took = DoubleArray(proposers.size) // milliseconds of each in this round
+
+    private var winner: Int? = null // of the current round
 
     override var proposer = name // of the last proposal, for statistics
         private set
@@ -25,24 +26,18 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
         require(proposers.isNotEmpty()) { "expected at least one proposer, got none" }
     }
 
-    override fun bind(params: SamplingParams, noise: Noise) {
+    override fun begin(request: DraftRequest): Int? {
         out.clear()
         failed.clear()
-        each { _, one -> one.bind(params, noise) }
+        var least: Int? = null
+        each { _, one -> one.begin(request)?.let { known -> least = minOf(least ?: known, known) } }
+        return least
     }
 
-    override fun learned(): Any = proposers.map { it.learned() }
+    override fun learned(): Any = proposers.map { (it as? Wrapper)?.learned() }
 
     override fun goOnFrom(learned: Any) {
-        for ((one, known) in proposers.zip(learned as List<*>)) known?.let(one::goOnFrom)
-    }
-
-    override fun begin(tokens: Tokens) = each { _, one -> one.begin(tokens) }
-
-    override fun known(tokens: Tokens): Int {
-        var least = tokens.size
-        each { _, one -> least = minOf(least, one.known(tokens)) }
-        return least
+        for ((one, known) in proposers.zip(learned as List<*>)) if (known != null) (one as Wrapper).goOnFrom(known)
     }
 
     override fun prefill(tokens: Tokens, most: Int): Int {
@@ -55,18 +50,20 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         took.fill(0.0)
+        winner = null
         for ((at, one) in proposers.withIndex()) {
             if (at in out) continue
             val start = System.nanoTime()
             var proposal = Proposal.EMPTY
             attempt(at) {
-                if (one is Adaptive) one.floor = bar(at, budget)
+                if (one is Adaptive) one.required = bar(at, budget)
                 proposal = one.propose(tokens, budget)
             }
             took[at] = (System.nanoTime() - start) / 1e6
-            if (proposal.size > 0 || proposal.resume != null) {
+            if (!proposal.empty) {
                 won[at]++
-                proposer = one.proposer
+                winner = at
+                proposer = one.maker
                 return proposal.copy(bucket = at * STRIDE + proposal.bucket)
             }
         }
@@ -87,15 +84,23 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
     }
 
     /** Everyone learns what the pass took; a pass that began while drafting says nothing to the others. */
-    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
+    override fun timed(proposal: Proposal, time: RoundTime) {
         val (winner, bucket) = whose(proposal)
         each { at, one ->
+            val own = time.copy(draftMs = took[at])
             if (at == winner) {
-                one.timed(proposal.copy(bucket = bucket), took[at], verifyMs)
-            } else if (proposal.resume == null) {
-                one.watched(proposal.size + 1, took[at], verifyMs)
+                one.timed(proposal.copy(bucket = bucket), own)
+            } else if (proposal.headStart == null) {
+                one.timed(Proposal.EMPTY, own)
             }
         }
+    }
+
+    override fun lose(why: String): Boolean {
+        val at = winner ?: return false
+        leaveOut(at, why)
+        winner = null
+        return out.size < proposers.size
     }
 
     override val reason: String
@@ -104,17 +109,17 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
             "${one.name} won ${won[at]} rounds" + if (why.isEmpty()) "" else " ($why)"
         }
 
-    override fun usedSummary(): Map<String, Any?> = proposers.withIndex().associate { (at, one) ->
-        one.name to mapOf("won" to won[at], "failed" to failed[one.name]) + one.usedSummary()
-    }
-
     private fun attempt(at: Int, run: () -> Unit) {
         try {
             run()
         } catch (error: Exception) {
-            out.add(at)
-            failed[proposers[at].name] = "left out: ${error.javaClass.simpleName}: ${error.message}"
+            leaveOut(at, "${error.javaClass.simpleName}: ${error.message}")
         }
+    }
+
+    private fun leaveOut(at: Int, why: String) {
+        out.add(at)
+        failed[proposers[at].name] = "left out: $why"
     }
 
     private fun each(run: (Int, Drafter) -> Unit) {
@@ -123,7 +128,7 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
 
     /** Number of the proposer and its own bucket; nobody's is -1. */
     private fun whose(proposal: Proposal): Pair<Int, Int> =
-        if (proposal.size == 0 && proposal.resume == null) -1 to 0 else proposal.bucket / STRIDE to proposal.bucket % STRIDE
+        if (proposal.empty) -1 to 0 else proposal.bucket / STRIDE to proposal.bucket % STRIDE
 
     /** The speed that the costly proposers after this one promise; 1 = plain decoding's. */
     private fun bar(at: Int, budget: Int): Double =

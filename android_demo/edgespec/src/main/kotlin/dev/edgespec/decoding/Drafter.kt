@@ -1,88 +1,185 @@
 package dev.edgespec.decoding
 
+import kotlin.coroutines.cancellation.CancellationException
+import kotlin.math.abs
+
+/*
+ * What a drafter is, and the guard that no failure of one passes.  A drafter sees a request in this order: begin; absorb
+ * while the prompt is read; then in every round prefill, propose, observe and timed.  Control asks it for a forecast
+ * first, and times its dryStep before the first request.
+ */
+
+private const val OFF = 1e-3 // how far the probabilities of a guess may sum from 1
+
+/** A request as its drafter sees it: the prompt, or all text so far where a drafter is taken up in the middle. */
+class DraftRequest(
+    val tokens: Tokens, val params: SamplingParams = SamplingParams(), val noise: Noise = Noise(0), val stats: Stats = Stats(),
+)
+
+/** States of the target that a drafter may need: of the last layer, or auxiliary ones of every token. */
+enum class State { HIDDEN, AUX_HIDDEN }
+
+/** Of the next proposal, before it is made: its bucket, and [budget + 1] rows of the pass over it cut at each depth. */
+class Forecast(val bucket: Int? = null, val rows: IntArray? = null)
+
 /**
- * Whatever guesses; it never owns a loop over rounds ([decode] does).  An exception in any of its methods costs the
- * request its drafter, never its text.  All but [name], [propose] and [observe] is optional.
+ * Whatever guesses; it never owns a loop over rounds ([Rounds] does).  An exception in any hook costs the request its
+ * drafter, never its text.  All but [name] and [propose] is optional.
  */
 interface Drafter {
     /** The method, as the bundle calls it. */
     val name: String
 
+    /** Whether proposing costs next to nothing. */
+    val cheap: Boolean get() = false
+
+    /** Whether proposing costs the same however deep the proposal. */
+    val stepsAtOnce: Boolean get() = false
+
+    /** False if its last proposal first had to read tokens that it missed while it was not asked. */
+    val caughtUp: Boolean get() = true
+
+    /** States of the target that [observe] needs; auxiliary ones of every token: see [begin] and [absorb]. */
+    val wants: Set<State> get() = emptySet()
+
+    /** What it has to say of a request, in words. */
+    val reason: String get() = ""
+
+    /** A request begins; returns how many of its first tokens it needs no auxiliary states of, null = all. */
+    fun begin(request: DraftRequest): Int? = null
+
+    /** Take the auxiliary states of tokens [first] and on of the prompt, a view. */
+    fun absorb(first: Int, taps: Matrix) = Unit
+
+    /**
+     * Read at most [most] tokens that the next proposal needs; returns how many are left: 0 if no proposal is due, or if the
+     * remaining read is short.  [most] is 0 where a round only asks.
+     */
+    fun prefill(tokens: Tokens, most: Int): Int = 0
+
+    /** What is known of the next proposal before it is made. */
+    fun forecast(budget: Int): Forecast = Forecast()
+
     /** Guess what follows [tokens], the pending one last; [budget]: deepest guess allowed, >= 1. */
     fun propose(tokens: Tokens, budget: Int): Proposal
 
     /** Learn from a round: row 0 of [output] follows the pending token, row i + 1 node i. */
-    fun observe(proposal: Proposal, verdict: Verdict, output: Pass)
+    fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
 
+    /** Learn what the round took; with the empty proposal, where it guessed nothing, what others' rows did. */
+    fun timed(proposal: Proposal, time: RoundTime) = Unit
+
+    /** Run one draft step, to be timed before the first request, or the [first] of a round; returns whether it has such. */
+    fun dryStep(first: Boolean = false): Boolean = false
+}
+
+/** A drafter around others. */
+interface Wrapper : Drafter {
     /** The method that made the last proposal. */
     val proposer: String get() = name
 
-    /** How this request samples, and its randomness. */
-    fun bind(params: SamplingParams, noise: Noise) = Unit
-
-    /** The prompt. */
-    fun begin(tokens: Tokens) = Unit
-
-    /** Where to write what is decided and expected, for statistics. */
-    fun watch(control: Control) = Unit
-
-    /** What proposing took, and the target's pass over it. */
-    fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) = Unit
-
-    /** Another drafter's proposal was verified in a pass over so many rows. */
-    fun watched(rows: Int, draftMs: Double, verifyMs: Double) = timed(Proposal.EMPTY, draftMs, verifyMs)
-
-    /** One of several drafters inside has failed: leave it out and go on; false = there is none left. */
-    fun lose(why: String): Boolean = false
-
-    /** A copy of what requests have shown of it, for one of its kind that begins elsewhere; null = nothing. */
+    /** A copy of what requests have shown, for one of its kind that begins elsewhere; null = nothing. */
     fun learned(): Any? = null
 
     /** Begin with what another one of its kind has [learned]. */
     fun goOnFrom(learned: Any) = Unit
 
-    /** One draft step, to be timed before the first request; null = there is none. */
-    val stepOnce: (() -> Unit)? get() = null
+    /** Go on without the drafter inside that is in use, which has failed; false = there is none left. */
+    fun lose(why: String): Boolean = false
+}
 
-    /** The first step of a round; null = it takes what any other does. */
-    val firstOnce: (() -> Unit)? get() = null
+/** The method that made the last proposal. */
+val Drafter.maker: String get() = (this as? Wrapper)?.proposer ?: name
 
-    /** [budget + 1]: rows of the pass that verifies its proposal cut at each depth, where the shape is known before. */
-    fun rows(budget: Int): IntArray? = null
+/** Stands between the loop and a drafter, which is dropped at its first failure; the reason is kept. */
+class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int>, private val target: Target) {
+    private var drafter: Drafter? = drafter
+    private val vocab = target.vocabSize
+    private val heads = target as? HeadTarget
+    private val tapped = target as? TappedTarget
 
-    /** Of the next proposal, where that is known before. */
-    val bucket: Int? get() = null
+    var proposer = PLAIN // of the last proposal
+        private set
 
-    /** Whether [observe] needs the hidden states of passes. */
-    val wantsHidden: Boolean get() = false
+    private fun drop(where: String, error: Throwable) {
+        // an error of the machine (out of memory) may be a drafter's too; a cancelled coroutine is nobody's failure
+        if (error is CancellationException || error is InterruptedException) throw error
+        val mine = drafter
+        var why = stats.drop(mine?.name ?: "", where, "${error.javaClass.simpleName}: ${error.message}")
+        try {
+            if ((mine as? Wrapper)?.lose(why) == true) return
+        } catch (second: Throwable) { // then the whole of it goes
+            why += "; ${second.javaClass.simpleName}: ${second.message}"
+        }
+        drafter = null
+        stats.droppedReason = why
+    }
 
-    /** Whether it needs what is tapped of the target, of every token: see [known] and [absorb]. */
-    val wantsTaps: Boolean get() = false
+    private inline fun <T> guarded(where: String, otherwise: T, run: (Drafter) -> T): T {
+        try {
+            return run(drafter ?: return otherwise)
+        } catch (error: Throwable) {
+            drop(where, error)
+            return otherwise
+        }
+    }
 
-    /** The prompt is about to be read: of how many of its first tokens nothing tapped is needed. */
-    fun known(tokens: Tokens): Int = tokens.size
+    /** Begin; returns how many of the first tokens are not to be shown, null = nothing is. */
+    fun begin(request: DraftRequest): Int? {
+        val known = guarded("begin", null) { it.begin(request) }
+        return if (State.AUX_HIDDEN in tellTarget() && tapped != null) known ?: request.tokens.size else null
+    }
 
-    /**
-     * Read at most so many tokens that the next proposal needs -> how many are left; none are, where it will not be asked, or
-     * reads so few that nobody waits for it.  [most] is 0 where every round asks whether there are any.
-     */
-    fun prefill(tokens: Tokens, most: Int): Int = 0
+    fun prefill(tokens: Tokens, most: Int): Int = guarded("prefill", 0) { it.prefill(tokens, most) }
 
-    /** Whether its last proposal took no more than usual: it had not first to read what it missed while it rested. */
-    val caughtUp: Boolean get() = true
+    fun absorb(first: Int, taps: Matrix) = guarded("absorb", Unit) { it.absorb(first, taps) }
 
-    /** Tokens [first] and on of the prompt were read: what was tapped of them, a view. */
-    fun absorb(first: Int, taps: Matrix) = Unit
+    fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = guarded("observe", Unit) { it.observe(proposal, verdict, output) }
 
-    /** Whether proposing costs the same however deep the proposal. */
-    val stepsAtOnce: Boolean get() = false
+    fun timed(proposal: Proposal, time: RoundTime) = guarded("timed", Unit) { it.timed(proposal, time) }
 
-    /** Whether proposing costs next to nothing. */
-    val cheap: Boolean get() = false
+    /** The drafter's proposal within [budget], nothing below an EOS; the empty one where it failed. */
+    fun propose(tokens: Tokens, budget: Int): Proposal {
+        val found = if (budget > 0) guarded("propose", Proposal.EMPTY) { checked(it, tokens, budget) } else Proposal.EMPTY
+        tellTarget()
+        return found
+    }
 
-    /** What it has to say of a request, in words. */
-    val reason: String get() = ""
+    /** Have the target's next pass keep the states that the drafter wants. */
+    private fun tellTarget(): Set<State> {
+        val wants = guarded("wants", emptySet()) { it.wants }
+        heads?.keepHidden = State.HIDDEN in wants
+        tapped?.keepTaps = State.AUX_HIDDEN in wants
+        return wants
+    }
 
-    /** Counters for JSON; the keys are stable. */
-    fun usedSummary(): Map<String, Any?> = emptyMap()
+    /** Ask for a proposal, refuse nonsense, and cut what cannot be written. */
+    private fun checked(drafter: Drafter, tokens: Tokens, budget: Int): Proposal {
+        var proposal = drafter.propose(tokens, budget)
+        if (proposal.empty) return Proposal.EMPTY
+        proposer = drafter.maker
+        proposal.check(vocab)
+        require(proposal.parents == null || target.trees) { "a tree of guesses, but this target takes chains" }
+        proposal = proposal.truncated(budget)
+        if (eos.isNotEmpty()) proposal = proposal.pruned(proposal.tokens.indices.filter { proposal.tokens[it] in eos })
+        proposal.headStart?.check(target, proposal)
+        return proposal
+    }
+}
+
+/** Refuse what is no proposal over a vocabulary of [vocab] tokens. */
+internal fun Proposal.check(vocab: Int) {
+    require(tokens.all { it in 0 until vocab }) { "a guess outside the vocabulary of $vocab" }
+    // before anything walks up the tree: in a circle it would walk for ever
+    require(parents == null || (parents.size == size && parents.indices.all { parents[it] in -1 until it })) {
+        "parents must come before their children"
+    }
+    if (probs == null || size == 0) return
+    require(probs.size == size && probs.all { it.size == vocab }) {
+        "draft probabilities must be of shape ($size, $vocab), not (${probs.size}, ${probs.firstOrNull()?.size})"
+    }
+    // NaN fails the comparison too; with a q that is no distribution, rejection would change the text's
+    require(probs.all { q -> q.all { it >= 0 } && abs(q.sum() - 1) < OFF }) {
+        "draft probabilities must be finite, at least 0 and sum to 1 for each guess"
+    }
 }

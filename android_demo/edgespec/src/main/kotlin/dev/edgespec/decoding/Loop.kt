@@ -52,15 +52,15 @@ class Unread(val left: Int, val draft: Boolean)
 
 private const val UNKNOWN = -1
 
-/** A pass that a round wants: [n] rows, their parents (null = a chain), rows that are to be run on, or only the best. */
-class PassRequest(val tokens: IntArray, val parents: IntArray?, val resume: Resume?, val best: Boolean) {
+/** A pass that a round wants: [n] rows, their parents (null = a chain), layers that have run, or only the best. */
+class PassRequest(val tokens: IntArray, val parents: IntArray?, val headStart: HeadStart?, val best: Boolean) {
     var ms = 0.0 // what the pass took
 
     /** Run it, and time it. */
     fun run(target: Target): Pass {
         val start = System.nanoTime()
         val output = when {
-            resume != null -> (target as LayeredTarget).forwardResumed(tokens, resume, best)
+            headStart != null -> headStart.forward(target, tokens, best)
             best -> (target as GreedyTarget).forwardBest(tokens, parents)
             else -> target.forward(tokens, parents)
         }
@@ -86,10 +86,6 @@ class Rounds(
     private val params = options.sampling
     private val noise = Noise(params.seed)
     private val guard = Guard(drafter, stats, options.eos, target)
-    private val shadow = stats.monitor.shadow
-    private val layers = (target as? LayeredTarget)?.layers ?: 0
-    private val heads = target as? HeadTarget
-    private val tapped = target as? TappedTarget
     private var left = options.maxNewTokens
     private var begun = false
     private var shown: TappedTarget? = null // while the drafter looks at what is tapped of the prompt
@@ -132,17 +128,15 @@ class Rounds(
     private fun begin() {
         begun = true
         val start = System.nanoTime()
-        guard.begin(tokens, params, noise)
+        val known = guard.begin(DraftRequest(tokens, params, noise, stats))
         val told = System.nanoTime()
         stats.draftMs += (told - start) / 1e6
-        heads?.keepHidden = false
-        shown = tapped?.takeIf { guard.wantsTaps }
-        val known = if (shown == null) tokens.size else guard.known(tokens)
-        held = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known))))
+        shown = if (known == null) null else target as TappedTarget
+        held = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known ?: tokens.size))))
         stats.promptTokens += tokens.size
         stats.reusedTokens += held
         stats.prefillMs += since(told)
-        shadow.every = options.shadow
+        stats.shadowEvery = options.shadow
     }
 
     // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
@@ -185,66 +179,69 @@ class Rounds(
         check(finish == null) { "the request has ended: $finish" }
         while (unread() != null) read(Int.MAX_VALUE)
         draftLeft = UNKNOWN
+
+        // propose: guesses that hang off the pending token; no guess is plain decoding
         val start = System.nanoTime()
-        val budget = budget
-        val proposal = if (budget > 0) guard.propose(tokens, budget) else Proposal.EMPTY
+        val proposal = guard.propose(tokens, budget)
         val draftMs = since(start)
-        heads?.keepHidden = guard.wantsHidden
-        tapped?.keepTaps = guard.wantsTaps
-        pending[0] = tokens.at(-1)
-        val rows = if (proposal.size > 0) pending + proposal.tokens else pending
-        val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }
-        val request = PassRequest(rows, above, proposal.resume, onlyBest)
+
+        // pass: the pending token and all guesses at once
+        val request = request(proposal)
         val output = request.run(target)
         val passed = System.nanoTime()
 
+        // verify: which guesses are accepted, and the token after them
         val sampler = RowSampler(output, tokens, proposal, params, noise)
         val verdict = verify(proposal, sampler, noise, options.accept)
         keepsText = keepsText && keepsText(proposal, sampler, options.accept, target.exactTrees)
-        val path = verdict.path
-        var emitted = IntArray(path.size + 1) { if (it < path.size) proposal.tokens[path[it]] else verdict.nextToken }
-        if (options.eos.isNotEmpty()) {
-            val at = emitted.indexOfFirst { it in options.eos }
-            if (at >= 0) {
-                emitted = emitted.copyOf(at + 1)
-                finish = "eos"
-            }
-        }
-        // the last emitted token is the new pending one: it never enters the slot, not even an accepted EOS
-        target.keep(IntArray(emitted.size) { if (it == 0) 0 else path[it - 1] + 1 })
-        val atRows = IntArray(emitted.size) { if (it == 0) 0 else path[it - 1] + 1 }
-        val logprobs = if (options.logprobs) DoubleArray(emitted.size) { sampler.logprob(atRows[it], emitted[it]) } else null
-        if (shadow.every > 0 && stats.rounds % shadow.every == 0) { // the rows of this very pass say it
-            shadow.compare(options.maxNewTokens - left, IntArray(emitted.size) { sampler.choose(atRows[it]) }, emitted)
+
+        // commit: the slot keeps the row that each new token was chosen from and forgets those of refused guesses; the last
+        // token is the new pending one, whose own row comes with the next pass
+        val emitted = emitted(proposal, verdict)
+        val rows = IntArray(emitted.size) { if (it == 0) 0 else verdict.path[it - 1] + 1 }
+        target.keep(rows)
+        val logprobs = if (options.logprobs) DoubleArray(rows.size) { sampler.logprob(rows[it], emitted[it]) } else null
+        if (options.shadow > 0 && stats.rounds % options.shadow == 0) { // the rows of this very pass say it
+            stats.compare(options.maxNewTokens - left, IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
         }
         tokens.push(emitted)
         left -= emitted.size
         if (finish == null) finish = if (left == 0) "length" else if (tokens.size >= target.context) "context" else null
-        val accepted = minOf(path.size, emitted.size)
-        stats.record(emitted.size, proposal.size, accepted, if (proposal.size > 0) reached(proposal, path) else 0)
+        val time = time(proposal, request, emitted, minOf(verdict.path.size, emitted.size), draftMs)
+        stats.add(time, if (proposal.size > 0) proposal.tested(verdict.path) else 0)
         check(target.tokens.size == tokens.size - 1) { "the slot must hold all committed tokens but the pending one" }
         val verified = System.nanoTime()
         guard.observe(proposal, verdict, output)
         val observed = System.nanoTime()
+        guard.timed(proposal, time)
         stats.draftMs += draftMs + (observed - verified) / 1e6
         stats.verifyMs += request.ms
-        guard.timed(proposal, draftMs, request.ms)
-        val run = rows.size * if (proposal.resume == null) 1.0 else 1 - proposal.resume.layer.toDouble() / layers
-        val who = if (proposal.size > 0) guard.proposer else PLAIN
-        stats.monitor.add(RoundRecord(who, emitted.size, proposal.size, accepted, run, draftMs, request.ms))
         stats.otherMs += since(observed) + (verified - passed) / 1e6
-        return Round(emitted, proposal.tokens, accepted, path, refused(proposal, path), logprobs, finish)
+        return Round(emitted, proposal.tokens, time.accepted, verdict.path, if (proposal.size > 0) proposal.refused(verdict.path) else NONE, logprobs, finish)
     }
-}
 
-/** The drafter's first choices below the accepted path. */
-private fun refused(proposal: Proposal, path: IntArray): IntArray {
-    if (proposal.size == 0) return NONE
-    val found = ArrayList<Int>()
-    var below = proposal.children(if (path.isEmpty()) -1 else path.last())
-    while (below.isNotEmpty()) {
-        found.add(proposal.tokens[below[0]])
-        below = proposal.children(below[0])
+    /** The pass over the pending token and the guesses. */
+    private fun request(proposal: Proposal): PassRequest {
+        pending[0] = tokens.at(-1)
+        val rows = if (proposal.size > 0) pending + proposal.tokens else pending
+        val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }
+        return PassRequest(rows, above, proposal.headStart, onlyBest)
     }
-    return found.toIntArray()
+
+    /** The accepted guesses and the token after them, cut after an EOS. */
+    private fun emitted(proposal: Proposal, verdict: Verdict): IntArray {
+        val path = verdict.path
+        val found = IntArray(path.size + 1) { if (it < path.size) proposal.tokens[path[it]] else verdict.nextToken }
+        val at = if (options.eos.isEmpty()) -1 else found.indexOfFirst { it in options.eos }
+        if (at < 0) return found
+        finish = "eos"
+        return found.copyOf(at + 1)
+    }
+
+    private fun time(proposal: Proposal, request: PassRequest, emitted: IntArray, accepted: Int, draftMs: Double): RoundTime {
+        val rows = request.tokens.size
+        val work = rows * (proposal.headStart?.left(target) ?: 1.0)
+        val who = if (proposal.size > 0) guard.proposer else PLAIN
+        return RoundTime(draftMs, request.ms, rows, who, emitted.size, proposal.size, accepted, work)
+    }
 }

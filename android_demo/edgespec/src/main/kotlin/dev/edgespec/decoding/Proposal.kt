@@ -1,5 +1,20 @@
 package dev.edgespec.decoding
 
+/** What drafting has already run of the pass that verifies a chain. */
+interface HeadStart {
+    /** The first [rows] rows, the pending token's included. */
+    fun truncated(rows: Int): HeadStart
+
+    /** Refuse what is not of [proposal], or what [target] cannot go on from. */
+    fun check(target: Target, proposal: Proposal)
+
+    /** Share of the target's layers that the pass still runs. */
+    fun left(target: Target): Double
+
+    /** Run the rest of the pass; [best]: only the likeliest token of each row. */
+    fun forward(target: Target, tokens: IntArray, best: Boolean): Pass
+}
+
 /**
  * Guessed tokens hanging off the pending token, parents before children; a chain where [parents] is null.
  *
@@ -8,7 +23,7 @@ package dev.edgespec.decoding
  * @property probs [n][vocab], the draft distribution each token was drawn from; null = a deterministic guess.
  * @property replacement whether siblings were drawn with replacement.
  * @property bucket how sure the drafter is: adaptive control keeps one acceptance record per label.
- * @property resume [n + 1] rows, the pending token's first: layers that ran while the guesses were made.
+ * @property headStart layers of the pass that ran while the guesses were made; there may be one without guesses.
  */
 data class Proposal(
     val tokens: IntArray,
@@ -16,9 +31,12 @@ data class Proposal(
     val probs: Array<DoubleArray>? = null,
     val replacement: Boolean = true,
     val bucket: Int = 0,
-    val resume: Resume? = null,
+    val headStart: HeadStart? = null,
 ) {
     val size: Int get() = tokens.size
+
+    /** Whether it has nothing to verify and nothing to go on from. */
+    val empty: Boolean get() = size == 0 && headStart == null
 
     fun parent(node: Int): Int = if (parents == null) node - 1 else parents[node]
 
@@ -40,22 +58,31 @@ data class Proposal(
             return copy(
                 tokens = tokens.copyOf(budget),
                 probs = probs?.copyOfRange(0, budget),
-                resume = resume?.truncated(budget + 1),
+                headStart = headStart?.truncated(budget + 1),
             )
         }
         val kept = (0 until size).filter { depth(it) <= budget }
         return if (kept.size == size) this else only(kept)
     }
 
+    /** Without everything below [leaves], ascending. */
+    fun pruned(leaves: List<Int>): Proposal {
+        if (leaves.isEmpty()) return this
+        if (parents == null) return truncated(leaves[0] + 1)
+        val dead = HashSet<Int>()
+        for (node in 0 until size) if (parents[node] in leaves || parents[node] in dead) dead.add(node)
+        return only((0 until size).filter { it !in dead })
+    }
+
     /** The nodes [kept], ascending, of a tree. */
-    internal fun only(kept: List<Int>): Proposal {
+    private fun only(kept: List<Int>): Proposal {
         val new = IntArray(size + 1) { -1 } // new index of the parent, shifted by one
         kept.forEachIndexed { at, old -> new[old + 1] = at }
         return copy(
             tokens = IntArray(kept.size) { tokens[kept[it]] },
             parents = IntArray(kept.size) { new[parent(kept[it]) + 1] },
             probs = probs?.let { all -> Array(kept.size) { all[kept[it]] } },
-            resume = null,
+            headStart = null,
         )
     }
 
@@ -65,8 +92,22 @@ data class Proposal(
         return (0 until size).filter { parents[it] == node }.toIntArray()
     }
 
-    /** Depth of the deepest guess. */
-    val deepest: Int get() = if (parents == null) size else (0 until size).maxOf(::depth)
+    /** How many depths' guesses were tested, given the accepted [path]: its own, and the refused one's. */
+    fun tested(path: IntArray): Int = path.size + if (children(path.lastOrNull() ?: -1).isNotEmpty()) 1 else 0
+
+    /** The drafter's first choices below the accepted [path]. */
+    fun refused(path: IntArray): IntArray {
+        val found = ArrayList<Int>()
+        var below = children(path.lastOrNull() ?: -1)
+        while (below.isNotEmpty()) {
+            found.add(tokens[below[0]])
+            below = children(below[0])
+        }
+        return found.toIntArray()
+    }
+
+    /** Depth of the deepest guess; 0 = there is none. */
+    val deepest: Int get() = if (parents == null) size else (0 until size).maxOfOrNull(::depth) ?: 0
 
     // arrays: identity is what two proposals have in common
     override fun equals(other: Any?): Boolean = this === other

@@ -1,6 +1,31 @@
 package dev.edgespec.decoding
 
-/** Counters and times of one request, filled round by round. */
+private const val WINDOW = 64 // rounds that [Stats.recent] holds
+const val PLAIN = "plain"
+
+/**
+ * One round: what it took, and what it gave.
+ *
+ * @property draftMs time of proposing.
+ * @property verifyMs time of the target's pass over [rows] rows, the pending token's included.
+ * @property method who guessed; [PLAIN] = nobody.
+ * @property tokens written; [drafted] guesses were verified, [accepted] of them written.
+ * @property work rows run through all of the target's layers, or their equivalent.
+ */
+data class RoundTime(
+    val draftMs: Double, val verifyMs: Double, val rows: Int, val method: String = PLAIN, val tokens: Int = 1, val drafted: Int = 0,
+    val accepted: Int = 0, val work: Double = 1.0,
+)
+
+/** Method auto went from one method to another after so many rounds of the request. */
+class Switched(val round: Int, val left: String, val taken: String, val why: String) {
+    fun asMap(): Map<String, Any?> = mapOf("round" to round, "from" to left, "to" to taken, "why" to why)
+}
+
+/**
+ * What a request did, where its time went, and what its drafter decided and expected.  Work is a proxy of energy: rows run
+ * through the target, and draft steps weighted by their cost against such a row.
+ */
 class Stats {
     var promptTokens = 0
     var reusedTokens = 0 // of the prompt, whose KV was still in the slot
@@ -12,70 +37,124 @@ class Stats {
         private set
     var accepted = 0
         private set
-    private val byAccepted = arrayListOf(0)
-    private val offeredAt = ArrayList<Int>()
-    private val takenAt = ArrayList<Int>()
+    val histogram = arrayListOf(0) // histogram[j] = rounds that accepted j guesses
+    val offered = ArrayList<Int>() // offered[i] = rounds that put a guess at position i to the test
+    val acceptedAt = ArrayList<Int>() // acceptedAt[i] = those of them that accepted it
     var prefillMs = 0.0
     var draftMs = 0.0
     var verifyMs = 0.0
     var otherMs = 0.0
     var droppedReason: String? = null
-    val monitor = Monitor()
+    val drops = ArrayList<Map<String, String>>() // drafters that failed: method, where, error
+    val recent = ArrayDeque<RoundTime>()
+    private var plainRounds = 0
+    private var draftedRounds = 0
+    private var work = 0.0
 
-    /** histogram[j] = rounds that accepted j guesses. */
-    val histogram: List<Int> get() = byAccepted
+    // what control decided, and expects of the current proposal: tokens, and time in plain steps
+    var expected: Pair<Double, Double>? = null
+    var plainMs: Double? = null
+    var steps = 0
+    var stepCost: Double? = null
+    var fallbacks = 0
+    var recoveries = 0
+    var probes = 0
+    val switches = ArrayList<Switched>()
+    private var predicted = 0.0 to 0.0 // tokens and plain steps of the rounds drafted, as control expected them
+    private var measured = 0.0 to 0.0 // the same by the clock
 
-    /** offered[i] = rounds that put a guess at position i to the test. */
-    val offered: List<Int> get() = offeredAt
+    // written tokens compared with plain decoding's
+    var shadowEvery = 0 // one round in so many is compared; 0 = none
+    var shadowChecked = 0
+        private set
+    var shadowAgreeing = 0
+        private set
+    private var shadowFirst: Map<String, Int>? = null
 
-    /** acceptedAt[i] = those of them that accepted it. */
-    val acceptedAt: List<Int> get() = takenAt
-
-    /** Count one round: tokens emitted, guesses verified and emitted, positions put to the test. */
-    fun record(emitted: Int, drafted: Int, accepted: Int, reached: Int) {
-        rounds++
-        tokens += emitted
-        if (drafted == 0) {
-            byAccepted[0]++
-            return
+    /** Compare plain decoding's tokens with the written ones of a round, the first of index [position]. */
+    fun compare(position: Int, expected: IntArray, got: IntArray) = got.indices.forEach {
+        shadowChecked++
+        if (expected[it] == got[it]) {
+            shadowAgreeing++
+        } else if (shadowFirst == null) {
+            shadowFirst = mapOf("position" to position + it, "expected" to expected[it], "got" to got[it])
         }
-        this.drafted += drafted
-        this.accepted += accepted
-        widen(byAccepted, accepted + 1)
-        byAccepted[accepted]++
-        widen(offeredAt, reached)
-        widen(takenAt, reached)
-        for (i in 0 until reached) offeredAt[i]++
-        for (i in 0 until minOf(accepted, reached)) takenAt[i]++
     }
 
-    val tokensPerRound: Double get() = if (rounds > 0) tokens.toDouble() / rounds else 0.0
-    val acceptanceRate: Double get() = if (drafted > 0) accepted.toDouble() / drafted else 0.0
+    /** Count a round in which the guesses at [tested] positions were put to the test. */
+    fun add(round: RoundTime, tested: Int) {
+        rounds++
+        tokens += round.tokens
+        work += round.work
+        recent.addLast(round)
+        if (recent.size > WINDOW) recent.removeFirst()
+        if (round.drafted == 0) {
+            histogram[0]++
+            plainRounds++
+            return
+        }
+        draftedRounds++
+        drafted += round.drafted
+        accepted += round.accepted
+        count(histogram, round.accepted)
+        for (at in 0 until tested) count(offered, at)
+        for (at in 0 until tested) if (at < round.accepted) count(acceptedAt, at) else widen(acceptedAt, at + 1)
+        // without control nothing has measured a draft step: it is weighed by its time against that of a row
+        work += stepCost?.let { steps * it }
+            ?: if (round.verifyMs > 0 && round.work > 0) round.draftMs / (round.verifyMs / round.work) else 0.0
+        val hoped = expected ?: return
+        val plain = plainMs?.takeIf { it > 0 } ?: return
+        predicted = predicted.first + hoped.first to predicted.second + hoped.second
+        measured = measured.first + round.tokens to measured.second + (round.draftMs + round.verifyMs) / plain
+    }
+
+    /** Note a drafter that failed; returns the failure as a sentence. */
+    fun drop(method: String, where: String, error: String): String {
+        drops.add(mapOf("method" to method, "where" to where, "error" to error))
+        return "$method failed in $where: $error"
+    }
+
+    val tokensPerRound: Double get() = ratio(tokens, rounds)
+    val acceptanceRate: Double get() = ratio(accepted, drafted)
     val decodeMs: Double get() = draftMs + verifyMs + otherMs
     val tokensPerSecond: Double get() = if (decodeMs > 0) 1000 * tokens / decodeMs else 0.0
+    val workPerToken: Double get() = if (tokens > 0) work / tokens else 0.0
+    val predictedSpeedup: Double? get() = predicted.let { if (it.second > 0) it.first / it.second else null }
+    val measuredSpeedup: Double? get() = measured.let { if (it.second > 0) it.first / it.second else null }
+
+    /** By who guessed: rounds, acceptance rate and tokens per round of the last rounds. */
+    fun recently(): Map<String, Map<String, Any>> = recent.groupBy { it.method }.toSortedMap().mapValues { (_, rounds) ->
+        mapOf(
+            "rounds" to rounds.size, "acceptance_rate" to ratio(rounds.sumOf { it.accepted }, rounds.sumOf { it.drafted }),
+            "tokens_per_round" to ratio(rounds.sumOf { it.tokens }, rounds.size),
+        )
+    }
 
     /** For JSON; the keys are those of the Python side. */
     fun asMap(): Map<String, Any?> = mapOf(
-        "prompt_tokens" to promptTokens,
-        "reused_tokens" to reusedTokens,
-        "tokens" to tokens,
-        "rounds" to rounds,
-        "drafted" to drafted,
-        "accepted" to accepted,
-        "acceptance_rate" to acceptanceRate,
-        "tokens_per_round" to tokensPerRound,
-        "histogram" to histogram.toList(),
-        "offered" to offered.toList(),
-        "accepted_at" to acceptedAt.toList(),
-        "prefill_ms" to prefillMs,
-        "draft_ms" to draftMs,
-        "verify_ms" to verifyMs,
-        "other_ms" to otherMs,
-        "tokens_per_second" to tokensPerSecond,
-        "dropped_reason" to droppedReason,
-    ) + monitor.asMap()
+        "prompt_tokens" to promptTokens, "reused_tokens" to reusedTokens, "tokens" to tokens, "rounds" to rounds,
+        "drafted" to drafted, "accepted" to accepted, "acceptance_rate" to acceptanceRate, "tokens_per_round" to tokensPerRound,
+        "histogram" to histogram.toList(), "offered" to offered.toList(), "accepted_at" to acceptedAt.toList(),
+        "prefill_ms" to prefillMs, "draft_ms" to draftMs, "verify_ms" to verifyMs, "other_ms" to otherMs,
+        "tokens_per_second" to tokensPerSecond, "dropped_reason" to droppedReason, "recent" to recently(),
+        "predicted_speedup" to predictedSpeedup, "measured_speedup" to measuredSpeedup, "work_per_token" to workPerToken,
+        "plain_rounds" to plainRounds, "drafted_rounds" to draftedRounds, "probes" to probes, "fallbacks" to fallbacks,
+        "recoveries" to recoveries, "drops" to drops.toList(), "switches" to switches.map { it.asMap() },
+        "shadow" to mapOf(
+            "every" to shadowEvery, "checked" to shadowChecked, "agreeing" to shadowAgreeing,
+            "agreement" to if (shadowChecked > 0) shadowAgreeing.toDouble() / shadowChecked else 1.0,
+            "first_disagreement" to shadowFirst,
+        ),
+    )
+
+    private fun ratio(part: Int, whole: Int): Double = if (whole > 0) part.toDouble() / whole else 0.0
 
     private fun widen(counts: ArrayList<Int>, size: Int) {
         while (counts.size < size) counts.add(0)
+    }
+
+    private fun count(counts: ArrayList<Int>, at: Int) {
+        widen(counts, at + 1)
+        counts[at]++
     }
 }

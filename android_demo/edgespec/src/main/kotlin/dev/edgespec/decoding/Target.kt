@@ -57,12 +57,6 @@ class Matrix(
 /** Likeliest tokens and their logits: [tokens] and [logits] are [rows, top], row by row. */
 class Best(val tokens: IntArray, val logits: FloatArray, val top: Int = 1)
 
-/** Rows of a pass whose first [layer] layers have run: [hidden] is the residual stream [rows, width] before that layer. */
-class Resume(val hidden: FloatArray, val rows: Int, val layer: Int) {
-    fun truncated(most: Int): Resume =
-        if (rows <= most) this else Resume(hidden.copyOf(hidden.size / rows * most), most, layer)
-}
-
 /** What a group of heads says of r rows: [logits] [count * r, size] over [tokens], or only the [best] of each. */
 class Heads(val logits: Matrix?, val tokens: IntArray? = null, val best: Best? = null)
 
@@ -151,6 +145,6 @@ interface LayeredTarget : HeadTarget {
     /** Layers [first] to [last] over [rows] rows of the residual stream before [first] -> [rows, width]. */
     fun forwardLayers(hidden: FloatArray, rows: Int, offset: Int, first: Int, last: Int): FloatArray
 
-    /** Like [forward] of a chain whose first layers have run: only the others do. */
-    fun forwardResumed(tokens: IntArray, resume: Resume, best: Boolean = false): Pass
+    /** Like [forward] of a chain whose layers before [layer] have run, to [hidden] [n * width]: only the others do. */
+    fun forwardResumed(tokens: IntArray, hidden: FloatArray, layer: Int, best: Boolean = false): Pass
 }

@@ -24,7 +24,7 @@ class DraftDecoder(target: TappedTarget, private val slot: Slot, override val na
     private val entries = entriesOf(target, slot, this.branch)
     private val held = entries.held
     private val width = entries.width
-    override val wantsTaps = true
+    override val wants = setOf(State.AUX_HIDDEN)
     override val stepsAtOnce = held == 0
     override var caughtUp = true
         private set
@@ -36,17 +36,15 @@ class DraftDecoder(target: TappedTarget, private val slot: Slot, override val na
     private var params = SamplingParams()
     private var noise = Noise(0)
 
-    override fun bind(params: SamplingParams, noise: Noise) {
-        this.params = params
-        this.noise = noise
-    }
-
-    override fun rows(budget: Int): IntArray = rowsOf(branch, budget)
+    override fun forecast(budget: Int) = Forecast(rows = rowsOf(branch, budget))
 
     // -- the prompt
 
     /** Rows whose entries are kept: entry i needs token i + 1, too, where entries are made of tokens. */
-    override fun known(tokens: Tokens): Int {
+    override fun begin(request: DraftRequest): Int {
+        params = request.params
+        noise = request.noise
+        val tokens = request.tokens
         val same = if (sound) known.commonPrefix(tokens) else 0
         entries.crop(maxOf(0, minOf(maxOf(same - held, 0), entries.size, tokens.size - 1 - held)))
         known = Tokens(tokens.toIntArray())
@@ -98,8 +96,10 @@ class DraftDecoder(target: TappedTarget, private val slot: Slot, override val na
 
     override val reason: String get() = if (sound) "" else "the drafter was not shown this text from its beginning"
 
-    override val stepOnce: () -> Unit get() = entries::tryOnce
-    override val firstOnce: () -> Unit get() = entries::tryFirst
+    override fun dryStep(first: Boolean): Boolean {
+        if (first) entries.tryFirst() else entries.tryOnce()
+        return true
+    }
 
     /** Make entries of the rows with taps, but for those held back, where there are as many as [most]. */
     private fun settle(most: Int) {

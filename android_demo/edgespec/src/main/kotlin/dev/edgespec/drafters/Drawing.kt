@@ -6,7 +6,7 @@ import kotlin.math.exp
 import kotlin.math.ln
 
 /*
- * Drawing guesses from draft logits: chains, trees, and combs (chains whose nodes may have siblings).
+ * Drawing guesses from draft logits: chains, trees, and chains whose nodes may have siblings.
  *
  * Greedy guesses are deterministic.  Rejection sampling draws from q, the draft's adjusted distribution, with noise of
  * its own for each round and reports q; coupled sampling draws with the target's noise (arXiv 2408.07978) and needs no q.
@@ -70,7 +70,7 @@ internal fun cut(logits: FloatArray, vocab: Int) = if (logits.size > vocab) logi
 
 // -- trees ---------------------------------------------------------------------------------------------------------------
 
-/** Children of each expanded node by depth: one number of [branch] is a comb, several a full tree. */
+/** Children of each expanded node by depth: one number of [branch] is a chain whose nodes have so many, several a full tree. */
 fun widthsOf(branch: List<Int>, length: Int): List<Int> =
     if (branch.size == 1) List(minOf(length, MOST_NODES / branch[0])) { branch[0] } else branch.take(length)
 
@@ -156,7 +156,7 @@ private fun pathTo(node: Int, guesses: Tokens, parents: Tokens): List<Int> {
     return path
 }
 
-// -- combs: the trees of SWIFT (arXiv 2410.06916) --------------------------------------------------------------------------
+// -- siblings: the trees of SWIFT (arXiv 2410.06916) --------------------------------------------------------------------------
 
 private const val MOST_ROWS = 32
 private val ABOVE = doubleArrayOf(0.95, 0.8, 0.5) // confidence, and the paper's guesses per node above it, ...
@@ -170,10 +170,10 @@ private val SAMPLED_WIDTHS = intArrayOf(1, 3, 5, 10)
 class SiblingPolicy(val most: List<Int>, val price: ((Int, Double, Int) -> Double)? = null, val least: Double = 0.0)
 
 /** Guesses at one depth, the chain's own first; what the draft gives each rank, the first, and what they were drawn from. */
-private class CombLevel(val tokens: IntArray, val chances: DoubleArray, val sure: Double, val q: DoubleArray?)
+private class SiblingLevel(val tokens: IntArray, val chances: DoubleArray, val sure: Double, val q: DoubleArray?)
 
-/** A chain of up to [length] guesses with siblings where they pay; arguments as for [drawChain]. */
-fun drawComb(
+/** A chain of up to [length] guesses with siblings where they help; arguments as for [drawChain]. */
+fun drawSiblings(
     step: (Int?) -> FloatArray,
     tokens: Tokens,
     length: Int,
@@ -189,7 +189,7 @@ fun drawComb(
     val stream = streamOf(params, tokens)
     val chain = Tokens()
     val prefix = Prefix(tokens, chain)
-    val levels = ArrayList<CombLevel>()
+    val levels = ArrayList<SiblingLevel>()
     var reach = 1.0 // chance that the chain so far is accepted
     while (levels.size < length) {
         val logits = cut(step(levels.lastOrNull()?.tokens?.get(0)), vocab)
@@ -200,11 +200,11 @@ fun drawComb(
         fun chance(token: Int) = exp(logits[token].toDouble() - top - spread)
         val paper = (if (params.greedy) GREEDY_WIDTHS else SAMPLED_WIDTHS)[ABOVE.count { confidence <= it }]
         var width = maxOf(1, minOf(policy.most[minOf(levels.size, policy.most.size - 1)], paper, logits.size))
-        if (policy.price != null && reach * (1 - confidence) <= policy.least) width = 1 // not even all that is left would pay
+        if (policy.price != null && reach * (1 - confidence) <= policy.least) width = 1 // not even all that is left would be worth a row
         val level = if (params.greedy) {
             val found = bestOf(doubles(adjusted(logits, params, prefix)), width)
             val chances = DoubleArray(found.size) { chance(found[it]) }
-            CombLevel(found, chances, chances[0], null)
+            SiblingLevel(found, chances, chances[0], null)
         } else {
             val drawable = support(logits, params, prefix)
             val single = width == 1
@@ -215,7 +215,7 @@ fun drawComb(
             }
             // by rank, whatever was drawn
             val chances = if (single) doubleArrayOf(1.0) else drawable.probs().sortedDescending().take(found.size).toDoubleArray()
-            CombLevel(found, chances, chance(found[0]), if (sampled) drawable.spread(vocab) else null)
+            SiblingLevel(found, chances, chance(found[0]), if (sampled) drawable.spread(vocab) else null)
         }
         levels.add(level)
         chain.push(level.tokens[0])
@@ -226,7 +226,7 @@ fun drawComb(
 }
 
 /** How many siblings the node at each depth gets. */
-private fun siblings(levels: List<CombLevel>, policy: SiblingPolicy): IntArray {
+private fun siblings(levels: List<SiblingLevel>, policy: SiblingPolicy): IntArray {
     val counts = IntArray(levels.size)
     var reach = 1.0
     var expected = 1.0
@@ -246,7 +246,7 @@ private fun siblings(levels: List<CombLevel>, policy: SiblingPolicy): IntArray {
 }
 
 /** The chain first, so that its rows stand in the cache where plain decoding's would, then all siblings. */
-private fun assemble(levels: List<CombLevel>, siblings: IntArray, bucket: Int): Proposal {
+private fun assemble(levels: List<SiblingLevel>, siblings: IntArray, bucket: Int): Proposal {
     val depths = levels.indices + siblings.flatMapIndexed { depth, count -> List(count) { depth } }
     val ranks = levels.map { 0 } + siblings.flatMap { count -> List(count) { it + 1 } }
     val tokens = IntArray(depths.size) { levels[depths[it]].tokens[ranks[it]] }

@@ -45,7 +45,7 @@ internal open class Entries(protected val target: TappedTarget, protected val sl
         }
         val step = { guess: Int? -> run(guess, false).logits.let { whole(it, intArrayOf(it.rows - 1)) } }
         val level: Level = level@{ nodes, guesses, parents ->
-            // a comb goes on after its first choices
+            // siblings have no children
             if (nodes[0] < 0 || branch.size == 1) return@level step(if (nodes[0] < 0) null else guesses[nodes[0]])
             val above = FloatArray(guesses.size * wide)
             for (at in guesses.indices) states.copyInto(above, at * wide, (parents[at] + 1) * wide, (parents[at] + 2) * wide)

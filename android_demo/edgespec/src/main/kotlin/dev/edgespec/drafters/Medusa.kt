@@ -15,7 +15,7 @@ internal const val MEDUSA_NODES = 16 // of a tree: beyond it rows cost more on a
  */
 open class Medusa(protected val target: Slot, private val group: String, paths: List<Path>) : Drafter {
     override val name: String get() = "medusa"
-    override val wantsHidden = true
+    override val wants = setOf(State.HIDDEN)
     override val stepsAtOnce: Boolean get() = true
     private val layout = Layout(paths)
     private val top = 1 + (layout.ranks.maxOrNull() ?: 0)
@@ -23,8 +23,9 @@ open class Medusa(protected val target: Slot, private val group: String, paths: 
     protected var hidden: FloatArray? = null // [hidden]: of the row that chose the pending token
 
     /** Forget the last request: the first round has no hidden state yet and is plain. */
-    override fun begin(tokens: Tokens) {
+    override fun begin(request: DraftRequest): Int? {
         hidden = null
+        return null
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
@@ -44,7 +45,10 @@ open class Medusa(protected val target: Slot, private val group: String, paths: 
         return best
     }
 
-    override val stepOnce: () -> Unit get() = { target.forwardHeads(group, FloatArray(target.hiddenSize), 1, maxOf(top, 1)) }
+    override fun dryStep(first: Boolean): Boolean {
+        if (!first) target.forwardHeads(group, FloatArray(target.hiddenSize), 1, maxOf(top, 1))
+        return !first
+    }
 
     /** Keep the hidden state of the row that chose the token now pending. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {

@@ -2,6 +2,7 @@ package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.*
+import dev.edgespec.decoding.Target
 import dev.edgespec.runtimes.Slot
 import kotlin.math.exp
 
@@ -17,9 +18,10 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
     private var params = SamplingParams()
     private var noise = Noise(0)
 
-    override fun bind(params: SamplingParams, noise: Noise) {
-        this.params = params
-        this.noise = noise
+    override fun begin(request: DraftRequest): Int? {
+        params = request.params
+        noise = request.noise
+        return null
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
@@ -57,8 +59,8 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
             if (!sure) break
         }
         val done = waiting[segments]
-        val resume = Resume(joined(done), done.size, exits.last())
-        return Proposal(guesses.toIntArray(), null, if (probs.isEmpty()) null else probs.toTypedArray(), resume = resume)
+        val begun = Begun(joined(done), done.size, exits.last())
+        return Proposal(guesses.toIntArray(), null, if (probs.isEmpty()) null else probs.toTypedArray(), headStart = begun)
     }
 
     private fun joined(rows: List<FloatArray>): FloatArray {
@@ -96,8 +98,25 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
         return true
     }
 
-    override val stepOnce: () -> Unit
-        get() = { target.forwardHeads("exit.${exits[0]}", target.forwardLayers(intArrayOf(0), 0, exits[0]), 1) }
+    override fun dryStep(first: Boolean): Boolean {
+        if (!first) target.forwardHeads("exit.${exits[0]}", target.forwardLayers(intArrayOf(0), 0, exits[0]), 1)
+        return !first
+    }
+}
 
-    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
+/** Rows of a pass whose layers before [layer] have run: [hidden] is the residual stream [rows, width] there. */
+private class Begun(private val hidden: FloatArray, private val rows: Int, private val layer: Int) : HeadStart {
+    override fun truncated(rows: Int): HeadStart =
+        if (this.rows <= rows) this else Begun(hidden.copyOf(hidden.size / this.rows * rows), rows, layer)
+
+    override fun check(target: Target, proposal: Proposal) {
+        require(target is LayeredTarget) { "layers have run ahead, but the target cannot go on from them" }
+        require(proposal.parents == null && rows == proposal.size + 1) { "expected ${proposal.size + 1} rows of a chain, got $rows" }
+        // in the target's pass they would be its failure
+        require(hidden.all { it.isFinite() }) { "the hidden states to go on from must be finite" }
+    }
+
+    override fun left(target: Target) = 1 - layer.toDouble() / (target as LayeredTarget).layers
+
+    override fun forward(target: Target, tokens: IntArray, best: Boolean) = (target as LayeredTarget).forwardResumed(tokens, hidden, layer, best)
 }

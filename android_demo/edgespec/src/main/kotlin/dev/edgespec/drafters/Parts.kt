@@ -1,9 +1,7 @@
 package dev.edgespec.drafters
 
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.SkipSet
+import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
 import dev.edgespec.formulas.bestTree
 import dev.edgespec.formulas.chainOf
@@ -11,6 +9,7 @@ import dev.edgespec.formulas.grow
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.MethodPart
 import dev.edgespec.runtimes.Slot
+import kotlin.math.abs
 
 /** What a bundle offers to the drafters of one lane; [draft] opens the lane's draft or drafter at the first call. */
 class Parts(
@@ -48,4 +47,52 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
     }
     "eagle", "mtp", "dflash" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
     else -> throw InvalidRequest("method '$method' is not one of this runtime", "update the app")
+}
+
+/** Plain decoding: guesses nothing, so that every round is one token. */
+class Plain : Drafter {
+    override val name = "ar"
+    override val cheap = true
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal = Proposal.EMPTY
+}
+
+/** A caller's own proposer: any object that can say what might come next ([dev.edgespec.decoding.Settings.proposer]). */
+fun interface Proposer {
+    /**
+     * Guess what follows [tokens], a copy of prompt and text so far; at most [budget] guesses count.  Null or empty to
+     * pass.  A proposal with probs keeps the model's distribution only if its guesses were drawn from them.
+     */
+    fun propose(tokens: IntArray, budget: Int): Proposal?
+
+    /** What a result calls it. */
+    val name: String get() = javaClass.simpleName.ifEmpty { "proposer" }
+
+    /** False if it is expensive, so that it is asked only where its guesses help. */
+    val cheap: Boolean get() = true
+
+    fun bind(params: SamplingParams, noise: Noise) = Unit
+
+    fun begin(tokens: IntArray) = Unit
+
+    fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
+}
+
+/** A drafter around a caller's proposer.  Whatever it returns is checked: nonsense ends it, not the text. */
+class UserDrafter(private val own: Proposer, private val vocab: Int) : Drafter {
+    override val name: String = own.name
+    override val cheap: Boolean = own.cheap
+
+    override fun begin(request: DraftRequest): Int? {
+        own.bind(request.params, request.noise)
+        own.begin(request.tokens.toIntArray())
+        return null
+    }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        val found = own.propose(tokens.toIntArray(), budget)?.copy(headStart = null) ?: return Proposal.EMPTY
+        return found.also { it.check(vocab) }.truncated(budget)
+    }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = own.observe(proposal, verdict, output)
 }

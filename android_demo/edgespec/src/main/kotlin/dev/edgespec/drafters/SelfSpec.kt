@@ -21,13 +21,14 @@ open class SelfSpec(protected val target: SelfDraftTarget, protected var skip: S
     protected var noise = Noise(0)
 
     /** The threshold is carried across requests, except where that would make a seeded text depend on earlier ones. */
-    override fun bind(params: SamplingParams, noise: Noise) {
-        this.params = params
-        this.noise = noise
+    override fun begin(request: DraftRequest): Int? {
+        params = request.params
+        noise = request.noise
         if (params.seededRejection) {
             stop = START
             matched = 0.0
         }
+        return null
     }
 
     protected fun ask(budget: Int): Int {
@@ -48,7 +49,10 @@ open class SelfSpec(protected val target: SelfDraftTarget, protected var skip: S
         }
     }
 
-    override val stepOnce: () -> Unit get() = { target.forwardSkipped(intArrayOf(0), 0, skip) }
+    override fun dryStep(first: Boolean): Boolean {
+        if (!first) target.forwardSkipped(intArrayOf(0), 0, skip)
+        return !first
+    }
 
     /** Move the threshold after a verification. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {

@@ -130,7 +130,7 @@ class OnlineSearch(
     }
 
     /** Go on from what an earlier search has seen. */
-    fun resume(known: Map<SkipSet, SkipRecord>) {
+    fun goOnFrom(known: Map<SkipSet, SkipRecord>) {
         for ((skip, record) in known) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
         fit()
         best = records.filter { (skip, record) -> record.windows >= CONFIRM || skip == initial }.keys.maxByOrNull(::speed) ?: best
@@ -293,7 +293,7 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
             require(path.length() <= 1 shl 20) { "it is too large" }
             val data = JsonParser.parseString(path.readText()).asJsonObject
             require(data["version"].asInt == SKIP_VERSION && data["layers"].asInt == search.layers) { "it is of another version or model" }
-            search.resume(data["records"].asJsonArray.associate { record(it.asJsonObject, search.layers) })
+            search.goOnFrom(data["records"].asJsonArray.associate { record(it.asJsonObject, search.layers) })
             return true
         } catch (error: Exception) { // whatever is wrong with it
             note = "a stored skip set was ignored: ${error.message ?: error.javaClass.simpleName}"

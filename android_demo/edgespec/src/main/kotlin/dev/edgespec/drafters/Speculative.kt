@@ -9,7 +9,7 @@ private const val BEHIND = 32 // tokens from which on a text that went on withou
 
 /**
  * Draws chains or trees from a draft model (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318).  Its slot follows the
- * committed tokens by longest common prefix.  [branch]: guesses per node; null or [1] = a chain, one number = a comb,
+ * committed tokens by longest common prefix.  [branch]: guesses per node; null or [1] = a chain, one number = a chain of nodes with siblings,
  * several = a full tree by depth.
  */
 class DraftModel(private val model: Slot, private val vocabSize: Int, branch: List<Int>? = null) : Drafter {
@@ -28,16 +28,14 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         model.revocable = true
     }
 
-    override fun bind(params: SamplingParams, noise: Noise) {
-        this.params = params
-        this.noise = noise
-    }
+    override fun forecast(budget: Int) = Forecast(rows = rowsOf(branch, budget))
 
-    override fun rows(budget: Int): IntArray = rowsOf(branch, budget)
-
-    override fun begin(tokens: Tokens) {
+    override fun begin(request: DraftRequest): Int? {
+        params = request.params
+        noise = request.noise
         least = 0
         text = null
+        return null
     }
 
     /**
@@ -101,17 +99,17 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         return drawChain(step, tokens, length, vocabSize, params, noise, best = best)
     }
 
-    /** A comb, at the cost of its chain of first choices, or a full tree, whose nodes run again at every depth. */
+    /** A chain with siblings, at the cost of its first choices, or a full tree, whose nodes run again at every depth. */
     private fun tree(tokens: Tokens, known: Int, length: Int): Proposal {
-        val comb = branch.size == 1
+        val single = branch.size == 1 // one node of each depth goes on
         val levels = widthsOf(branch, length).size
         val level: Level = level@{ nodes, guesses, parents ->
             if (nodes[0] < 0) {
                 val feed = tokens.slice(known)
                 // the rows of a tree need a common root: the pending token, which therefore stays out of the slot
-                return@level run(feed, feed.size - if (!comb && levels > 1) 1 else 0)
+                return@level run(feed, feed.size - if (!single && levels > 1) 1 else 0)
             }
-            if (comb) return@level run(intArrayOf(guesses[nodes[0]]), 1)
+            if (single) return@level run(intArrayOf(guesses[nodes[0]]), 1)
             val above = IntArray(guesses.size + 1) { if (it == 0) -1 else parents[it - 1] + 1 }
             val logits = model.forward(intArrayOf(tokens.at(-1)) + guesses, above).logits
             val rows = whole(logits, IntArray(nodes.size) { nodes[it] + 1 })
@@ -150,7 +148,8 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         return Matrix.of(found, rows.size, vocab)
     }
 
-    override val stepOnce: () -> Unit get() = { model.forward(intArrayOf(0)) }
-
-    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit // the next propose crops the slot
+    override fun dryStep(first: Boolean): Boolean {
+        if (!first) model.forward(intArrayOf(0))
+        return !first
+    }
 }

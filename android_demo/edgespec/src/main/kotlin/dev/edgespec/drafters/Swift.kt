@@ -26,7 +26,7 @@ class StepCost(val attention: Double, val mlp: Double) {
 }
 
 /**
- * Draws combs from the target itself with the best skip set known, and looks for a better one as it goes: SWIFT (arXiv
+ * Draws chains with siblings from the target itself with the best skip set known, and looks for a better one as it goes: SWIFT (arXiv
  * 2410.06916).  A seeded text of rejection sampling is drafted with the set that the search starts from.
  */
 class Swift(
@@ -43,7 +43,7 @@ class Swift(
     private var searchMs = 0.0 // time that the search took
     private var passes = 0
     private var changes = 0 // of the set in use
-    private var steady = false
+    private var reproducible = false
     private var unitMs = 0.0 // time of a one-row pass
     private val recent = ArrayDeque<Double>() // times of the last scoring passes
     private var prompt = 0
@@ -54,30 +54,31 @@ class Swift(
 
     // -- drafting
 
-    override fun bind(params: SamplingParams, noise: Noise) {
-        super.bind(params, noise)
-        steady = params.seededRejection
-        use(if (steady) search.initial else search.best)
-        if (branch == null) return
-        val verify = if (steady) costs.given() else costs
-        val step = if (steady) given else stepCost
-        // a row is worth what it takes: at the speed of this round, and never less than plain decoding's
+    override fun begin(request: DraftRequest): Int? {
+        super.begin(request)
+        reproducible = params.seededRejection
+        use(if (reproducible) search.initial else search.best)
+        if (branch != null) policy = siblings(branch)
+        prompt = request.tokens.size
+        scoredAt = 0
+        if (store == null || reproducible) return null
+        if (unsaved > 0) save() else if (store.load(search)) use(search.best)
+        return null
+    }
+
+    /** Siblings where a row is worth what it takes: at the speed of this round, and never less than plain decoding's. */
+    private fun siblings(branch: List<Int>): SiblingPolicy {
+        val verify = if (reproducible) costs.given() else costs
+        val step = if (reproducible) given else stepCost
         val price = { depth: Int, expected: Double, rows: Int ->
             val rate = expected / (depth * step(skip) + verify.v(depth + 1))
             maxOf(rate, 1.0) * (verify.v(rows + 1) - verify.v(rows))
         }
-        policy = SiblingPolicy(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
-    }
-
-    override fun begin(tokens: Tokens) {
-        prompt = tokens.size
-        scoredAt = 0
-        if (store == null || steady) return
-        if (unsaved > 0) save() else if (store.load(search)) use(search.best)
+        return SiblingPolicy(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal =
-        drawComb(steps(tokens), tokens, ask(budget), target.vocabSize, params, noise, stop, policy, bucket)
+        drawSiblings(steps(tokens), tokens, ask(budget), target.vocabSize, params, noise, stop, policy, bucket)
 
     /** Move the threshold by what happened to the chain. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
@@ -88,7 +89,9 @@ class Swift(
     }
 
     /** A number of the set in use: each has an acceptance of its own. */
-    override val bucket: Int get() = if (steady) 0 else changes
+    private val bucket: Int get() = if (reproducible) 0 else changes
+
+    override fun forecast(budget: Int) = Forecast(bucket)
 
     private fun use(found: SkipSet) {
         if (found != skip) {
@@ -99,18 +102,11 @@ class Swift(
 
     // -- searching
 
-    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
-        if (proposal.size > 0 && unitMs > 0 && !steady) {
-            val steps = if (proposal.parents == null) proposal.size else proposal.parents.max() + 2
-            stepCost.observe(skip, draftMs / steps / unitMs)
-        }
-        watched(proposal.size + 1, draftMs, verifyMs)
-    }
-
-    override fun watched(rows: Int, draftMs: Double, verifyMs: Double) {
-        if (steady) return
-        unitMs += (verifyMs / costs.v(rows) - unitMs) * if (unitMs > 0) 0.1 else 1.0
-        decodedMs += draftMs + verifyMs
+    override fun timed(proposal: Proposal, time: RoundTime) {
+        if (reproducible) return
+        if (proposal.size > 0 && unitMs > 0) stepCost.observe(skip, time.draftMs / proposal.deepest / unitMs)
+        unitMs += (time.verifyMs / costs.v(time.rows) - unitMs) * if (unitMs > 0) 0.1 else 1.0
+        decodedMs += time.draftMs + time.verifyMs
         if (search.stopped.isNotEmpty() || !mayScore()) return
         val start = System.nanoTime()
         score()
@@ -159,7 +155,7 @@ class Swift(
     override val reason: String
         get() {
             var words = "leaves out ${skip.attention.size} attentions and ${skip.mlp.size} MLPs"
-            if (steady) {
+            if (reproducible) {
                 words += ": the set to start from, because the text is seeded"
             } else if (skip in search.records) {
                 words += ", predicted %.2fx at matchness %.2f".format(Locale.ROOT, search.speed(skip), search.acceptance(skip))
@@ -167,12 +163,6 @@ class Swift(
             words += "; %d sets tried in %.0f ms (%.1f%% of decoding)".format(Locale.ROOT, search.candidates, searchMs, 100 * searchShare)
             return listOf(words, search.stopped, store?.note ?: "").filter { it.isNotEmpty() }.joinToString("; ")
         }
-
-    override fun usedSummary(): Map<String, Any?> = mapOf(
-        "candidates" to search.candidates, "passes" to passes, "search_ms" to searchMs, "search_share" to searchShare,
-        "skip" to mapOf("attention" to skip.attention, "mlp" to skip.mlp), "matchness" to search.acceptance(skip),
-        "predicted_speedup" to search.speed(skip), "stopped" to search.stopped,
-    )
 }
 
 /**

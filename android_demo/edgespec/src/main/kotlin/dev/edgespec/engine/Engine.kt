@@ -5,8 +5,8 @@ import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.Settings
 import dev.edgespec.decoding.Tokens
 import dev.edgespec.drafters.NGramStore
-import dev.edgespec.planning.memory.Allowance
-import dev.edgespec.planning.memory.MemoryFacts
+import dev.edgespec.planning.Allowance
+import dev.edgespec.planning.MemoryFacts
 import dev.edgespec.runtimes.*
 import java.io.File
 import java.util.concurrent.Callable

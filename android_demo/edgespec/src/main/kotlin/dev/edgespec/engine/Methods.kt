@@ -3,6 +3,9 @@ package dev.edgespec.engine
 import dev.edgespec.InvalidRequest
 import dev.edgespec.control.TRIED
 import dev.edgespec.decoding.DraftOptions
+import dev.edgespec.decoding.Settings
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.planning.Admission
 import dev.edgespec.runtimes.*
 import java.util.Locale
 
@@ -102,4 +105,29 @@ internal fun choice(manifest: Manifest, name: String, reason: String): MethodCho
     val part = manifest.methods.getValue(name)
     // adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
     return MethodChoice(name, part, GAMMAS[name] ?: maxOf(part.gamma, LEAST_GAMMA), reason)
+}
+
+/* Letting a request in: with the method it wants where that fits the memory, else with a cheaper one. */
+
+private val HEAVY = listOf("speculative", "eagle", "mtp", "dflash", "medusa", "blockwise", "paradecode")
+
+/** Of several methods, the one that holds a model or heads of its own. */
+internal fun heaviest(choice: MethodChoice): String {
+    val names = choice.several.map { it.name }.ifEmpty { listOf(choice.name) }
+    return HEAVY.firstOrNull { it in names } ?: names[0]
+}
+
+/** How a request may run, and its lane, which is to be given back: what was counted of memory is what is taken. */
+internal fun Engine.admit(wanted: MethodChoice, prompt: Tokens, settings: Settings): Triple<MethodChoice, Admission, Lane> {
+    val tokens = minOf(context, prompt.size + settings.maxNewTokens)
+    val choice = wanted.among(allowance.together(wanted.candidates.map { it.name }, tokens), "no room in memory")
+    val (busy, idle) = lanes.held(prompt)
+    val method = heaviest(choice)
+    // what several methods load stays while the request runs
+    val beside = allowance.extra(choice.several.map { it.name }.filter { it != method }, tokens)
+    val greedy = settings.sampling.greedy && !settings.logprobs
+    val admission = allowance.admit(method, tokens, settings.gamma ?: choice.gamma, greedy, busy + beside, idle)
+    val lane = lanes.take(prompt, room = !admission.crowded, spare = admission.spare)
+    val taken = if (admission.method == method) choice else choice(bundle.manifest, admission.method, admission.reason)
+    return Triple(taken, admission, lane)
 }

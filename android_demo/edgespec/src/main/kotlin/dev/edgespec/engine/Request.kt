@@ -1,8 +1,8 @@
 package dev.edgespec.engine
 
-import dev.edgespec.control.Switch
+import dev.edgespec.control.Auto
 import dev.edgespec.decoding.*
-import dev.edgespec.planning.memory.Admission
+import dev.edgespec.planning.Admission
 import dev.edgespec.runtimes.StreamDecoder
 import dev.edgespec.runtimes.endOfQuestion
 import dev.edgespec.runtimes.endsOfTurns
@@ -100,7 +100,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
 
     /** The result so far; complete once the request has ended. */
     fun result(): Result {
-        val auto = drafter as? Switch
+        val auto = drafter as? Auto
         val used = auto?.used ?: choice.name
         return Result(
             text = decoder.text,
@@ -128,7 +128,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     /** The coarser keys that this request's drafts read. */
     private val draftAttention: String?
         get() {
-            val skipping = listOf("self-spec", "swift").any { (drafter as? Switch)?.uses(it) ?: choice.uses(it) }
+            val skipping = listOf("self-spec", "swift").any { (drafter as? Auto)?.uses(it) ?: choice.uses(it) }
             return engine.attention.draft.takeIf { skipping }
         }
 
@@ -138,4 +138,60 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
         val parts = if (dropped != null) listOf(choice.reason, "drafter dropped: $dropped") else listOfNotNull(choice.reason, reading, drafter.reason)
         return parts.filter { it.isNotEmpty() }.joinToString("; ")
     }
+}
+
+/** Whether all of these hold: false where one does not, else null where one cannot be said. */
+internal fun ofAll(claims: List<Boolean?>): Boolean? = if (false in claims) false else if (null in claims) null else true
+
+/** What a request gave; fields and their meaning are those of the Python side. */
+class Result(
+    val text: String,
+    val tokens: IntArray,
+    val finish: String, // eos, length, context, stop or cancelled
+    val stats: Stats,
+    val methodRequested: String?,
+    val methodUsed: String,
+    val reason: String,
+    val lossless: Boolean?, // null: see [unproven]
+    val exact: Boolean?,
+    val approximations: List<String>,
+    val operators: String,
+    val draftAttention: String? = null,
+    val logprobs: DoubleArray? = null,
+    val predictedBytes: Long = 0,
+    val modelSampling: Map<String, Double> = emptyMap(),
+    val unproven: List<String> = emptyList(), // why those two cannot be said, a sentence each: something was not checked
+) {
+    val device = "cpu"
+
+    /** For JSON; the keys are stable. */
+    fun asMap(): Map<String, Any?> = linkedMapOf(
+        "text" to text, "tokens" to tokens.toList(), "finish" to finish, "method_requested" to methodRequested,
+        "method_used" to methodUsed, "reason" to reason, "lossless" to lossless, "exact" to exact,
+        "unproven" to unproven,
+        "approximations" to approximations, "operators" to operators, "device" to device,
+        "stats" to stats.asMap() + ("predicted_bytes" to predictedBytes),
+    ).apply {
+        draftAttention?.let { put("draft_attention", it) }
+        logprobs?.let { put("logprobs", it.toList()) }
+        if (modelSampling.isNotEmpty()) put("model_sampling", modelSampling)
+    }
+}
+
+/**
+ * A piece of a stream: [text] became complete in one [round] (null for what was held back until the very end), and
+ * [pieces] is it by the round's tokens.  The last chunk of a stream has the [result].
+ */
+class Chunk(val text: String, val round: Round?, val pieces: List<String> = emptyList(), val result: Result? = null)
+
+/** The model's own settings that decide in a request, by name: those that differ from plain decoding's defaults. */
+internal fun keptOfModel(own: SamplingParams, used: SamplingParams): Map<String, Double> {
+    fun named(of: SamplingParams) = linkedMapOf(
+        "temperature" to of.temperature, "top_p" to of.topP, "top_k" to of.topK.toDouble(), "min_p" to of.minP,
+        "repetition_penalty" to of.repetitionPenalty,
+    )
+    val off = named(SamplingParams())
+    val asked = named(used)
+    val names = if (used.greedy) setOf("repetition_penalty") else off.keys
+    return named(own).filter { (name, value) -> name in names && value == asked[name] && value != off[name] }
 }

@@ -1,12 +1,7 @@
 package dev.edgespec.engine
 
-import dev.edgespec.control.Adaptive
-import dev.edgespec.control.Candidate
-import dev.edgespec.control.Compose
-import dev.edgespec.control.Switch
-import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.control.*
+import dev.edgespec.decoding.*
 import dev.edgespec.drafters.*
 import dev.edgespec.formulas.CostModel
 import dev.edgespec.formulas.ENOUGH
@@ -51,7 +46,7 @@ class Lane(
         if (choice.proposers.isNotEmpty()) {
             val names = choice.proposers.map { it.name }
             return kept(listOf("chain", options.copy(proposers = names), gamma, adaptive, fallback)) {
-                Compose(choice.proposers.map { if (adaptive) loaded(it, gamma, fallback, options) else bare(it, options) })
+                Chain(choice.proposers.map { if (adaptive) loaded(it, gamma, fallback, options) else bare(it, options) })
             }
         }
         if (choice.candidates.isNotEmpty() && adaptive) {
@@ -61,7 +56,7 @@ class Lane(
                 val candidates = choice.candidates.map {
                     Candidate(it.name, it.promise, { loaded(it, gamma, fallback, options) }, it.name == "ngram")
                 }
-                Switch(candidates, fallback)
+                Auto(candidates, fallback)
             }
         }
         if (choice.name == "ar" || !adaptive) return bare(choice, options)
@@ -69,19 +64,19 @@ class Lane(
     }
 
     private fun kept(key: List<Any?>, make: () -> Drafter): Drafter =
-        made.getOrPut(key) { make().also { drafter -> inherited.remove(key)?.let(drafter::goOnFrom) } }
+        made.getOrPut(key) { make().also { drafter -> inherited.remove(key)?.let { (drafter as Wrapper).goOnFrom(it) } } }
 
     /** Begin with what the drafters of another lane have learned. */
     fun goOnFrom(other: Lane) {
         inherited.putAll(other.inherited)
-        for ((key, drafter) in other.made) drafter.learned()?.let { inherited[key] = it }
+        for ((key, drafter) in other.made) (drafter as? Wrapper)?.learned()?.let { inherited[key] = it }
     }
 
     /** The drafter around a caller's proposer; the last one is kept with what was learned of it. */
     fun own(proposer: Proposer, gamma: Int?, adaptive: Boolean, fallback: Boolean): Drafter {
         val key = listOf(System.identityHashCode(proposer), gamma, adaptive, fallback)
         own?.let { (known, drafter) -> if (known == key) return drafter }
-        val custom = Custom(proposer, target.vocabSize)
+        val custom = UserDrafter(proposer, target.vocabSize)
         val drafter = if (adaptive) controlled(ownChoice(custom.name), custom, gamma, fallback) else custom
         own = key to drafter
         return drafter
@@ -125,9 +120,10 @@ class Lane(
     private fun costs(choice: MethodChoice, drafter: Drafter): CostModel {
         val part = choice.part
         val cost = if (drafter.cheap) verifyCosts(0.0) else verifyCosts(part.draftCost, part.firstCost)
-        fun timed(name: String, step: () -> Unit) = measured(name, listOf(1)) { step() }.getValue(1)
-        val step = drafter.stepOnce?.let { timed(choice.name, it) } ?: return cost
-        val first = drafter.firstOnce?.let { timed("${choice.name}, first", it) }
+        fun timed(name: String, first: Boolean) =
+            if (drafter.dryStep(first)) measured(name, listOf(1)) { drafter.dryStep(first) }.getValue(1) else null
+        val step = timed(choice.name, false) ?: return cost
+        val first = timed("${choice.name}, first", true)
         first?.let { cost.observeDraft(2, it + step, ENOUGH) }
         cost.observeDraft(1, first ?: step, ENOUGH)
         return cost

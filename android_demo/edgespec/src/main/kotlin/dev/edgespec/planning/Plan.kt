@@ -1,7 +1,5 @@
 package dev.edgespec.planning
 
-import dev.edgespec.planning.memory.Allowance
-import dev.edgespec.planning.memory.MemoryPart
 import dev.edgespec.runtimes.Manifest
 
 /* What of a bundle fits a memory budget. */

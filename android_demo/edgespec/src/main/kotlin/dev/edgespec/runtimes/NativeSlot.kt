@@ -172,11 +172,11 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         return parts(first, last, true) { launch(rows, 0, hidden = true).hidden!!.copy() }
     }
 
-    override fun forwardResumed(tokens: IntArray, resume: Resume, best: Boolean): Pass {
-        if (resume.layer !in 0..layers) throw InvalidRequest("resumed after ${resume.layer} layers: expected 0 to $layers")
-        loadRows(resume.hidden, tokens.size)
+    override fun forwardResumed(tokens: IntArray, hidden: FloatArray, layer: Int, best: Boolean): Pass {
+        if (layer !in 0..layers) throw InvalidRequest("resumed after $layer layers: expected 0 to $layers")
+        loadRows(hidden, tokens.size)
         verifying(tokens, null)
-        return parts(resume.layer, layers, true, lmHead = true) {
+        return parts(layer, layers, true, lmHead = true) {
             top(if (best) 1 else 0) { likeliest(launch(tokens.size, tokens.size, keepHidden)) }
         }
     }

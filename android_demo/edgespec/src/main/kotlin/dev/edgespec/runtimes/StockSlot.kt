@@ -201,10 +201,10 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     private fun some(tokens: IntArray, offset: Int): FloatArray =
         run(tokens, this.tokens.size + offset, rows = model.part.minRows, hidden = true).hidden!!.copy()
 
-    override fun forwardResumed(tokens: IntArray, resume: Resume, best: Boolean): Pass {
+    override fun forwardResumed(tokens: IntArray, hidden: FloatArray, layer: Int, best: Boolean): Pass {
         pending = tokens
         pendingParents = null
-        return layers(resume.layer, layers, resume.hidden, tokens.size) { run(tokens, this.tokens.size, rows = tokens.size) }
+        return layers(layer, layers, hidden, tokens.size) { run(tokens, this.tokens.size, rows = tokens.size) }
     }
 
     /** A pass inside runs these layers only, from rows of the residual stream [rows, hidden] if given. */

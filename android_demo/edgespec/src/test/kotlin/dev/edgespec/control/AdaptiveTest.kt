@@ -14,8 +14,6 @@ class AdaptiveTest {
         var round = 0
 
         override fun propose(tokens: Tokens, budget: Int) = Proposal(IntArray(budget), bucket = buckets[round])
-
-        override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
     }
 
     @Test
@@ -29,7 +27,8 @@ class AdaptiveTest {
             val costs = CostModel(curve, if (cheap) 0.0 else 0.15, (first / 5).takeIf { it > 0 })
             val control = Adaptive(inner, costs, 8, case.flag("fallback"))
             // a seeded text never follows the clock
-            control.bind(SamplingParams(temperature = if (case.flag("seeded")) 1.0 else 0.0, seed = 1), Noise(1))
+            val stats = Stats()
+            control.begin(DraftRequest(Tokens(intArrayOf(1)), SamplingParams(temperature = if (case.flag("seeded")) 1.0 else 0.0, seed = 1), Noise(1), stats))
             val stand = case.ints("stand")
             val draft = case.doubles("draft_ms")
             val extra = case.doubles("row_ms")
@@ -41,7 +40,7 @@ class AdaptiveTest {
                 val count = proposal.size
                 control.observe(proposal, Verdict(IntArray(minOf(count, stand[at])) { it }, 0), nothing)
                 val drafted = if (count > 0) pace * (first + draft[at] * count) else 0.0
-                control.timed(proposal, drafted, pace * (5 + extra[at] * count))
+                control.timed(proposal, RoundTime(drafted, pace * (5 + extra[at] * count), count + 1))
                 count
             }
             assertArrayEquals(case.ints("lengths"), lengths, "cheap $cheap, seeded ${case["seeded"]}")

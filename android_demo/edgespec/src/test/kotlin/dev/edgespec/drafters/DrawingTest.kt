@@ -28,7 +28,7 @@ class DrawingTest {
             "tree" -> drawTree(level, text, shape.ints("branch").asList(), length, VOCAB, params, noise)
             else -> {
                 val price = shape["price"]?.asDouble?.let { price -> { _: Int, _: Double, rows: Int -> price * rows } }
-                drawComb(step, text, length, VOCAB, params, noise, stop, SiblingPolicy(shape.ints("most").asList(), price))
+                drawSiblings(step, text, length, VOCAB, params, noise, stop, SiblingPolicy(shape.ints("most").asList(), price))
             }
         }
     }

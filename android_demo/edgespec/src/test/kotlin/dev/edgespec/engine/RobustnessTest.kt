@@ -8,8 +8,8 @@ import dev.edgespec.EdgespecError
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
 import dev.edgespec.drafters.Proposer
-import dev.edgespec.planning.memory.MemoryFacts
-import dev.edgespec.planning.memory.memoryOf
+import dev.edgespec.planning.MemoryFacts
+import dev.edgespec.planning.memoryOf
 import dev.edgespec.runtimes.MANIFEST
 import dev.edgespec.runtimes.RunOptions
 import dev.edgespec.support.BUNDLE

@@ -6,9 +6,9 @@ import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.engine.MethodChoice
 import dev.edgespec.engine.chooseMethod
-import dev.edgespec.planning.memory.Allowance
-import dev.edgespec.planning.memory.Host
-import dev.edgespec.planning.memory.memoryOf
+import dev.edgespec.planning.Allowance
+import dev.edgespec.planning.Host
+import dev.edgespec.planning.memoryOf
 import dev.edgespec.runtimes.MANIFEST
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.RunOptions

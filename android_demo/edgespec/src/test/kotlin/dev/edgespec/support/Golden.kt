@@ -4,7 +4,7 @@ import com.google.gson.JsonObject
 import com.google.gson.JsonParser
 import dev.edgespec.Edgespec
 import dev.edgespec.engine.Engine
-import dev.edgespec.planning.memory.MemoryFacts
+import dev.edgespec.planning.MemoryFacts
 import java.io.File
 import java.nio.file.Files
 

@@ -1,10 +1,11 @@
-package dev.edgespec.planning.memory
+package dev.edgespec.planning
 
 import dev.edgespec.BudgetError
 import dev.edgespec.runtimes.CHECKPOINTS
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.RunOptions
 import dev.edgespec.runtimes.up
+import java.util.Locale
 
 /* The memory that an engine may take, and what of a request fits into it. */
 
@@ -100,4 +101,23 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
         if (low < LEAST) return "`edgespec plan` says which format and method would fit"
         return "${low / 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"
     }
+}
+
+/** What the system says of memory; on Android ActivityManager.MemoryInfo says it. */
+interface MemoryFacts {
+    val total: Long // bytes of the machine
+    val available: Long // bytes that this process may take beyond what it has now
+    val low: Boolean // whether the system is short of memory already
+}
+
+/** Bytes for people: 1610612736 -> "1.50 GiB". */
+fun showBytes(count: Long): String {
+    var value = count.toDouble()
+    var unit = "B"
+    for (larger in listOf("KiB", "MiB", "GiB", "TiB")) {
+        if (value < 1024) break
+        value /= 1024
+        unit = larger
+    }
+    return if (unit == "B") "%.0f %s".format(Locale.ROOT, value, unit) else "%.${if (value >= 100) 1 else 2}f %s".format(Locale.ROOT, value, unit)
 }
