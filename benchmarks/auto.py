@@ -23,10 +23,9 @@ from typing import Any, cast
 
 from benchmarks.common import conditions, ratio, show
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.monitor import PLAIN
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.settings import DraftOptions, Settings
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.drafters.registry import AUTO
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -46,8 +45,8 @@ class Counter:
 
     def __call__(self, stats: Stats) -> None:
         if stats.rounds > len(self.rounds):
-            seen = stats.monitor.recent[-1]
-            self.rounds.append((seen.method, round(seen.rows), seen.drafted))
+            seen = stats.recent[-1]
+            self.rounds.append((seen.method, round(seen.work), seen.drafted))
 
     def steps(self, engine: Engine) -> float:
         """Plain steps that they take, by what this engine has measured."""
@@ -112,7 +111,7 @@ def measure(engine: Engine, prompts: list[list[int]], settings: Settings, fresh:
         "tokens": sum(one.tokens for one in stats),
         "drafted": sum(one.drafted for one in stats),
         "accepted": sum(one.accepted for one in stats),
-        "switches": sum(len(one.monitor.control.switches) for one in stats),
+        "switches": sum(len(one.switches) for one in stats),
         "method_used": sorted({result.method_used for result in results}),
     }
 

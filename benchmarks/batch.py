@@ -63,7 +63,7 @@ def main() -> None:
                 "tokens_per_second": round(1000 * tokens / taken, 1),
                 "tokens_per_round": round(tokens / rounds, 2),
                 "acceptance": round(sum(result.stats.accepted for result in results) / drafted, 2) if drafted else None,
-                "work_per_token": round(sum(r.stats.monitor.work for r in results) / tokens, 2),
+                "work_per_token": round(sum(r.stats.work for r in results) / tokens, 2),
                 "same_texts": [result.tokens for result in results] == texts,
             }
     for name, found in seen.items():

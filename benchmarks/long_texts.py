@@ -21,8 +21,7 @@ import numpy as np
 from benchmarks.common import conditions, show
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.rows import RowSampler
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.sampling import RowSampler, SamplingParams
 from edgespec.decoding.target import common_prefix
 from edgespec.decoding.text import Text
 from edgespec.engine.engine import Engine

@@ -15,9 +15,8 @@ from typing import Any
 
 import edgespec.decoding.verify
 from benchmarks.common import conditions, show
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
-from edgespec.decoding.rows import RowSampler
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.sampling import RowSampler
 from edgespec.drafters.plain import Plain
 from edgespec.reports.bench import bootstrap
 from edgespec.runtimes.files.bundle import Bundle

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, ratio, show
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import GreedyTarget, Pass
 from edgespec.drafters.ngram import NGram

@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.settings import Grammar
 from edgespec.drafters.registry import AR
 from edgespec.engine.loading import load
 from tests.support.schemas import SCHEMAS, Schema

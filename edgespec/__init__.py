@@ -40,9 +40,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from edgespec.decoding.constraint import Grammar
     from edgespec.decoding.sampling import SamplingParams
-    from edgespec.decoding.settings import Settings
+    from edgespec.decoding.settings import Grammar, Settings
     from edgespec.engine.engine import Engine
     from edgespec.engine.loading import load
     from edgespec.engine.result import Result
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Engine": "edgespec.engine.engine",
     "ExportOptions": "edgespec.export.options",
-    "Grammar": "edgespec.decoding.constraint",
+    "Grammar": "edgespec.decoding.settings",
     "LoadOptions": "edgespec.runtimes.options",
     "Result": "edgespec.engine.result",
     "load": "edgespec.engine.loading",

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.rivals.files import tensors, write_checkpoint
 from benchmarks.rows import comb
-from edgespec.decoding.rows import RowSampler
+from edgespec.decoding.sampling import RowSampler
 from edgespec.engine.sessions import Session
 from edgespec.export.bundle.model import open_described
 from edgespec.export.options import ExportOptions

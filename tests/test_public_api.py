@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.decoding.accept import Accept
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.verify import Accept
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
@@ -127,10 +127,12 @@ def test_results() -> None:
         "predicted_bytes", "model_sampling", "unproven"
     ]  # fmt: skip
     assert names(Chunk) == ["text", "round", "pieces"]
-    assert names(Stats) == [
+    assert [name for name in names(Stats) if not name.startswith("_")] == [
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "offered",
         "accepted_at", "prefill_ms", "draft_ms", "verify_ms", "other_ms", "dropped_reason", "exact", "lossless",
-        "monitor"
+        "plain_rounds", "drafted_rounds", "work", "recent", "drops", "probes", "fallbacks", "recoveries", "switches",
+        "shadow_every", "shadow_checked", "shadow_agreeing", "shadow_first", "width", "expected", "control_plain_ms",
+        "draft_steps", "draft_step_cost"
     ]  # fmt: skip
 
 

@@ -18,16 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.accept import Accept
-from edgespec.decoding.drafter import Drafter, RoundTime
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.rows import RowSampler
-from edgespec.decoding.sampling import SamplingParams, support
+from edgespec.decoding.sampling import RowSampler, SamplingParams, support
+from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
-from edgespec.decoding.verify import verify
+from edgespec.decoding.verify import Accept, verify
 from edgespec.drafters.ngram import NGram
-from edgespec.engine.pace import Pace
+from edgespec.engine.sharing import PrefillBudget
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
@@ -216,9 +215,8 @@ def adaptive() -> Iterator[dict[str, Any]]:
         extra = rng.uniform(0.1, 0.6, rounds)  # of a row beyond the first, of 5 ms
         inner = _Guesser(cheap, buckets)
         control = Adaptive(inner, CostModel(CURVE, 0.0 if cheap else 0.15, first / 5 or None), 8, fallback)
-        control.bind(
-            SamplingParams(temperature=float(seeded), seed=1), Noise(1)
-        )  # a seeded text never follows the clock
+        # a seeded text never follows the clock
+        control.begin(DraftRequest([1], SamplingParams(temperature=float(seeded), seed=1), Noise(1)))
         lengths, slow = [], {9: [60, 110], 10: [100, 240]}.get(number, [0, 0])
         for at in range(rounds):
             inner.round = at
@@ -263,7 +261,7 @@ def pace() -> Iterator[dict[str, Any]]:
     """Sizes of chunks of a prompt, on recorded seconds of a row and of a pass."""
     rng = np.random.default_rng(11)
     for row_ms, pass_ms in ((0.2, 1.0), (0.5, 30.0), (4.0, 1.0), (12.0, 60.0)):
-        model, steps = Pace(), []
+        model, steps = PrefillBudget(), []
         for number in range(300):
             most, alone = (128, 128, 32, 16)[number // 40 % 4], bool(number // 20 % 3)
             rows = model.rows(most, alone)

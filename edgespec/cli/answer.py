@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.decoding.monitor import WINDOW, Monitor
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import WINDOW, Stats
 from edgespec.drafters.registry import AR
 from edgespec.engine.result import Result
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -163,48 +162,46 @@ def result_lines(result: Result) -> list[str]:
 
 def stats_lines(stats: Stats) -> list[str]:
     """A line for each thing that was watched."""
-    monitor, control = stats.monitor, stats.monitor.control
     lines = [
         f"prompt       {stats.prompt_tokens} tokens, {stats.reused_tokens} of them still in the cache",
         f"rounds       {stats.rounds}, {stats.tokens_per_round:.2f} tokens each: "
-        f"{monitor.drafted_rounds} drafted, {control.probes} of them probes; "
-        f"{monitor.plain_rounds} plain",
+        f"{stats.drafted_rounds} drafted, {stats.probes} of them probes; "
+        f"{stats.plain_rounds} plain",
         f"acceptance   {_percent(stats.acceptance_rate) if stats.drafted else 'nothing was drafted'}"
         + (f", {stats.accepted} of {stats.drafted} guesses" if stats.drafted else "")
         + (f"; by position {' '.join(f'{rate:.2f}' for rate in stats.acceptance_at)}" if stats.drafted else ""),
-        f"of late      {_of_late(monitor)}",
-        f"speed        {_speed(monitor)}",
-        f"work         {monitor.work_per_token:.2f} rows of the target per token, drafts included (plain decoding: 1)",
-        f"control      fell back {_times(control.fallbacks)}, came back {_times(control.recoveries)}",
-        *(f"switched     {switch}" for switch in control.switches),
-        *(f"dropped      {drop}" for drop in monitor.drops),
+        f"of late      {_of_late(stats)}",
+        f"speed        {_speed(stats)}",
+        f"work         {stats.work_per_token:.2f} rows of the target per token, drafts included (plain decoding: 1)",
+        f"control      fell back {_times(stats.fallbacks)}, came back {_times(stats.recoveries)}",
+        *(f"switched     round {at['round']}: {at['from']} to {at['to']}, {at['why']}" for at in stats.switches),
+        *(f"dropped      {at['method']} failed in {at['where']}: {at['error']}" for at in stats.drops),
         f"time         prefill {stats.prefill_ms:.0f} ms, drafts {stats.draft_ms:.0f}, passes {stats.verify_ms:.0f}, "
         f"other {stats.other_ms:.0f}",
     ]
-    shadow = monitor.shadow
-    if shadow.every:
+    if stats.shadow_every:
         first = ""
-        if shadow.first is not None:
-            at, expected, got = shadow.first
+        if stats.shadow_first is not None:
+            at, expected, got = stats.shadow_first
             first = f"; first other token at {at}: {got}, plain decoding {expected}"
         lines.append(
-            f"shadow       {shadow.agreeing} of {shadow.checked} tokens are plain decoding's, every {shadow.every} "
-            f"rounds{first}"
+            f"shadow       {stats.shadow_agreeing} of {stats.shadow_checked} tokens are plain decoding's, "
+            f"every {stats.shadow_every} rounds{first}"
         )
     return lines
 
 
-def _of_late(monitor: Monitor) -> str:
+def _of_late(stats: Stats) -> str:
     parts = [
         f"{method} {found['rounds']:.0f} rounds, {found['tokens_per_round']:.2f} tokens each"
         + ("" if method == "plain" else f", accepted {_percent(found['acceptance_rate'])}")
-        for method, found in monitor.of_late().items()
+        for method, found in stats.recently().items()
     ]
     return f"(last {WINDOW} rounds) {'; '.join(parts) or 'none'}"
 
 
-def _speed(monitor: Monitor) -> str:
-    predicted, measured = monitor.predicted_speedup, monitor.measured_speedup
+def _speed(stats: Stats) -> str:
+    predicted, measured = stats.predicted_speedup, stats.measured_speedup
     if predicted is None or measured is None:
         return "no rounds to compare with a plain step"
     return f"drafted rounds: predicted {predicted:.2f}x, measured {measured:.2f}x a plain step's"

@@ -18,9 +18,8 @@ from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgespec.decoding.accept import Accept
-    from edgespec.decoding.constraint import Grammar
-    from edgespec.decoding.settings import Settings
+    from edgespec.decoding.settings import Grammar, Settings
+    from edgespec.decoding.verify import Accept
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.manifest import AttentionPart, Manifest
     from edgespec.runtimes.options import LoadOptions
@@ -205,7 +204,7 @@ set_option = option(
 
 def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
     """An acceptance rule."""
-    from edgespec.decoding.accept import Accept
+    from edgespec.decoding.verify import Accept
     from edgespec.errors import InvalidRequest
 
     try:
@@ -288,7 +287,7 @@ drafting_options = group(
 
 def _grammar(ctx: click.Context, param: click.Parameter, value: str | None) -> Grammar | None:
     """A grammar: of a file, or a regular expression as it is."""
-    from edgespec.decoding.constraint import Grammar
+    from edgespec.decoding.settings import Grammar
 
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Drafts as much as pays, and nothing while nothing pays: a drafter around a drafter.
+"""Drafts as much as is fastest, and nothing where plain decoding is: a drafter around a drafter.
 
 Each round verifies the K guesses that maximise
 
@@ -10,21 +10,58 @@ with a_j = P(guess j accepted | all before it were), learned for each bucket of 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
-from edgespec.control.acceptance import LONGEST_WAIT, PRIOR, WAIT, Record
-from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
-from edgespec.decoding.monitor import Control
-from edgespec.decoding.noise import Noise
+from edgespec.decoding.drafter import Drafter, DraftRequest, Wrapper
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel
 
-_PROBE = 2  # guesses of a probe
+PRIOR = 0.5  # acceptance where nothing is known
+WAIT, LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
 MOST_BUCKETS = 64  # whose acceptance is kept: some drafters number what they draft with, without end
-_STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
+_DECAY = 0.9
+_PROBE = 2  # guesses of a probe
+_STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting helps
+
+
+@dataclass
+class Record:
+    """What one bucket of a drafter's guesses has shown of its acceptance.
+
+    Attributes:
+        rates: a_j for the positions seen so far; [0] starts as the prior.
+        seen: observations of each.
+        wait: plain rounds before the next probe.
+        waited: plain rounds since the last one.
+        probing: a probe is being verified.
+        streak: probes in a row.
+        drafting: whether it was drafted when last decided on.
+    """
+
+    rates: list[float]
+    seen: list[int] = field(default_factory=lambda: [0])
+    wait: int = WAIT
+    waited: int = 0
+    probing: bool = False
+    streak: int = 0
+    drafting: bool | None = None
+
+    def rate(self, position: int) -> float:
+        """Return a at ``position``; one never put to the test is taken to be like the one before."""
+        return self.rates[min(position, len(self.rates) - 1)]
+
+    def learn(self, position: int, accepted: bool) -> None:
+        """Count a guess at ``position`` that was put to the test."""
+        if position == len(self.rates):
+            self.rates.append(self.rates[-1])
+            self.seen.append(0)
+        # A running mean in which the prior counts as two guesses, until the decay is slower than that.
+        step = max(1 - _DECAY, 1 / (self.seen[position] + 3))
+        self.rates[position] += step * (accepted - self.rates[position])
+        self.seen[position] += 1
 
 
 @dataclass
@@ -56,6 +93,8 @@ class Adaptive(Wrapper):
         drafted: rounds with guesses.
         probes: those of them that were probes.
         stake: plain steps that a round may lose if all its guesses are wrong.
+        required: speed that a proposal must be predicted to reach; plain decoding's is 1.
+        reproducible: this request is decided by counts and the given costs alone, never by the clock.
     """
 
     def __init__(
@@ -73,42 +112,25 @@ class Adaptive(Wrapper):
         self.fallback = fallback
         self.prior = prior
         self.plain = self.drafted = self.probes = 0
-        self._floor = 1.0
+        self.required = 1.0
         self.stake = inf
         self._at_once, self._cheap = inner.steps_at_once, inner.cheap
         self._records: dict[int, Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
-        self._steady = False  # this request is decided without the clock
+        self.reproducible = False
         self._costs = cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
-        self._control = Control()
-        self._width = 1  # requests in a pass
+        self._stats = Stats()  # of the request
         self._asked = 0  # guesses that a costly drafter was last asked for
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
-    @property
-    def proposer(self) -> str:
-        return self.inner.proposer
-
-    def set_width(self, width: int) -> None:
-        self._width = width
-        super().set_width(width)
-
-    def watch(self, control: Control) -> None:
-        self._control = control
-        super().watch(control)
-
-    def require(self, speed: float) -> None:
-        """Offer only proposals that promise this speed: plain decoding's, 1, or what another drafter would offer."""
-        self._floor = speed
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
-        self._steady = params.seeded_rejection
-        self._costs = self.cost.given() if self._steady else self.cost
-        if params.seeded_rejection:
+    def begin(self, request: DraftRequest) -> int | None:
+        """Begin a request; forget and freeze where it asks for a reproducible text."""
+        self._stats, self.reproducible = request.stats, request.params.seeded_rejection
+        self._costs = self.cost.given() if self.reproducible else self.cost
+        if self.reproducible:
             self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
-        super().bind(params, noise)
+        return self.inner.begin(request)
 
     def learned(self) -> Learned:
         return deepcopy(Learned(self.cost, self._records, self._bucket, self._nodes_per_depth))
@@ -128,82 +150,79 @@ class Adaptive(Wrapper):
         """Whether the inner drafter would be asked for a proposal now."""
         if self._cheap:
             return True
-        record, rows, before = self._record(self._expected_bucket), self._expected_rows(self.gamma_max), self._last
-        best, self._last = self._best(record, rows), before
-        return best > 0 or not self.fallback or self._to_probe(record, rows) > 0
+        bucket, rows = self._expected(self.gamma_max)
+        record = self._record(bucket)
+        return self._best(record, rows)[0] > 0 or not self.fallback or self._to_probe(record, rows) > 0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """The inner drafter's proposal, as long as it pays to verify."""
+        """Return as much of the inner drafter's proposal as is fastest to verify."""
         budget = min(budget, self.gamma_max)
         if self._cheap:
             proposal = self.inner.propose(tokens, budget)
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            self._asked = self._decide(self._expected_bucket, self._expected_rows(budget))
+            self._asked = self._decide(*self._expected(budget))
             proposal = self.inner.propose(tokens, self._asked) if self._asked else EMPTY
         if len(proposal):
             self.drafted += 1
             self._bucket = proposal.bucket
-            self._control.expected = self._expect(proposal)
+            self._stats.expected = self._expect(proposal)
         else:
             self.plain += 1
-            self._control.expected = None
+            self._stats.expected = None
         return proposal
 
     def promised(self, budget: int) -> float:
-        """Speed that a costly drafter's next proposal is predicted to give, at least 1; a cheap one's is not known."""
+        """Predict the speed of a costly drafter's next proposal, at least 1; a cheap one's is not known."""
         if self._cheap:
             return 1.0
-        before = self._last
-        self._best(self._record(self._expected_bucket), self._expected_rows(min(budget, self.gamma_max)))
-        found, self._last = max(self._last[1], 1.0) if self._last[0] else 1.0, before
-        return found
+        bucket, rows = self._expected(min(budget, self.gamma_max))
+        best, speed, _ = self._best(self._record(bucket), rows)
+        return max(speed, 1.0) if best else 1.0
 
-    @property
-    def _expected_bucket(self) -> int:
-        """Of a costly drafter's next proposal: what it says, else that of the last one."""
-        known = self.inner.next_bucket
-        return self._bucket if known is None else known
-
-    def _expected_rows(self, budget: int) -> list[int]:
-        """[budget + 1]: rows of a pass over a costly drafter's guesses down to each depth."""
-        return self.inner.rows(budget) or [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+    def _expected(self, budget: int) -> tuple[int, list[int]]:
+        """Bucket of a costly drafter's next proposal, and [budget + 1] rows of a pass over it down to each depth."""
+        bucket, rows = self.inner.forecast(budget)
+        if rows is None:
+            rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+        return self._bucket if bucket is None else bucket, rows
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
-        """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
-        record = self._record(bucket)
-        best = self._best(record, rows)
+        """Decide how deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
+        record, stats = self._record(bucket), self._stats
+        self._last = self._best(record, rows)
+        best = self._last[0]
         if self.fallback and record.drafting is not None and record.drafting != bool(best):
             if best:
-                self._control.recoveries += 1
+                stats.recoveries += 1
             else:
-                self._control.fallbacks += 1
+                stats.fallbacks += 1
         if best or record.drafting:
             record.drafting = bool(best)
         if best or not self.fallback:
-            record.wait, record.sat, record.streak = WAIT, 0, 0
+            record.wait, record.waited, record.streak = WAIT, 0, 0
             return max(best, 1)
         if length := self._to_probe(record, rows):
-            record.sat = 0
+            record.waited = 0
             record.probing = True
             record.streak += 1
             self.probes += 1
-            self._control.probes += 1
+            stats.probes += 1
             return length
-        record.sat += 1
+        record.waited += 1
         return 0
 
     def _to_probe(self, record: Record, rows: list[int]) -> int:
-        """Guesses of a probe where one is due: as many as its stake allows."""
-        if record.sat < record.wait and record.seen[0]:  # of a new bucket nothing is known but the prior
+        """Count the guesses of a probe where one is due: as many as its stake allows."""
+        if record.waited < record.wait and record.seen[0]:  # of a new bucket nothing is known but the prior
             return 0
         longest = min(_PROBE, len(rows) - 1)
         return next((n for n in range(longest, 0, -1) if self._steps(n, rows[n]) - 1 <= self.stake), 0)
 
-    def _best(self, record: Record, rows: list[int]) -> int:
-        """The length of the highest predicted speed."""
-        best, gain, tried = 0, self._floor, 0.0
+    def _best(self, record: Record, rows: list[int]) -> tuple[int, float, float]:
+        """Find the length of the highest predicted speed -> it, the speed, acceptance of the first guess."""
+        best, gain, tried = 0, self.required, 0.0
         tokens = chance = 1.0
         for length in range(1, len(rows)):
             if rows[length] == rows[length - 1]:
@@ -215,38 +234,33 @@ class Adaptive(Wrapper):
             tried = max(tried, predicted)
             if predicted > gain and steps - 1 <= self.stake:
                 best, gain = length, predicted
-        self._last = (best, gain if best else tried, record.rate(0))
-        return best
+        return best, gain if best else tried, record.rate(0)
 
     def _steps(self, depth: int, rows: int) -> float:
-        """Plain steps that drafting so deep and verifying so many rows take.
+        """Count the plain steps that drafting ``depth`` deep and verifying ``rows`` rows take.
 
         In a batch the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are
         waited for.
         """
-        costs, width = self._costs, self._width
+        costs, width = self._costs, self._stats.width
         return (costs.d(1 if self._at_once else depth) * width + costs.v(width * rows)) / costs.v(width)
 
     def price(self, proposal: Proposal) -> float:
-        """Plain steps that a round over this proposal is expected to take, whatever is accepted."""
-        depth = proposal.deepest if proposal.resume is None else max(proposal.deepest, 1)
+        """Predict the plain steps of a round over this proposal, whatever is accepted."""
+        depth = proposal.deepest if proposal.head_start is None else max(proposal.deepest, 1)
         return self._steps(depth, len(proposal) + 1) if depth else 1.0
 
-    @property
-    def steady(self) -> bool:
-        """Whether this request is decided by counts and the given costs alone, never by the clock."""
-        return self._steady
-
     def _expect(self, proposal: Proposal) -> tuple[float, float]:
-        """Tokens, and time in plain steps, of a round over ``proposal``."""
+        """Predict tokens, and time in plain steps, of a round over ``proposal``."""
         costs, record = self._costs, self._record(proposal.bucket)
         depth = proposal.deepest
         tokens = chance = 1.0
         for position in range(depth):
             chance *= record.rate(position)
             tokens += chance
-        control, steps = self._control, 1 if self._at_once else depth
-        control.steps, control.step_cost, control.plain_ms = steps, self.cost.d(steps) / steps, self.cost.plain_ms
+        stats, steps = self._stats, 1 if self._at_once else depth
+        stats.draft_steps, stats.draft_step_cost = steps, self.cost.d(steps) / steps
+        stats.control_plain_ms = self.cost.plain_ms
         return tokens, costs.d(steps) + costs.v(len(proposal) + 1)
 
     def _record(self, bucket: int) -> Record:
@@ -259,12 +273,13 @@ class Adaptive(Wrapper):
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Learn what was accepted; pass the round on.
 
-        An exit that was asked and not sure counts like a guess that was wrong: it took the time of one.
+        Where drafting ran layers of the pass, the step that found no guess to go on with counts as a guess that was
+        wrong: it took the time of one.
         """
-        if len(proposal) or proposal.resume is not None:
+        if not proposal.empty:
             record = self._record(proposal.bucket)
             right, tested = len(verdict.path), proposal.tested(verdict.path)
-            if proposal.resume is not None and right == len(proposal) < self._asked:
+            if proposal.head_start is not None and right == len(proposal) < self._asked:
                 tested += 1
             for position in range(tested):
                 record.learn(position, position < right)
@@ -273,22 +288,22 @@ class Adaptive(Wrapper):
             if record.probing:
                 record.probing = False
                 if tested == right and record.streak < _STREAK:
-                    record.sat = record.wait
+                    record.waited = record.wait
                 else:
                     record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
         self.inner.observe(proposal, verdict, output)
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """Learn what the round cost, whoever had rows in its pass."""
-        if not self._steady:
+        if not self.reproducible:
             steps = 1 if self._at_once else proposal.deepest
-            if proposal.resume is None:
+            if proposal.head_start is None:
                 self.cost.observe_verify(time.rows, time.verify_ms)
                 if len(proposal) and self.inner.caught_up:
                     self.cost.observe_draft(steps, time.draft_ms)
             else:  # part of the pass over the first row ran while drafting, too
                 self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
-        super().timed(proposal, time)
+        self.inner.timed(proposal, time)
 
     @property
     def reason(self) -> str:
@@ -314,7 +329,7 @@ class Adaptive(Wrapper):
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:
-    """[budget + 1]: rows of a pass over the guesses down to each depth."""
+    """Count the rows of a pass over the guesses down to each depth -> [budget + 1]."""
     if proposal.parents is None:
         return [1 + min(depth, len(proposal)) for depth in range(budget + 1)]
     depths = [proposal.depth(i) for i in range(len(proposal))]

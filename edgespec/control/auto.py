@@ -1,37 +1,180 @@
-"""Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it does not pay.
+"""Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it is not faster.
 
 One candidate is in use at a time, inside adaptive control of its own; the others are neither asked nor told anything,
 and are not even loaded before their turn.  What counts is measured: the tokens of the latest rounds over the plain
-steps they took.  When nothing pays, the cheap candidate is left looking at the text if that costs next to nothing, else
-decoding is plain, with tries that get rarer (``bandit``).
+steps they took.  When nothing is faster, the cheap candidate is left looking at the text if that costs next to nothing,
+else decoding is plain, with tries that get rarer.
+
+Every candidate has a budget of plain steps.  It starts with a few, a small share of every round written is added, and
+what a round of its guessing takes beyond the tokens that it brings is paid from it; what it saves is put back.  At most
+half of it is staked on one round.  So a text on which nothing can be gained costs the budgets and that share and no
+more, by construction, while a candidate that gains has a full budget and is not limited at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from edgespec.control.adaptive import Adaptive, Learned
-from edgespec.control.bandit import PAYS, Arm, Bandit, Candidate
-from edgespec.decoding.drafter import RoundTime, Wrapper
-from edgespec.decoding.monitor import PLAIN, Control, Switched
-from edgespec.decoding.noise import Noise
+from edgespec.decoding.drafter import DraftRequest, Wrapper
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import PLAIN, RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.drafters.registry import AR
 
+SHARE = 0.012  # of all rounds: plain steps that looking may cost in the long run, all candidates together
+CREDIT = 2.5  # plain steps that each candidate starts with
+FULL = 5.0  # most of a budget: what a text that stops gaining can cost at once
+_LEAST = 0.5  # plain steps without which trying again is pointless
+AGAIN, LONGEST_AGAIN = 64, 4096  # rounds before another try; doubled while tries fail
+WINDOW = 64  # rounds that a gain is measured over
+TRIED = 1.0  # predicted speed from which a method is tried: it was predicted from another text
+PAYS = 1.01  # gain of late from which a method is kept
 CHECK = 16  # rounds between two judgements
 _SURE = 48  # rounds after which a measured gain is believed
 _FEW = 4  # rounds drafted of ``CHECK`` that count as resting: then there is no gain to wait for
 _RIVAL = 1.1  # how much more than the one in use another candidate must have given
-_OFF = 2.0  # a round that takes so many times what it should was interrupted, or caught up: it is counted as that
-_LOOK = 0.25  # plain steps that looking without a guess is counted as, at most
+_OFF = 2.0  # clip a round's measured time to within this factor of the estimate: it was interrupted, or caught up
+_LOOK = 0.25  # most plain steps that looking without a guess is counted as
 
 
-class Switch(Wrapper):
-    """Drafts by the candidate that pays.
+@dataclass(frozen=True)
+class Candidate:
+    """A method to choose from.
+
+    Attributes:
+        name: of the method.
+        promise: predicted speed over plain decoding.
+        make: builds its drafter, loading what that needs; called at its first turn.
+        cheap: whether looking without guessing costs next to nothing.
+        from_start: it must be shown a text from its beginning, so it is not taken up in the middle of a request.
+    """
+
+    name: str
+    promise: float
+    make: Callable[[], Adaptive]
+    cheap: bool = False
+    from_start: bool = False
+
+
+@dataclass
+class Arm:
+    """What one candidate has shown on a session.
+
+    Attributes:
+        promise: predicted speed over plain decoding.
+        gain: measured of late, when it was last judged; None = never.
+        budget: plain steps that it may lose.
+        until: round before which it is not tried again.
+        wait: rounds to wait after the next failure.
+        out: it failed in this request.
+        late: this request began without it, and it cannot follow.
+        note: why it was left last, in words.
+    """
+
+    promise: float
+    gain: float | None = None
+    budget: float = CREDIT
+    until: int = 0
+    wait: int = AGAIN
+    out: bool = False
+    late: bool = False
+    note: str = ""
+
+    @property
+    def expected(self) -> float:
+        """Speed to expect: the measured gain if it was one, else what was predicted."""
+        return self.gain if self.gain is not None and self.gain >= PAYS else self.promise
+
+    @property
+    def stake(self) -> float:
+        """Plain steps that one round may lose."""
+        return inf if self.budget >= FULL else max(self.budget / 2, 0.0)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether its budget is too empty to guess anything."""
+        return self.budget < _LEAST
+
+    def ready(self, now: int) -> bool:
+        """Whether it may be tried."""
+        return not (self.out or self.late) and now >= self.until and not self.exhausted
+
+    def past(self, now: int) -> str:
+        """Say why it is not ready."""
+        return self.note if self.out or now < self.until else "lost what looking may cost"
+
+    def put_off(self, now: int, note: str) -> None:
+        """Record a failure: try again later, and later still if that fails too."""
+        self.note = note
+        self.until = now + self.wait
+        self.wait = min(2 * self.wait, LONGEST_AGAIN)
+
+    def kept(self, gain: float) -> None:
+        """Record the gain and reset the wait."""
+        self.gain, self.wait = gain, AGAIN
+
+    def pay(self, lost: float) -> None:
+        """Take from the budget what a round took beyond its tokens, in plain steps; negative = it gained."""
+        self.budget = max(min(self.budget - lost, FULL), -CREDIT)
+
+
+@dataclass
+class Bandit:
+    """Budgets and measured gains of all candidates, and which one is in use.
+
+    Attributes:
+        each: in the candidates' order.
+        now: rounds so far, over all requests.
+        active: which is in use; None = plain decoding.
+        window: (tokens, plain steps taken, drafted and no probe) of the latest rounds of the one in use.
+        rounds_in_use: its rounds.
+    """
+
+    each: list[Arm]
+    now: int = 0
+    active: int | None = None
+    window: deque[tuple[int, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    rounds_in_use: int = 0
+
+    @property
+    def gain(self) -> float:
+        """Tokens per plain step over the window: speed against plain decoding's."""
+        steps = sum(took for _, took, _ in self.window)
+        return sum(tokens for tokens, _, _ in self.window) / steps if steps else 1.0
+
+    def drafted(self, latest: int) -> int:
+        """Count those of the ``latest`` rounds of the window that were drafted because it was expected to be faster."""
+        return sum(drafted for _, _, drafted in list(self.window)[-latest:])
+
+    def accrue(self) -> None:
+        """Count a round: every budget has its share of it."""
+        self.now += 1
+        share = SHARE / len(self.each)
+        for arm in self.each:
+            arm.budget = min(arm.budget + share, FULL)
+
+    def ready(self, which: int) -> bool:
+        """Whether a candidate may be tried now."""
+        return self.each[which].ready(self.now)
+
+    def best(self, besides: int | None = None) -> int | None:
+        """Return the candidate to expect most of, of those that may be tried and are not expected to lose."""
+        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= TRIED]
+        return max(ready, key=lambda at: self.each[at].expected, default=None)
+
+    def take(self, which: int | None) -> None:
+        """Put another one in use."""
+        self.active, self.rounds_in_use = which, 0
+        self.window.clear()
+
+
+class Auto(Wrapper):
+    """Drafts by the candidate that is fastest.
 
     What was learned stays from request to request, but for texts that depend on how much is guessed (rejection sampling
     with a seed): those start from the predictions, and are decided by counts and given costs, never by the clock.
@@ -56,14 +199,12 @@ class Switch(Wrapper):
         self._inherited: dict[int, Learned] = {}  # for those that are not made yet
         self._learned = self._bandit = self._fresh()
         self._drafter: Adaptive | None = None  # the same
-        self._control = Control()
-        self._width = 1
+        self._request = DraftRequest([])
         self._seen = 0  # rounds of this request
         self._tokens = 1  # of the last round
         self._probe = False  # whether its proposal was one
         self.entered: list[int] = []
         self.rounds: dict[int, int] = {}
-        self.bind(SamplingParams(), Noise())
 
     def _fresh(self) -> Bandit:
         return Bandit([Arm(candidate.promise) for candidate in self.candidates])
@@ -77,29 +218,14 @@ class Switch(Wrapper):
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
-    def watch(self, control: Control) -> None:
-        """Count and tell decisions there from now on."""
-        self._control = control
-        super().watch(control)
-
-    def set_width(self, width: int) -> None:
-        """Decide for passes over the rows of so many requests like this one."""
-        self._width = width
-        super().set_width(width)
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """How this request samples; every candidate is in again."""
-        self._params, self._noise = params, noise
-        self._bandit = self._fresh() if params.seeded_rejection else self._learned
-        for arm in self._bandit.each:
+    def begin(self, request: DraftRequest) -> int | None:
+        """Take up the candidate to expect most of; what earlier requests showed may have left none."""
+        self._request = request
+        self._bandit = bandit = self._fresh() if request.params.seeded_rejection else self._learned
+        for arm in bandit.each:
             arm.out = arm.late = False
         self._use(None)
-        self._seen = 0
-        self.entered, self.rounds = [], {}
-
-    def begin(self, tokens: list[int]) -> None:
-        """Take up the candidate to expect most of; what earlier requests showed may have left none."""
-        bandit = self._bandit
+        self._seen, self.entered, self.rounds = 0, [], {}
         which = self._again() if self.fallback else 0
         if which != 0:
             first = bandit.each[0]
@@ -108,8 +234,7 @@ class Switch(Wrapper):
             why = "which gave more in earlier requests" if better else past
             self._tell(self.candidates[0].name, which, why)
         self._take(which)
-        if which is not None:
-            self._enter(which, tokens)
+        return None if which is None else self._enter(which, request.tokens)
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Let the candidate in use read, one taken up in the middle of the text, too."""
@@ -117,7 +242,7 @@ class Switch(Wrapper):
         return super().prefill(tokens, most)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """What the candidate in use proposes, as far as its budget goes."""
+        """Return what the candidate in use proposes, as far as its budget goes."""
         self._take_up(tokens)
         drafter = self._drafter
         if drafter is None:
@@ -140,7 +265,7 @@ class Switch(Wrapper):
         self._drafter.stake = bandit.each[bandit.active].stake if self.fallback else inf
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """The candidate in use learns from the round."""
+        """Let the candidate in use learn from the round."""
         self._tokens = len(verdict.path) + 1
         self._seen += 1
         active = self._bandit.active
@@ -157,7 +282,7 @@ class Switch(Wrapper):
             self._count(proposal, time)
 
     def lose(self, why: str) -> bool:
-        """The candidate in use has failed: leave it out of this request; False = there is no other."""
+        """Leave the candidate in use, which has failed, out of this request; False = there is no other."""
         bandit, active = self._bandit, self._bandit.active
         if active is None:
             return False
@@ -183,8 +308,8 @@ class Switch(Wrapper):
         mine = bandit.each[bandit.active]
         took = expected = drafter.price(proposal)
         plain_ms = drafter.cost.plain_ms
-        if not time.shared and plain_ms and not drafter.steady:
-            if not len(proposal) and proposal.resume is None:
+        if not time.shared and plain_ms and not drafter.reproducible:
+            if proposal.empty:
                 took = 1 + min(time.draft_ms / plain_ms, _LOOK)
             else:
                 measured = (time.draft_ms + time.verify_ms) / plain_ms
@@ -216,7 +341,7 @@ class Switch(Wrapper):
         self._give_way(gain)
 
     def _give_way(self, gain: float) -> None:
-        """The candidate in use does not pay: the next one, or none."""
+        """Change to the next candidate, or none, where the one in use is not faster."""
         bandit, active = self._bandit, self._bandit.active
         assert active is not None
         mine, candidate = bandit.each[active], self.candidates[active]
@@ -231,37 +356,36 @@ class Switch(Wrapper):
         self._change(self._again() if which is None else which, f"as {candidate.name} {note}")
 
     def _again(self) -> int | None:
-        """What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding."""
+        """Choose what to use: the best, else the cheap candidate, if it is affordable, else plain decoding."""
         bandit = self._bandit
         best = bandit.best()
         cheap = (at for at, one in enumerate(self.candidates) if one.cheap and bandit.ready(at))
         return next(cheap, None) if best is None else best
 
     def _change(self, which: int | None, why: str) -> None:
-        """Another candidate is in use from the next proposal on."""
+        """Use another candidate from the next proposal on."""
         self._tell(self.name, which, why)
         self._take(which)
 
     def _tell(self, left: str, which: int | None, why: str) -> None:
-        self._control.switches.append(Switched(self._seen, left, self._name(which), why))
+        switch = {"round": self._seen, "from": left, "to": self._name(which), "why": why}
+        self._request.stats.switches.append(switch)
 
-    def _enter(self, which: int, tokens: list[int]) -> None:
-        """Load a candidate if it is its first turn, and tell it what it needs to know."""
+    def _enter(self, which: int, tokens: list[int]) -> int | None:
+        """Load a candidate if it is its first turn, and let it begin -> what ``begin`` returns."""
         if which not in self._made:
             self._made[which] = self.candidates[which].make()
             if which in self._inherited:
                 self._made[which].go_on_from(self._inherited.pop(which))
         drafter = self._made[which]
-        drafter.watch(self._control)
-        drafter.set_width(self._width)
-        drafter.bind(self._params, self._noise)
-        drafter.begin(tokens)
+        known = drafter.begin(replace(self._request, tokens=tokens))
         self._use(drafter)
         if which not in self.entered:
             self.entered.append(which)
+        return known
 
     def _take(self, which: int | None) -> None:
-        """It is in use from now on; None = plain decoding.  Those that would have had to see its text are out."""
+        """Put a candidate in use; None = plain decoding.  Those that would have had to see its text are out."""
         self._bandit.take(which)
         for at, (arm, candidate) in enumerate(zip(self._bandit.each, self.candidates, strict=True)):
             arm.late = candidate.from_start and at != which
@@ -275,11 +399,6 @@ class Switch(Wrapper):
         self._drafter, self.inside = drafter, [] if drafter is None else [drafter]
 
     # -- saying it -----------------------------------------------------------------------------------------------------
-
-    @property
-    def proposer(self) -> str:
-        """Who made the last proposal."""
-        return self.name if self._drafter is None else self._drafter.proposer
 
     @property
     def used(self) -> str:
@@ -296,5 +415,6 @@ class Switch(Wrapper):
     @property
     def reason(self) -> str:
         """What was changed, and what the method in use says."""
-        changes = [f"from round {at.round} {at.taken}, {at.why}" for at in self._control.switches[-3:]]
+        last = self._request.stats.switches[-3:]
+        changes = [f"from round {at['round']} {at['to']}, {at['why']}" for at in last]
         return "; ".join(filter(None, [*changes, "" if self._drafter is None else self._drafter.reason]))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
-from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
-from edgespec.decoding.noise import Noise
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import Drafter, DraftRequest, Wrapper
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 
 
-class Compose(Wrapper):
+class Chain(Wrapper):
     """Asks its proposers in order; the first whose proposal has guesses, or layers already run, wins the round.
 
-    Each proposer may be inside an ``Adaptive`` of its own, which offers only what is predicted to pay: a cheap one must
-    then promise more than the costly ones after it, so that a vague guess from the text does not take the place of a
-    good draft.  The winner observes the round as it was.  For the others it is a round without guesses whose pending
-    token is the last one accepted: row 0 of their pass is that token's, so what they follow (hidden states, their own
-    slot) stays right.  One that always runs layers (early exits) belongs at the end.
+    Each proposer may be inside an ``Adaptive`` of its own, which offers only what is predicted to be faster.  A cheap
+    one must then promise more than the costly ones after it, so that a vague guess from the text does not take the
+    place of a good draft.  The winner observes the round as it was.  For the others it is a round without guesses
+    whose pending token is the last one accepted: row 0 of their pass is that token's, so what they follow (hidden
+    states, their own slot) stays right.  One that always runs layers (early exits) belongs at the end.
 
     A proposer that fails is left out for the rest of the request.
 
@@ -40,84 +41,78 @@ class Compose(Wrapper):
         self.proposers = list(proposers)
         self.won = [0] * len(self.proposers)
         self.failed: dict[str, str] = {}
-        self._winner: Drafter | None = None  # of the round at hand
+        self._winner: Drafter | None = None  # of the current round
         self._took: dict[int, float] = {}  # milliseconds of each that was asked in it, by id
 
     @property
     def proposer(self) -> str:
-        """Who made the last proposal."""
-        return self.name if self._winner is None else self._winner.proposer
+        winner = self._winner
+        return winner.proposer if isinstance(winner, Wrapper) else self.name if winner is None else winner.name
 
-    def tell(self, where: str, call: Callable[[Drafter], None]) -> None:
-        """Call a hook of every proposer; those that fail are left out."""
-        for drafter in list(self.inside):
-            try:
-                call(drafter)
-            except Exception as error:
-                self._leave_out(drafter, f"{type(error).__name__}: {error}")
+    def tell(self, hook: str, *arguments: Any) -> list[Any]:
+        """Call a hook of every proposer -> what they return; those that fail are left out."""
+        return [found for drafter in list(self.inside) for found in self._tell(drafter, hook, *arguments)]
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """Pass on how this request samples; every proposer is in again."""
+    def _tell(self, drafter: Drafter, hook: str, *arguments: Any) -> list[Any]:
+        """Call a hook of one proposer -> [what it returns], or [] where it failed and was left out."""
+        try:
+            return [getattr(drafter, hook)(*arguments)]
+        except Exception as error:
+            self._leave_out(drafter, f"{type(error).__name__}: {error}")
+            return []
+
+    def begin(self, request: DraftRequest) -> int | None:
+        """Begin a request; every proposer is in again."""
         self.inside, self.failed = list(self.proposers), {}
-        super().bind(params, noise)
+        return super().begin(request)
 
     def learned(self) -> list[object]:
-        return [drafter.learned() for drafter in self.proposers]
+        return [drafter.learned() if isinstance(drafter, Wrapper) else None for drafter in self.proposers]
 
     def go_on_from(self, learned: object) -> None:
         assert isinstance(learned, list)
         for drafter, one in zip(self.proposers, learned, strict=True):
-            if one is not None:
+            if one is not None and isinstance(drafter, Wrapper):
                 drafter.go_on_from(one)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """The first proposal."""
+        """Return the first proposal that offers something."""
         self._winner, self._took = None, {}
         for at, drafter in enumerate(list(self.inside)):
             start = perf_counter()
-            try:
-                drafter.require(max((other.promised(budget) for other in self.inside[at + 1 :]), default=1.0))
-                proposal = drafter.propose(tokens, budget)
-            except Exception as error:
-                self._leave_out(drafter, f"{type(error).__name__}: {error}")
-                continue
-            self._took[id(drafter)] = 1000 * (perf_counter() - start)
-            if len(proposal) or proposal.resume is not None:
-                self._winner = drafter
-                self.won[self.proposers.index(drafter)] += 1
-                return proposal
+            if isinstance(drafter, Adaptive):
+                after = [other for other in self.inside[at + 1 :] if isinstance(other, Adaptive)]
+                drafter.required = max((other.promised(budget) for other in after), default=1.0)
+            for proposal in self._tell(drafter, "propose", tokens, budget):
+                self._took[id(drafter)] = 1000 * (perf_counter() - start)
+                if not proposal.empty:
+                    self._winner = drafter
+                    self.won[self.proposers.index(drafter)] += 1
+                    return proposal
         return EMPTY
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """The winner learns from its proposal; the others learn where the text has gone."""
+        """Let the winner learn from its proposal, and the others where the text has gone."""
         elsewhere = Verdict((), verdict.next_token)
         row = _row(output, [0, *(node + 1 for node in verdict.path)])
-
-        def observe(drafter: Drafter) -> None:
-            if drafter is self._winner:
-                drafter.observe(proposal, verdict, output)
-            else:
-                drafter.observe(EMPTY, elsewhere, row)
-
-        self.tell("observe", observe)
+        for drafter in list(self.inside):
+            won = drafter is self._winner
+            self._tell(drafter, "observe", *((proposal, verdict, output) if won else (EMPTY, elsewhere, row)))
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        """Everyone learns what the pass took; time spent on looking belongs to whoever looked.
+        """Let all learn what the pass took, each with its own draft time.
 
-        A pass that began while drafting says nothing to the others.
+        A pass that began while drafting says nothing to those who did not win.
         """
-
-        def timed(drafter: Drafter) -> None:
+        for drafter in list(self.inside):
             own = time._replace(draft_ms=self._took.get(id(drafter), 0.0))
             if drafter is self._winner:
-                drafter.timed(proposal, own)
-            elif proposal.resume is None:
-                drafter.timed(EMPTY, own)
-
-        self.tell("timed", timed)
+                self._tell(drafter, "timed", proposal, own)
+            elif proposal.head_start is None:
+                self._tell(drafter, "timed", EMPTY, own)
 
     def lose(self, why: str) -> bool:
-        """The winner's proposal was none; whoever else is in goes on."""
+        """Drop the proposer that won, which has failed; the others continue."""
         if self._winner is None:
             return False
         self._leave_out(self._winner, why)
@@ -139,7 +134,7 @@ class Compose(Wrapper):
 
 
 def _row(output: Pass, kept: list[int]) -> Pass:
-    """The pass as if it had been over the last of the kept rows alone; what was tapped, of all of them."""
+    """Cut the pass to the last of the kept rows alone; auxiliary states of all of them."""
     at = slice(kept[-1], kept[-1] + 1)
     best = None if output.best is None else (output.best[0][at], output.best[1][at])
     taps = None if output.taps is None else output.taps[kept]

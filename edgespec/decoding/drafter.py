@@ -1,49 +1,58 @@
-"""What a drafter is, one that wraps others, and what a caller's own proposer must have."""
+"""What a drafter is: ten hooks, how they are forwarded, and the guard that no failure of one passes.
+
+A drafter sees a request in this order: ``begin``; ``absorb`` while the prompt is read; then in every round ``prefill``,
+``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``dry_step`` before the
+first request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.monitor import Control
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.target import Pass
+from edgespec.decoding.stats import PLAIN, RoundTime, Stats
+from edgespec.decoding.target import HeadTarget, Pass, TappedTarget, Target
+
+NOTHING: frozenset[str] = frozenset()
+HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
 
 
-class RoundTime(NamedTuple):
-    """What a round took.
+@dataclass(frozen=True)
+class DraftRequest:
+    """A request as its drafter sees it.
 
     Attributes:
-        draft_ms: time of proposing.
-        verify_ms: time of the target's pass.
-        rows: rows of that pass, the pending token's included; more than the proposal's where others had rows in it.
-        shared: whether other requests had rows in it.
+        tokens: the prompt, or all text so far where a drafter is taken up in the middle; read only.
+        params: how the request samples.
+        noise: its randomness, for drafters that draw their guesses.
+        stats: where control writes its decisions, and reads how many requests share a pass.
     """
 
-    draft_ms: float
-    verify_ms: float
-    rows: int
-    shared: bool = False
+    tokens: list[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    noise: Noise = field(default_factory=Noise)
+    stats: Stats = field(default_factory=Stats)
 
 
 class Drafter:
     """Guesses what follows; it never owns a loop over rounds (``loop.decode`` does).
 
-    A drafter overrides ``propose``, and whatever else it needs.  The loop calls ``watch``, ``bind`` and ``begin`` when
-    a request starts, then reads the prompt.  In every round it lets the drafter read what it needs, piece by piece
-    (``prefill``), and calls ``propose``, ``observe`` and ``timed``.  An exception in any of them costs the request its
+    A drafter overrides ``propose``, and whatever else it needs.  An exception in any hook costs the request its
     drafter, never its text.
 
     Attributes:
         name: the method, as the bundle and the command line call it.
         cheap: proposing costs next to nothing, so that control may see a proposal before it decides on it.
         steps_at_once: proposing costs the same however deep the proposal.
-        caught_up: its last proposal took no more than usual: it had not first to read what it missed while it rested.
+        caught_up: false if its last proposal first had to read tokens that it missed while it was not asked.
     """
 
     name: str = "drafter"
@@ -52,67 +61,36 @@ class Drafter:
     caught_up: bool = True
 
     @property
-    def proposer(self) -> str:
-        """The method that made the last proposal: of a drafter around others, one of theirs."""
-        return self.name
+    def wants(self) -> frozenset[str]:
+        """States of the target that ``observe`` needs: ``HIDDEN``, ``AUX_HIDDEN``; the latter of every token."""
+        return NOTHING
 
     @property
     def reason(self) -> str:
         """What it has to say about this request, in words."""
         return ""
 
-    @property
-    def wants_hidden(self) -> bool:
-        """Whether ``observe`` needs the hidden states of passes."""
-        return False
-
-    @property
-    def wants_taps(self) -> bool:
-        """Whether it needs what is tapped of the target, of every token: see ``known`` and ``absorb``."""
-        return False
-
-    @property
-    def next_bucket(self) -> int | None:
-        """The ``Proposal.bucket`` that comes next; None = not known before it proposes."""
+    def begin(self, request: DraftRequest) -> int | None:
+        """Begin a request -> how many of the prompt's first tokens it needs no auxiliary states of; None = all."""
         return None
 
-    def rows(self, budget: int) -> list[int] | None:
-        """[budget + 1]: rows of the pass over the next proposal cut at each depth; None = not known before."""
-        return None
-
-    def watch(self, control: Control) -> None:
-        """Write decisions and expectations there from now on, for statistics."""
-
-    def set_width(self, width: int) -> None:
-        """Passes hold the rows of so many requests like this one from now on, which draft one after the other."""
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """A request starts: how it samples, and its randomness, for drafters that draw their guesses."""
-
-    def begin(self, tokens: list[int]) -> None:
-        """Its prompt; read only."""
-
-    def known(self, tokens: list[int]) -> int:
-        """The prompt is about to be read: of how many of its first tokens nothing tapped is needed."""
-        return len(tokens)
+    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
+        """Take the auxiliary states of tokens ``first`` and on of the prompt, [n, k * hidden], to be copied."""
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        """Read at most so many tokens that the next proposal needs; returns how many are left.
+        """Read at most ``most`` tokens that the next proposal needs -> how many are left.
 
-        None are, where it will not be asked, or reads so few that nobody waits for it.  ``most`` is 0 where every round
-        asks whether there are any.
+        Return 0 if no proposal is due, or if the remaining read is short.  ``most`` is 0 where a round only asks.
         """
         return 0
 
-    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
-        """Tokens ``first`` and on of the prompt were read: what was tapped of them, [n, k * hidden], to be copied."""
+    def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
+        """Say what is known of the next proposal before it is made.
 
-    def require(self, speed: float) -> None:
-        """Offer only proposals predicted to reach this speed; plain decoding's is 1."""
-
-    def promised(self, budget: int) -> float:
-        """Predicted speed of the next proposal, at least plain decoding's, 1."""
-        return 1.0
+        Returns:
+            its ``Proposal.bucket``, and [budget + 1] the rows of the pass over it cut at each depth; None = not known.
+        """
+        return None, None
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Guess what follows.
@@ -130,36 +108,28 @@ class Drafter:
         """Learn from a round.
 
         Args:
-            proposal: what was verified: the proposal as the loop cut it.
+            proposal: what was verified: the proposal as the guard cut it.
             verdict: what was accepted; the token list of the next ``propose`` holds it.
             output: the target's pass: row 0 follows the pending token, row i + 1 node i.
         """
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        """Learn what the round took; with the empty proposal, where it guessed nothing, what others' rows did."""
+        """Learn what the round took; every drafter has observed it, so that the target may run passes now."""
 
-    def step_once(self) -> bool:
-        """Run one draft step, which is timed before the first request; False = it has none to be timed."""
-        return False
+    def dry_step(self, first: bool = False) -> bool:
+        """Run one draft step, which is timed before the first request.
 
-    def first_once(self) -> bool:
-        """Run the first step of a round, as ``step_once``; False = it takes what any other does."""
-        return False
+        Args:
+            first: run the first step of a round, where that is another one.
 
-    def learned(self) -> object:
-        """A copy of what requests have shown of it, for one of its kind that begins elsewhere; None = nothing."""
-        return None
-
-    def go_on_from(self, learned: object) -> None:
-        """Begin with what another one of its kind has ``learned``."""
-
-    def lose(self, why: str) -> bool:
-        """The drafter inside that is in use has failed: go on without it; False = there is none left."""
+        Returns:
+            whether there was such a step.
+        """
         return False
 
 
 class Wrapper(Drafter):
-    """A drafter around others.  Whatever it does not override is handed to all of them.
+    """A drafter around others.  ``tell`` forwards a hook; what is not overridden goes to all of them.
 
     Args:
         inside: the drafters that are told what happens.
@@ -168,66 +138,172 @@ class Wrapper(Drafter):
     def __init__(self, inside: Sequence[Drafter]) -> None:
         self.inside = list(inside)
 
-    def tell(self, where: str, call: Callable[[Drafter], None]) -> None:
-        """Call a hook of every drafter inside.
-
-        Args:
-            where: the hook's name.
-            call: calls it on one of them.
-        """
-        for drafter in self.inside:
-            call(drafter)
+    def tell(self, hook: str, *arguments: Any) -> list[Any]:
+        """Call a hook of every drafter inside -> what they return."""
+        return [getattr(drafter, hook)(*arguments) for drafter in self.inside]
 
     @property
-    def wants_hidden(self) -> bool:
-        """Whether one of them does."""
-        return any(drafter.wants_hidden for drafter in self.inside)
+    def proposer(self) -> str:
+        """The method that made the last proposal."""
+        return self.name
 
     @property
-    def wants_taps(self) -> bool:
-        """Whether one of them does."""
-        return any(drafter.wants_taps for drafter in self.inside)
+    def wants(self) -> frozenset[str]:
+        return NOTHING.union(*(drafter.wants for drafter in self.inside))
 
-    def known(self, tokens: list[int]) -> int:
-        return min([len(tokens), *(drafter.known(tokens) for drafter in self.inside)])
+    def begin(self, request: DraftRequest) -> int | None:
+        return min((known for known in self.tell("begin", request) if known is not None), default=None)
+
+    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
+        self.tell("absorb", first, aux_hidden)
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        left: list[int] = []
-        self.tell("prefill", lambda drafter: left.append(drafter.prefill(tokens, most)))
-        return sum(left)
-
-    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
-        self.tell("absorb", lambda drafter: drafter.absorb(first, taps))
-
-    def watch(self, control: Control) -> None:
-        self.tell("watch", lambda drafter: drafter.watch(control))
-
-    def set_width(self, width: int) -> None:
-        self.tell("set_width", lambda drafter: drafter.set_width(width))
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        self.tell("bind", lambda drafter: drafter.bind(params, noise))
-
-    def begin(self, tokens: list[int]) -> None:
-        self.tell("begin", lambda drafter: drafter.begin(tokens))
-
-    def require(self, speed: float) -> None:
-        self.tell("require", lambda drafter: drafter.require(speed))
+        return sum(self.tell("prefill", tokens, most))
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        self.tell("observe", lambda drafter: drafter.observe(proposal, verdict, output))
+        self.tell("observe", proposal, verdict, output)
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        self.tell("timed", lambda drafter: drafter.timed(proposal, time))
+        self.tell("timed", proposal, time)
+
+    def learned(self) -> object:
+        """Copy what requests have shown, for a wrapper of the same kind that begins elsewhere; None = nothing."""
+        return None
+
+    def go_on_from(self, learned: object) -> None:
+        """Begin with what another one of its kind has ``learned``."""
+
+    def lose(self, why: str) -> bool:
+        """Go on without the drafter inside that is in use, which has failed; False = there is none left."""
+        return False
+
+
+class Guard:
+    """Stands between the loop and a drafter: nothing that a drafter does can break the request or change its text.
+
+    A drafter is dropped at its first failure, and the reason is kept.  One that holds several (a chain, ``auto``) loses
+    the one that failed, and goes on with the others.
+
+    Args:
+        drafter: whatever guesses.
+        target: whose passes verify its guesses.
+        eos: tokens that end the text.
+        stats: where failures and the drafter's time are counted.
+
+    Attributes:
+        proposer: the method that made the last proposal.
+        draft_ms: time of the last proposal.
+        tapped: the target, where the drafter wants its auxiliary states.
+    """
+
+    def __init__(self, drafter: Drafter, target: Target, eos: frozenset[int], stats: Stats) -> None:
+        self._drafter: Drafter | None = drafter
+        self._target, self._eos, self._stats = target, eos, stats
+        self._trees = getattr(target, "trees", True)
+        self._heads = target if isinstance(target, HeadTarget) else None
+        self._tapped = target if isinstance(target, TappedTarget) else None
+        self.tapped: TappedTarget | None = None
+        self.proposer = PLAIN
+        self.draft_ms = 0.0
+
+    def begin(self, request: DraftRequest) -> int:
+        """Begin a request -> tokens at the beginning of its prompt of which no auxiliary states are needed."""
+        start = perf_counter()
+        known = self._call("begin", None, request)
+        self._stats.draft_ms += 1000 * (perf_counter() - start)
+        self._tell_target()
+        return len(request.tokens) if known is None or self.tapped is None else known
+
+    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
+        """Hand on auxiliary states of the prompt."""
+        self._call("absorb", None, first, aux_hidden)
+
+    def prefill(self, tokens: list[int], most: int) -> int:
+        """Let the drafter read ahead -> tokens that are left to be read."""
+        left: int = self._call("prefill", 0, tokens, most)
+        return left
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """Return the drafter's proposal within ``budget``, nothing below an EOS; the empty one where it failed."""
+        start = perf_counter()
+        proposal = EMPTY
+        if budget > 0 and self._drafter is not None:
+            try:
+                proposal = self._checked(self._drafter, tokens, budget)
+            except Exception as error:
+                self._drop("propose", error)
+        self.draft_ms = 1000 * (perf_counter() - start)
+        self._stats.draft_ms += self.draft_ms
+        self._tell_target()
+        return proposal
+
+    def learn(self, proposal: Proposal, verdict: Verdict, output: Pass, time: RoundTime) -> None:
+        """Let the drafter learn from a round and its time."""
+        stats, start = self._stats, perf_counter()
+        self._call("observe", None, proposal, verdict, output)
+        observed = perf_counter()
+        self._call("timed", None, proposal, time)
+        stats.draft_ms += 1000 * (observed - start)
+        stats.other_ms += 1000 * (perf_counter() - observed)
+
+    def _checked(self, drafter: Drafter, tokens: list[int], budget: int) -> Proposal:
+        """Ask for a proposal, refuse nonsense, and cut what cannot be written."""
+        proposal = drafter.propose(tokens, budget)
+        if not len(proposal) and proposal.empty:
+            return EMPTY
+        self.proposer = drafter.proposer if isinstance(drafter, Wrapper) else drafter.name
+        proposal.check(self._target.vocab_size)
+        if proposal.parents is not None and not self._trees:
+            raise ValueError("a tree of guesses, but this target takes chains")
+        proposal = proposal.truncated(budget)
+        if self._eos and len(proposal):
+            ends = [i for i, token in enumerate(proposal.tokens.tolist()) if token in self._eos]
+            proposal = proposal.pruned(ends) if ends else proposal
+        if proposal.head_start is not None:
+            proposal.head_start.check(self._target, proposal)
+        return proposal
+
+    def _tell_target(self) -> None:
+        """Have the target's next pass keep the states that the drafter wants."""
+        wants = NOTHING if self._drafter is None else self._drafter.wants
+        if self._heads is not None:
+            self._heads.keep_hidden = "hidden" in wants
+        if self._tapped is not None:
+            self._tapped.keep_taps = "aux_hidden" in wants
+            self.tapped = self._tapped if "aux_hidden" in wants else None
+
+    # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
+    # that failed below a self-draft, its next pass will say so.
+    def _call(self, hook: str, otherwise: Any, *arguments: Any) -> Any:
+        """Call a hook of the drafter -> what it returns, or ``otherwise`` where there is none or it failed."""
+        if self._drafter is None:
+            return otherwise
+        try:
+            return getattr(self._drafter, hook)(*arguments)
+        except Exception as error:
+            self._drop(hook, error)
+            return otherwise
+
+    def _drop(self, where: str, error: Exception) -> None:
+        drafter, stats = self._drafter, self._stats
+        assert drafter is not None
+        why = stats.drop(drafter.name, where, f"{type(error).__name__}: {error}")
+        try:
+            if isinstance(drafter, Wrapper) and drafter.lose(why):
+                return
+        except Exception as second:  # then the whole of it goes
+            why = f"{why}; {type(second).__name__}: {second}"
+        self._drafter = None
+        stats.dropped_reason = why
 
 
 class Proposer(Protocol):
     """What ``engine.generate(..., proposer=...)`` takes.
 
-    It may also have: ``name`` (else its class's); ``cheap = False``, if it is dear, so that it is asked only where its
-    guesses pay; ``wants_hidden = True``, if ``observe`` needs ``output.hidden`` (None still where a graph cannot say
-    hidden states); ``begin(tokens)``, called with the prompt; ``observe(proposal, verdict, output)``, called after
-    every round, and ``bind(params, noise)``, as for any ``Drafter``.
+    It may also have: ``name`` (else its class's); ``cheap = False``, if it is expensive, so that it is asked only where
+    its guesses help; ``wants_hidden = True``, if ``observe`` needs ``output.hidden`` (None still where a graph cannot
+    say hidden states); ``bind(params, noise)``, called with how a request samples, ``begin(tokens)``, called with the
+    prompt, and ``observe(proposal, verdict, output)``, called after every round.
     """
 
     def propose(self, tokens: list[int], budget: int) -> Sequence[int] | Proposal | None:

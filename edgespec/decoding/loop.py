@@ -6,36 +6,137 @@ pending token and a proposal, and commits the accepted guesses and one token mor
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.guard import Guard
+from edgespec.decoding.drafter import Drafter, DraftRequest, Guard
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.observer import Observer
-from edgespec.decoding.proposal import EMPTY
-from edgespec.decoding.request import DecodeOptions, Finish, PassRequest, PrefillRequest, Round
-from edgespec.decoding.rows import RowSampler
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import GreedyTarget, HeadTarget, Pass, TappedTarget, Target
+from edgespec.decoding.proposal import HeadStart, Proposal, Verdict
+from edgespec.decoding.sampling import RowSampler, SamplingParams
+from edgespec.decoding.stats import PLAIN, RoundTime, Stats
+from edgespec.decoding.target import GreedyTarget, Pass, Target
 from edgespec.decoding.text import Text
-from edgespec.decoding.verify import keeps_text, verify
+from edgespec.decoding.verify import EXACT, Accept, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
-# a PrefillRequest is answered by a number of tokens (``send``) or None, a PassRequest by its Pass; then comes the Round
-Rounds = Generator[PrefillRequest | PassRequest | Round, int | Pass | None, None]
+Finish = Literal["eos", "length", "context"]
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """What one request asks for.
+
+    Attributes:
+        max_new_tokens: most tokens to emit, >= 1.
+        gamma: deepest guess of a proposal, >= 1.
+        eos: tokens that end the text; the one that ended it is emitted.
+        sampling: how tokens are chosen.
+        logprobs: report the model's own log-probability of each emitted token.
+        shadow: compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none.
+        accept: which guesses are accepted.
+
+    Raises:
+        InvalidRequest: a count below 1.
+    """
+
+    max_new_tokens: int = 128
+    gamma: int = 4
+    eos: frozenset[int] = frozenset()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: bool = False
+    shadow: int = 0
+    accept: Accept = EXACT
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.gamma < 1:
+            raise InvalidRequest(
+                f"expected max_new_tokens >= 1 and gamma >= 1, got max_new_tokens {self.max_new_tokens} "
+                f"and gamma {self.gamma}"
+            )
+
+
+@dataclass(slots=True)
+class PrefillRequest:
+    """Some of the text is to be read.  Whoever drives the request sends how many tokens come next; None = all of them.
+
+    Attributes:
+        left: tokens to be read.
+        draft: whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up.
+    """
+
+    left: int
+    draft: bool = False
+
+
+@dataclass(slots=True)
+class PassRequest:
+    """A pass over the pending token and a proposal.
+
+    Attributes:
+        tokens: int64 [n], the pending token and its guesses.
+        parents: int64 [n], parent row of each row, -1 for row 0; None = a chain.
+        head_start: layers that have run over these rows; None = none.
+        best: whether the likeliest token of each row and its logit are enough.
+        ms: set by who runs it: what the pass took.
+        other_rows: set by who runs it: rows of other requests in the same pass.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64] | None
+    head_start: HeadStart | None
+    best: bool
+    ms: float = 0.0
+    other_rows: int = 0
+
+
+@dataclass(slots=True)
+class Round:
+    """One round, as a caller that streams sees it.
+
+    Attributes:
+        tokens: emitted: accepted guesses, then the recovered or bonus token (cut after EOS).
+        drafted: all guesses that were verified, in the proposal's order.
+        accepted: how many of ``tokens`` were guesses.
+        path: indices of the accepted guesses in ``drafted``.
+        rejected: the guesses that would have followed the accepted ones: in a tree, the drafter's first choices.
+        logprobs: log-probability of each of ``tokens`` by the unadjusted model; None if not asked for.
+        finish: why this round is the last; None = it is not.
+    """
+
+    tokens: list[int]
+    drafted: list[int]
+    accepted: int
+    path: Sequence[int]
+    rejected: list[int]
+    logprobs: list[float] | None
+    finish: Finish | None
+
+
+def run_pass(target: Target, request: PassRequest) -> Pass:
+    """Run a pass by itself, and time it."""
+    start = perf_counter()
+    if request.head_start is not None:
+        output = request.head_start.forward(target, request.tokens, request.best)
+    elif request.best:
+        output = target.forward_best(request.tokens, request.parents)  # type: ignore[attr-defined]
+    else:
+        output = target.forward(request.tokens, request.parents)
+    request.ms = 1000 * (perf_counter() - start)
+    return output
+
+
+Run = Callable[[Target, PassRequest], Pass]
 
 
 def decode(
-    target: Target,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    options: DecodeOptions,
-    stats: Stats | None = None,
-) -> Generator[Round, None, None]:
+    target: Target, drafter: Drafter, prompt: Sequence[int], options: DecodeOptions, stats: Stats | None = None,
+    run: Run | None = run_pass, pieces: bool = False,
+) -> Generator[Any, Any, None]:  # fmt: skip
     """Decode ``prompt`` round by round.
 
     The generator may be closed at any yield: the target's slot then holds a prefix of what was emitted, and the next
@@ -48,54 +149,59 @@ def decode(
         prompt: token ids, at least one.
         options: what is asked for.
         stats: filled round by round, complete before each yield.
+        run: runs a pass.  None leaves it to who drives the generator, together with those of other requests: it yields
+            a ``PassRequest`` and wants the ``Pass`` sent, whose arrays stay as they are until the next yield.
+        pieces: read by pieces: it yields a ``PrefillRequest``, and reads as many tokens as it is sent.
+
+    Yields:
+        a ``Round`` for each pass.
 
     Raises:
-        InvalidRequest: at once: an empty prompt, one that leaves no room in the context, an unknown token.
-        EdgespecError: while decoding: the target failed or yields NaN.
+        InvalidRequest: at the first step: see ``check_prompt``.
+        EdgespecError: the target failed or yields NaN.
     """
-    return _alone(target, rounds(target, drafter, prompt, options, stats))
+    tokens, params, stats = Text(map(int, prompt)), options.sampling, stats or Stats()
+    check_prompt(tokens, params, target.vocab_size, target.context)
+    noise, left = Noise(params.seed), options.max_new_tokens
+    finish: Finish | None = None
+    guard = Guard(drafter, target, options.eos, stats)
+    known = guard.begin(DraftRequest(tokens, params, noise, stats))
+    yield from _read(target, guard, tokens, known, stats, pieces)
+    only_best, stats.shadow_every = _needs_only_best(target, options), options.shadow
+    while finish is None:
+        # one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
+        budget = min(options.gamma, left - 1, target.context - len(tokens) - 1)
+        if budget > 0 and (unread := guard.prefill(tokens, 0)):
+            yield from _read_ahead(guard, tokens, unread, stats, pieces)
 
+        # propose: guesses that hang off the pending token; no guess is plain decoding
+        proposal = guard.propose(tokens, budget)
 
-def run_pass(target: Target, request: PassRequest) -> Pass:
-    """Run a pass by itself, and time it."""
-    start = perf_counter()
-    if request.resume is not None:
-        output = target.forward_resumed(request.tokens, request.resume, best=request.best)  # type: ignore[attr-defined]
-    elif request.best:
-        output = target.forward_best(request.tokens, request.parents)  # type: ignore[attr-defined]
-    else:
-        output = target.forward(request.tokens, request.parents)
-    request.ms = 1000 * (perf_counter() - start)
-    return output
+        # pass: the pending token and all guesses at once
+        request = _request(tokens[-1], proposal, only_best)
+        output = (yield request) if run is None else run(target, request)
+        stats.passed(request.ms)
 
+        # verify: which guesses are accepted, and the token after them
+        sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
+        verdict = verify(proposal, sampler, noise, options.accept)
 
-def _alone(target: Target, running: Rounds) -> Generator[Round, None, None]:
-    """Drive one request: each of its passes at once."""
-    for item in running:
-        if isinstance(item, PrefillRequest):
-            continue
-        if isinstance(item, PassRequest):
-            item = running.send(run_pass(target, item))
-        assert isinstance(item, Round)
-        yield item
-
-
-def rounds(
-    target: Target,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    options: DecodeOptions,
-    stats: Stats | None = None,
-) -> Rounds:
-    """Like ``decode``, but the passes over the target are left to whoever drives the generator.
-
-    First it yields a ``PrefillRequest`` as long as some of the prompt is not read, and reads as many tokens as it is
-    sent; before a round, too, while a draft model has text to read.  Then it yields a ``PassRequest``, wants its
-    ``Pass`` sent, and yields the ``Round`` made of it; the arrays of the pass must stay as they are until then.
-    """
-    tokens = Text(int(token) for token in prompt)
-    check_prompt(tokens, options.sampling, target.vocab_size, target.context)
-    return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
+        # commit: the slot keeps the row that each new token was chosen from and forgets those of refused guesses; the
+        # last token is the new pending one, whose own row comes with the next pass
+        made = _round(proposal, verdict, options.eos)
+        rows = [0, *(node + 1 for node in verdict.path)][: len(made.tokens)] if made.drafted else [0]
+        target.keep(rows)
+        if options.logprobs:
+            made.logprobs = list(map(sampler.logprob, rows, made.tokens))
+        if options.shadow and stats.rounds % options.shadow == 0:
+            stats.compare(options.max_new_tokens - left, zip(map(sampler.choose, rows), made.tokens, strict=True))
+        tokens += made.tokens
+        left -= len(made.tokens)
+        finish = made.finish = made.finish or _full(left, target.context - len(tokens))
+        time, exact = _time(guard, request, made), keeps_text(proposal, sampler, options.accept, target)
+        stats.add(time, proposal.tested(verdict.path), exact, options.accept.lossless)
+        guard.learn(proposal, verdict, output, time)
+        yield made
 
 
 def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, context: int) -> None:
@@ -108,7 +214,7 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
         context: most tokens of a sequence.
 
     Raises:
-        InvalidRequest: see ``decode``.
+        InvalidRequest: an empty prompt, one that leaves no room in the context, an unknown token.
     """
     if not tokens:
         raise InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
@@ -124,109 +230,91 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
         raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; {known}")
 
 
-Reading = Generator[PrefillRequest, int | Pass | None, int]
+Reading = Generator[PrefillRequest, Any, None]
 
 
-def _read(target: Target, tapped: TappedTarget | None, tokens: list[int], guard: Guard) -> Reading:
-    """Read the prompt, but for its last token, into the slot; returns how many tokens were there already.
+def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:
+    """Read the prompt, but for its last token, into the slot, which may hold its beginning already.
 
-    A drafter that looks at what is tapped of the target is shown it of every token that it does not know yet: those
-    are read again, if need be.
+    A drafter that needs auxiliary states receives those of every token but the first ``known``: tokens are read again
+    for that, if need be.
     """
-    tapped = tapped if guard.wants_taps else None
-    held = reused = target.follow(tokens[: min(len(tokens) - 1, guard.known(tokens) if tapped else len(tokens))])
+    start = perf_counter()
+    tapped = guard.tapped
+    held = reused = target.follow(tokens[: min(len(tokens) - 1, known)])
     while left := len(tokens) - 1 - held:
-        most = yield PrefillRequest(left)
-        assert not isinstance(most, Pass)
-        if tapped:
+        count = min(left, (yield PrefillRequest(left)) or left) if pieces else left
+        if tapped is not None:
             tapped.tap_sink = guard.absorb
         try:
-            target.prefill(tokens[held : held + min(left, most or left)])
+            target.prefill(tokens[held : held + count])
         finally:
-            if tapped:
+            if tapped is not None:
                 tapped.tap_sink = None
-        held += min(left, most or left)
-    return reused
+        held += count
+    stats.prompt_tokens += len(tokens)
+    stats.reused_tokens += reused
+    stats.prefill_ms += 1000 * (perf_counter() - start)
 
 
-def _read_ahead(tokens: list[int], guard: Guard, left: int) -> Reading:
-    """Let the drafter read what its next proposal needs, so many tokens; returns how much it would still read."""
-    before = left + 1
-    while 0 < left < before:  # one that does not get on is not asked again
-        most = yield PrefillRequest(left, draft=True)
-        assert not isinstance(most, Pass)
+def _read_ahead(guard: Guard, tokens: list[int], left: int, stats: Stats, pieces: bool) -> Reading:
+    """Let the drafter read what its next proposal needs, ``left`` tokens; stop if it made no progress."""
+    start, before = perf_counter(), left + 1
+    while 0 < left < before:
+        most = (yield PrefillRequest(left, draft=True)) if pieces else None
         before, left = left, guard.prefill(tokens, most or left)
-    return left
+    stats.draft_ms += 1000 * (perf_counter() - start)
 
 
-def _rounds(target: Target, drafter: Drafter, tokens: Text, options: DecodeOptions, stats: Stats) -> Rounds:
-    """The rounds of a valid request."""
-    params, eos, context = options.sampling, options.eos, target.context
-    noise, observer = Noise(params.seed), Observer(stats, options, target)
-    guard = Guard(drafter, stats, eos, target)
-    guard.watch(stats.monitor.control)
-    guard.bind(params, noise)
-    guard.begin(tokens)
-    observer.begun()
-    heads = target if isinstance(target, HeadTarget) else None
-    tapped = target if isinstance(target, TappedTarget) else None
-    exact_trees: bool = getattr(target, "exact_trees", False)
-    reused = yield from _read(target, tapped, tokens, guard)
-    observer.prefilled(len(tokens), reused)
+def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
+    """Whether logits need not leave the LM head: greedy decoding that looks at nothing but the likeliest tokens."""
+    bare = options.sampling.plain_greedy and not options.logprobs and not options.accept.ranks
+    return bare and isinstance(target, GreedyTarget)
 
-    # where greedy decoding looks at nothing else, the logits need not leave the LM head
-    bare = params.plain_greedy and not options.logprobs and options.accept.rule != "top-k"
-    only_best = bare and isinstance(target, GreedyTarget)
-    left = options.max_new_tokens
-    pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
-    finish: Finish | None = None
-    while finish is None:
-        observer.start()
-        # One of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context.
-        budget = min(options.gamma, left - 1, context - len(tokens) - 1)
-        if budget > 0 and (unread := guard.prefill(tokens, 0)):
-            yield from _read_ahead(tokens, guard, unread)
-            observer.begun()
-            observer.start()
-        proposal = guard.propose(tokens, budget) if budget > 0 else EMPTY
-        guesses = len(proposal)
-        observer.proposed(proposal, guesses, guard)
-        if heads:
-            heads.keep_hidden = guard.wants_hidden
-        if tapped:
-            tapped.keep_taps = guard.wants_taps
-        pending[0] = tokens[-1]
-        rows = np.concatenate((pending, proposal.tokens)) if guesses else pending  # [1 + n]
-        parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
-        request = PassRequest(rows, parents, proposal.resume, only_best)
-        output = yield request
-        assert isinstance(output, Pass), "a pass that was asked for must be answered"
-        observer.passed(request)
 
-        sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
-        verdict = verify(proposal, sampler, noise, options.accept)
-        emitted = proposal.tokens[list(verdict.path)].tolist() if verdict.path else []
-        emitted.append(verdict.next_token)
-        end = next((at for at, token in enumerate(emitted, 1) if token in eos), 0) if eos else 0
-        if end:
-            del emitted[end:]
-        # The row that each emitted token was chosen from.  The last token is the new pending one: its own row is not
-        # kept, and it never enters the slot, not even as an accepted EOS.
-        kept = [0, *(node + 1 for node in verdict.path)][: len(emitted)] if guesses else [0]
-        target.keep(kept)
-        logprobs = [sampler.logprob(*at) for at in zip(kept, emitted, strict=True)] if options.logprobs else None
-        if options.shadow:
-            observer.compare(sampler, kept, emitted)
-        tokens += emitted
-        left -= len(emitted)
-        finish = "eos" if end else "length" if left == 0 else "context" if len(tokens) >= context else None
-        assert len(target.tokens) == len(tokens) - 1, "the slot must hold all committed tokens but the pending one"
-        made = Round(emitted, [], 0, verdict.path, [], logprobs, finish)
-        if guesses:
-            made.add_guesses(proposal)
-        same_text = not guesses or keeps_text(proposal, sampler, options.accept, exact_trees)
-        observer.verified(made, proposal, same_text)
-        guard.observe(proposal, verdict, output)
-        guard.timed(proposal, observer.observed())
-        observer.ended(made)
-        yield made
+def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:
+    """Ask for the pass over the pending token and the guesses."""
+    rows = np.empty(1 + len(proposal), np.int64)  # [1 + n]
+    rows[0] = pending
+    rows[1:] = proposal.tokens
+    parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
+    return PassRequest(rows, parents, proposal.head_start, only_best)
+
+
+def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int]) -> Round:
+    """Make a round of a verified proposal: its text ends with the first EOS."""
+    path = verdict.path
+    emitted = proposal.tokens[list(path)].tolist() if path else []
+    emitted.append(verdict.next_token)
+    made = Round(emitted, [], 0, path, [], None, None)
+    if eos and (end := next((at for at, token in enumerate(emitted, 1) if token in eos), 0)):
+        del emitted[end:]
+        made.finish = "eos"
+    if len(proposal):
+        made.drafted = proposal.tokens.tolist()
+        made.accepted = min(len(path), len(emitted))
+        made.rejected = proposal.refused(path)
+    return made
+
+
+def _full(left: int, room: int) -> Finish | None:
+    """Say why no other token can be written, with ``left`` tokens asked for and ``room`` in the context."""
+    return "length" if left == 0 else "context" if room <= 0 else None
+
+
+def _time(guard: Guard, request: PassRequest, made: Round) -> RoundTime:
+    """Say what a round took and gave."""
+    work = 1.0 + len(made.drafted)
+    if request.head_start is not None:
+        work *= request.head_start.left
+    return RoundTime(
+        guard.draft_ms,
+        request.ms,
+        len(request.tokens) + request.other_rows,
+        request.other_rows > 0,
+        guard.proposer if made.drafted else PLAIN,
+        len(made.tokens),
+        len(made.drafted),
+        made.accepted,
+        work,
+    )

@@ -8,9 +8,35 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Resume
+from edgespec.decoding.target import Pass, Target
 
 _OFF = 1e-3  # how far the probabilities of a guess may sum from 1
+
+
+class HeadStart:
+    """What drafting has already run of the pass that verifies a chain; the drafter that gives one overrides all of it.
+
+    Attributes:
+        left: share of the target's layers that the pass still runs.
+    """
+
+    left: float = 1.0
+
+    def truncated(self, rows: int) -> HeadStart:
+        """Keep the first ``rows`` rows, the pending token's included."""
+        raise NotImplementedError
+
+    def check(self, target: Target, proposal: Proposal) -> None:
+        """Refuse what is not of ``proposal``, or what ``target`` cannot go on from.
+
+        Raises:
+            ValueError: it is so.
+        """
+        raise NotImplementedError
+
+    def forward(self, target: Target, tokens: NDArray[np.int64], best: bool) -> Pass:
+        """Run the rest of the pass over ``tokens`` int64 [n]; ``best`` as for ``GreedyTarget.forward_best``."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -24,9 +50,9 @@ class Proposal:
         parents: int64 [n], index of each node's parent, -1 = the pending token; None = a chain.
         probs: float [n, vocab], the draft distribution q each token was drawn from; None = a deterministic guess.
         replacement: whether siblings were drawn with replacement; without, q is renormalised after each rejection.
-        resume: [n + 1] rows, the pending token's first: layers that ran while the guesses were made (chains only).  A
-            proposal without guesses may carry it too.
         bucket: a small label of how sure the drafter is; adaptive control keeps one acceptance record per label.
+        head_start: layers of the pass that ran while the guesses were made (chains only); a proposal without guesses
+            may carry it too.
     """
 
     tokens: NDArray[np.int64]
@@ -34,34 +60,39 @@ class Proposal:
     probs: NDArray[np.floating] | None = None
     replacement: bool = True
     bucket: int = 0
-    resume: Resume | None = None
+    head_start: HeadStart | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it has nothing to verify and nothing to go on from."""
+        return not len(self.tokens) and self.head_start is None
+
     def parent(self, node: int) -> int:
-        """Index of the parent of ``node``; -1 is the pending token."""
+        """Return the index of the parent of ``node``; -1 is the pending token."""
         return node - 1 if self.parents is None else int(self.parents[node])
 
     def depth(self, node: int) -> int:
-        """Number of nodes on the path from the pending token to ``node``, itself included."""
+        """Count the nodes on the path from the pending token to ``node``, itself included."""
         count = 0
         while node >= 0:
             node, count = self.parent(node), count + 1
         return count
 
     def children(self, node: int) -> Sequence[int]:
-        """Nodes whose parent is ``node`` (-1 = the pending token), in the drafter's order."""
+        """List the nodes whose parent is ``node`` (-1 = the pending token), in the drafter's order."""
         if self.parents is None:
             return range(node + 1, min(node + 2, len(self)))
         return [i for i in range(node + 1, len(self)) if self.parents[i] == node]
 
     def tested(self, path: Sequence[int]) -> int:
-        """Depths at which a guess was put to the test, given the accepted ``path``: its own and the refused one's."""
+        """Count the depths whose guess was tested, given the accepted ``path``: its own, and the refused one's."""
         return len(path) + bool(self.children(path[-1] if path else -1))
 
     def refused(self, path: Sequence[int]) -> list[int]:
-        """Tokens of the drafter's first choices below the accepted ``path``."""
+        """List the tokens of the drafter's first choices below the accepted ``path``."""
         tokens: list[int] = []
         below = self.children(path[-1] if path else -1)
         while below:
@@ -87,7 +118,7 @@ class Proposal:
             return
         if tokens.min() < 0 or tokens.max() >= vocab:
             raise ValueError(f"a guess outside the vocabulary of {vocab}")
-        # before anything walks up the tree: in a circle it would walk for ever
+        # before anything walks up the tree: in a cycle it would walk for ever
         if parents is not None and (
             parents.shape != tokens.shape or (parents >= np.arange(len(parents))).any() or parents.min() < -1
         ):
@@ -101,7 +132,7 @@ class Proposal:
             raise ValueError("draft probabilities must be finite, at least 0 and sum to 1 for each guess")
 
     def pruned(self, leaves: Sequence[int]) -> Proposal:
-        """The same without anything below ``leaves``."""
+        """Cut everything below ``leaves``."""
         if self.parents is None:
             return self.truncated(leaves[0] + 1) if leaves else self
         dead: set[int] = set()
@@ -112,17 +143,17 @@ class Proposal:
         return self._only([node for node in range(len(self)) if node not in dead])
 
     def truncated(self, budget: int) -> Proposal:
-        """The same proposal without nodes deeper than ``budget``."""
+        """Cut nodes deeper than ``budget``."""
         if self.parents is None:
             if len(self) <= budget:
                 return self
             probs = None if self.probs is None else self.probs[:budget]
-            resume = None if self.resume is None else self.resume.truncated(budget + 1)
-            return Proposal(self.tokens[:budget], None, probs, self.replacement, self.bucket, resume)
+            start = None if self.head_start is None else self.head_start.truncated(budget + 1)
+            return Proposal(self.tokens[:budget], None, probs, self.replacement, self.bucket, start)
         return self._only([i for i in range(len(self)) if self.depth(i) <= budget])
 
     def _only(self, kept: list[int]) -> Proposal:
-        """The tree of these nodes, ascending, whose parents are among them."""
+        """Keep the nodes ``kept``, ascending, whose parents are among them."""
         assert self.parents is not None
         if len(kept) == len(self):
             return self

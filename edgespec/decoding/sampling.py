@@ -1,4 +1,4 @@
-"""From a row of logits to a token: the adjusted distribution p, and drawing from it.
+"""From a row of logits to a token: the adjusted distribution p, drawing from it, and the rows of a pass.
 
 A token is drawn by the Gumbel-max trick, ``argmax(log p + gumbel(position, token))``, with counter-based noise
 (``noise.py``).
@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.noise import TARGET, Noise, gumbel_of
-from edgespec.decoding.text import different
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.text import Prefix, different
 from edgespec.errors import EdgespecError, InvalidRequest
 
 _FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
@@ -25,9 +25,25 @@ _BLOCK = 128  # selection looks at the maxima of blocks of this many tokens firs
 _MANY, _NEAR = 4096, 8.0  # in a support of more tokens, those so many nats below the best are looked at by noise alone
 
 
+class Constraint(Protocol):
+    """A grammar that a request's text must follow.
+
+    It is asked for any prefix, committed or guessed, in any order, and its answer depends on the prefix alone: so a row
+    has the same distribution in every pass, and every method that is lossless without a constraint is so with it.
+    """
+
+    def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
+        """bool [vocab]: the tokens that may follow ``prefix``, prompt included; None = any."""
+        ...
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """List the tokens that the grammar alone says come next, ``most`` at most."""
+        ...
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a token is chosen.  Applied in this order, as Hugging Face transformers does.
+    """How a token is chosen.  Its rules are applied in this order, as Hugging Face transformers does.
 
     Attributes:
         logit_bias: added to the logits of these tokens; -inf forbids one.
@@ -41,7 +57,7 @@ class SamplingParams:
         acceptance: how sampled guesses are verified; ``rejection`` (Leviathan, Chen) or ``coupled`` (text identical to
             plain decoding with the same seed, arXiv 2408.07978).
         verification: how rejection judges a chain: ``token`` by token, or as a ``block``, of which on average no fewer
-            guesses stand (arXiv 2403.10444).  Both keep the distribution.
+            guesses are accepted (arXiv 2403.10444).  Both keep the distribution.
 
         constraint: which tokens may come where; the others have no chance.  ``Settings.grammar`` makes it.
 
@@ -130,7 +146,7 @@ def _all_tokens(vocab: int) -> NDArray[np.int64]:
 
 
 def not_finite(position: int | None = None) -> EdgespecError:
-    """What a row of NaN, +inf or nothing but -inf is reported as."""
+    """Describe a row of NaN, +inf or nothing but -inf."""
     where = "" if position is None else f" for position {position}"
     return EdgespecError(
         f"expected finite logits{where}, got NaN, +inf or nothing but -inf",
@@ -180,10 +196,10 @@ class Support:
         return np.asarray(weights / weights.sum(), np.float64)
 
     def draw(self, noise: Noise, position: int, stream: int = TARGET) -> int:
-        """The token at ``position``: Gumbel-max, so its distribution is ``probs()``.
+        """Draw the token at ``position``: Gumbel-max, so its distribution is ``probs()``.
 
-        Logarithms are the dear part of a large support.  A token far below the best can win only by a noise above a
-        bound, which is a comparison of integers; the few that pass get their noise, and the result is the same.
+        Logarithms are the expensive part of a large support.  A token far below the best can win only by a noise above
+        a bound, which is a comparison of integers; the few that pass get their noise, and the result is the same.
         """
         logits, bits = self.logits, noise.bits(position, self.ids, stream)
         if len(bits) <= _MANY:
@@ -253,7 +269,7 @@ def support(
     params: SamplingParams,
     prefix: Sequence[int],
 ) -> Support:
-    """The adjusted distribution in sparse form; its cost after the first scan follows the size of the support.
+    """Return the adjusted distribution in sparse form; its cost after the first scan follows the size of the support.
 
     Raises:
         EdgespecError: NaN, +inf, or every logit -inf.
@@ -291,15 +307,154 @@ def distribution(
 
 
 def log_softmax_at(logits: NDArray[np.float32], token: int) -> float:
-    """Log-probability of ``token`` under the unadjusted ``logits`` float32 [vocab]."""
+    """Return the log-probability of ``token`` under the unadjusted ``logits`` float32 [vocab]."""
     shifted = logits - logits.max()  # float32: each exponential to 1e-7, which is plenty; only the sum needs more
     at = float(shifted[token])
     return at - math.log(float(np.exp(shifted, out=shifted).sum(dtype=np.float64)))
 
 
 def draw(p: NDArray[np.float64], u: float) -> int:
-    """A token from ``p`` float64 [vocab], which need not be normalised, by inversion of ``u`` in [0, 1)."""
+    """Draw a token from ``p`` float64 [vocab], which need not be normalised, by inversion of ``u`` in [0, 1)."""
     mass = np.cumsum(p)
     # "right" skips tokens of no mass; rounding may still reach past the end.
     token = int(np.searchsorted(mass, u * mass[-1], side="right"))
     return token if token < len(p) else int(np.flatnonzero(p)[-1])
+
+
+class Rows(Protocol):
+    """What verification asks of the rows of a target pass.  Row 0 follows the pending token, row i + 1 node i."""
+
+    @property
+    def matching(self) -> bool:
+        """Whether drawn guesses too are verified by matching: greedy, or coupled sampling."""
+        ...
+
+    @property
+    def block(self) -> bool:
+        """Whether drawn chains are verified as a block."""
+        ...
+
+    def choose(self, row: int) -> int:
+        """Return the token that plain decoding emits there."""
+        ...
+
+    def position(self, row: int) -> int:
+        """Return the index, in the sequence, of the token that the row predicts."""
+        ...
+
+    def distribution(self, row: int) -> NDArray[np.float64]:
+        """float64 [vocab]: p, after temperature and truncation; one-hot where greedy."""
+        ...
+
+    def likeliest(self, row: int) -> int:
+        """Return the token of the largest logit, after bias and repetition penalty."""
+        ...
+
+    def rank(self, row: int, token: int) -> int:
+        """Count the tokens that come before ``token`` by logit, after bias and repetition penalty."""
+        ...
+
+
+class RowSampler:
+    """What sampling says about each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
+
+    Args:
+        logits: float32 [r, vocab], r = 1 + nodes of the proposal.
+        tokens: committed tokens; of a ``Text`` none is looked at again in the next pass.
+        proposal: what was verified.
+        params: how tokens are chosen.
+        noise: the request's randomness.
+        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
+    """
+
+    __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
+
+    def __init__(
+        self,
+        logits: NDArray[np.float32],
+        tokens: Sequence[int],
+        proposal: Proposal,
+        params: SamplingParams,
+        noise: Noise,
+        best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
+    ) -> None:
+        self.logits = logits
+        self._best = best
+        self.tokens = tokens
+        self.proposal = proposal
+        self.params = params
+        self.noise = noise
+        self._plain = params.plain_greedy
+        self.matching = not params.rejects
+        self.block = params.verification == "block"
+
+    def prefix(self, row: int) -> Prefix:
+        """Return committed tokens and the guesses on the path to ``row``, without a copy."""
+        path: list[int] = []
+        node = row - 1
+        while node >= 0:
+            path.append(int(self.proposal.tokens[node]))
+            node = self.proposal.parent(node)
+        return Prefix(self.tokens, path[::-1])
+
+    def position(self, row: int) -> int:
+        """Return the index, in the sequence, of the token that ``row`` predicts."""
+        proposal = self.proposal
+        return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
+
+    def _seen(self, row: int) -> Sequence[int]:
+        # mostly nothing reads the prefix
+        return self.prefix(row) if self.params.reads_prefix else ()
+
+    def _support(self, row: int) -> Support:
+        return support(self.logits[row], self.params, self._seen(row))
+
+    def choose(self, row: int) -> int:
+        """Return the token that plain decoding emits at ``row``.
+
+        Raises:
+            EdgespecError: the row has a NaN or infinite logit.
+        """
+        if self._plain:
+            return self.likeliest(row)
+        return self._support(row).draw(self.noise, self.position(row))
+
+    def distribution(self, row: int) -> NDArray[np.float64]:
+        """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
+        probs = np.zeros(self.logits.shape[1])
+        if self._plain:
+            probs[self.likeliest(row)] = 1
+        else:
+            found = self._support(row)
+            probs[found.ids] = found.probs()
+        return probs
+
+    def likeliest(self, row: int) -> int:
+        """Return the token of the largest logit, the lowest on a tie, after bias and penalty.  Raises as ``choose``."""
+        if self._best is not None:
+            best, logit = int(self._best[0][row]), float(self._best[1][row])
+        else:
+            logits = self.logits[row] if self._plain else adjusted(self.logits[row], self.params, self._seen(row))
+            best = int(logits.argmax())
+            logit = float(logits[best])
+        if not math.isfinite(logit):
+            raise not_finite(self.position(row))
+        return best
+
+    def rank(self, row: int, token: int) -> int:
+        """Count the tokens that come before ``token`` by logit after bias and penalty, by id on a tie.
+
+        A forbidden token comes after all others.
+        Raises like ``choose``.
+        """
+        logits = adjusted(self.logits[row], self.params, self._seen(row))
+        if not math.isfinite(logits.max()):
+            raise not_finite(self.position(row))
+        mine = logits[token]
+        if mine == -math.inf:
+            return len(logits)
+        return int((logits > mine).sum() + (logits[:token] == mine).sum())
+
+    def logprob(self, row: int, token: int) -> float:
+        """Return the log-probability of ``token`` at ``row`` before bias, penalty and truncation."""
+        return log_softmax_at(self.logits[row], token)

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
-from edgespec.decoding.accept import EXACT, Accept
-from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.verify import EXACT, Accept
 from edgespec.errors import InvalidRequest, unknown_name
 
 MAX_NEW_TOKENS = 128  # of a text that nothing ends
 MOST_CYCLES = 16
 BATCH = 4
-SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
+SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is not lossless
 MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
+
+
+Kind = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a text must be.
+
+    Attributes:
+        kind: ``json_schema``; ``regex``, which the whole text must match; or ``lark``, a grammar in Lark's notation as
+            llguidance reads it.
+        text: the schema as JSON, the expression, or the grammar.
+    """
+
+    kind: Kind
+    text: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """A JSON schema, parsed or as text."""
+        return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+    @classmethod
+    def regex(cls, expression: str) -> Grammar:
+        """A regular expression that the whole text must match."""
+        return cls("regex", expression)
+
+    @classmethod
+    def lark(cls, grammar: str) -> Grammar:
+        """A grammar in Lark's notation."""
+        return cls("lark", grammar)
 
 
 @dataclass(frozen=True)
@@ -24,13 +57,14 @@ class DraftOptions:
     """What shapes the guesses of some methods; None = what the bundle or the method has found best.
 
     Attributes:
-        branch: speculative, swift, eagle, mtp: guesses per node by depth; one number: along the likeliest chain.
+        branch: of draft models, and of methods that guess like one: guesses per node by depth; one number: along
+            the likeliest chain.
         nodes: medusa: most guesses of a tree.
-        threshold: paradecode: confidence from which an early exit is taken.
-        kind: swift: the kind of text, of which a skip set is remembered.
+        threshold: of early exits: the confidence from which one is taken.
+        kind: of a search for layers to skip: the kind of text that its result is remembered for.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.
-        search: swift: most time that the search may take, as a share of the time of decoding; 0 = no search.
+        search: most time that this search may take, as a share of the time of decoding; 0 = no search.
 
     Raises:
         InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses; nodes or cycles
@@ -70,20 +104,21 @@ class Settings:
 
     Attributes:
         method: a method of the bundle, chain or auto; None = auto: the one predicted to be clearly faster than plain
-            decoding, else ngram, watched while it decodes and changed where it does not pay.
+            decoding, else ngram, watched while it decodes and changed where it does not help.
         max_new_tokens: most tokens to write; None = until the model ends its answer or the context is full, where the
             bundle has a chat template or a grammar binds the text, and 128 where nothing need end it.
         gamma: most guesses a round; None = the method's own.
-        fallback: decode plainly while drafting does not pay.
-        adaptive: choose the number of guesses by what pays; False = always gamma.
+        fallback: decode plainly while drafting does not help.
+        adaptive: choose the number of guesses by what is fastest; False = always gamma.
         sampling: how tokens are chosen.
         drafts: what shapes the guesses of some methods.
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
         batch: sequences that ``generate_batch`` decodes at once.
-        shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
-        accept: which guesses stand; anything but the default gives losslessness away.
+        shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is not lossless,
+            else 0.
+        accept: which guesses are accepted; anything but the default gives losslessness away.
         grammar: what the text must be: a JSON schema, a regular expression, a grammar; None = anything.
         proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
 
@@ -144,7 +179,7 @@ class Settings:
             )
 
     def changed(self, **changes: Any) -> Settings:
-        """A copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
+        """Copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
 
         ``accept`` may be the text of a rule (``Accept.parse``), ``branch`` a number or a list.
 

@@ -1,11 +1,47 @@
-"""What a request did and where its time went."""
+"""What a request did, where its time went, and what its drafter decided and expected.
+
+Work is a proxy of energy: rows run through the target, and draft steps weighted by their cost against such a row, for
+each token written.  Plain decoding runs one row a token: 1.0.  Attention over the context, sampling and the prefill are
+not in it, nor is the time that a pass over many rows saves by reading the weights once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
 
-from edgespec.decoding.monitor import Monitor
+ENOUGH = 8  # plain rounds that make a plain step's time a measurement
+WINDOW = 64  # rounds that ``recent`` holds
+PLAIN = "plain"
+
+
+class RoundTime(NamedTuple):
+    """One round: what it took, and what it gave.
+
+    Attributes:
+        draft_ms: time of proposing.
+        verify_ms: time of the target's pass.
+        rows: rows of that pass, the pending token's included; more than the proposal's where others had rows in it.
+        shared: whether other requests had rows in it.
+        method: who guessed; ``PLAIN`` = nobody.
+        tokens: tokens written.
+        drafted: guesses verified.
+        accepted: guesses written.
+        work: rows run through all of the target's layers, or their equivalent.
+    """
+
+    draft_ms: float
+    verify_ms: float
+    rows: int
+    shared: bool = False
+    method: str = PLAIN
+    tokens: int = 1
+    drafted: int = 0
+    accepted: int = 0
+    work: float = 1.0
 
 
 @dataclass
@@ -29,7 +65,24 @@ class Stats:
         dropped_reason: why the drafter was dropped for the rest of the request; None = it was not.
         exact: every guess verified so far was matched with the tokens that plain decoding emits there.
         lossless: every guess verified so far was judged by a rule that keeps plain decoding's distribution.
-        monitor: acceptance of late, prediction against the clock, work per token, fall-backs, drops, checks.
+        plain_rounds: rounds without a guess.
+        drafted_rounds: rounds with guesses.
+        work: rows of the target, and draft steps in such rows.
+        recent: the last ``WINDOW`` rounds.
+        drops: drafters that failed: method, where, error.
+        probes: rounds that drafted only to look again.
+        fallbacks: times a kind of proposal that was drafted stopped being worth it.
+        recoveries: times one that had stopped being worth it is drafted again.
+        switches: what method auto changed, in order: round, from, to, why; ``PLAIN`` = plain decoding.
+        shadow_every: one round in so many is compared with plain decoding; 0 = none.
+        shadow_checked: written tokens compared.
+        shadow_agreeing: those of them that are plain decoding's.
+        shadow_first: (index among the new tokens, plain decoding's token, the written one) of the first that is not.
+        width: requests whose rows share a pass now; whoever drives the request sets it.
+        expected: (tokens, time in plain steps) that control expects of the current proposal; None = nothing.
+        control_plain_ms: a plain step's time as control knows it; None = not measured.
+        draft_steps: draft steps of the current proposal.
+        draft_step_cost: work of a draft step in rows of the target; None = not known.
     """
 
     prompt_tokens: int = 0
@@ -48,32 +101,102 @@ class Stats:
     dropped_reason: str | None = None
     exact: bool = True
     lossless: bool = True
-    monitor: Monitor = field(default_factory=Monitor)
+    plain_rounds: int = 0
+    drafted_rounds: int = 0
+    work: float = 0.0
+    recent: deque[RoundTime] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+    drops: list[dict[str, str]] = field(default_factory=list)
+    probes: int = 0
+    fallbacks: int = 0
+    recoveries: int = 0
+    switches: list[dict[str, Any]] = field(default_factory=list)
+    shadow_every: int = 0
+    shadow_checked: int = 0
+    shadow_agreeing: int = 0
+    shadow_first: tuple[int, int, int] | None = None
+    width: int = 1
+    expected: tuple[float, float] | None = None
+    control_plain_ms: float | None = None
+    draft_steps: int = 0
+    draft_step_cost: float | None = None
+    _plain_ms: float = 0.0  # of plain rounds whose pass ran all layers
+    _plain_steps: int = 0  # how many they are
+    _predicted: tuple[float, float] = (0.0, 0.0)  # tokens and plain steps of drafted rounds, as control expected them
+    _measured: tuple[float, float] = (0.0, 0.0)  # the same by the clock
+    _at: float = field(default=0.0, repr=False, compare=False)  # when the last pass was over
 
-    def record(self, emitted: int, drafted: int, accepted: int, reached: int) -> None:
-        """Count one round.
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def passed(self, ms: float) -> None:
+        """Note that a pass is over, which took ``ms``."""
+        self.verify_ms += ms
+        self._at = perf_counter()
+
+    def compare(self, position: int, pairs: Iterable[tuple[int, int]]) -> None:
+        """Count (plain decoding's token, the written one) of a round, the first of index ``position``."""
+        for index, (expected, got) in enumerate(pairs, position):
+            self.shadow_checked += 1
+            self.shadow_agreeing += expected == got
+            if expected != got and self.shadow_first is None:
+                self.shadow_first = index, expected, got
+
+    def add(self, time: RoundTime, tested: int, exact: bool, lossless: bool) -> None:
+        """Count a round.
 
         Args:
-            emitted: tokens emitted.
-            drafted: guesses verified.
-            accepted: guesses emitted.
-            reached: positions whose guess was put to the test (``Proposal.tested``).
+            time: what it took and gave.
+            tested: positions whose guess was put to the test (``Proposal.tested``).
+            exact: the written tokens are plain decoding's very tokens.
+            lossless: the guesses were judged by a rule that keeps plain decoding's distribution.
         """
         self.rounds += 1
-        self.tokens += emitted
-        if not drafted:
+        self.tokens += time.tokens
+        self.work += time.work
+        self.recent.append(time)
+        if time.drafted:
+            self.exact &= exact
+            self.lossless &= lossless
+            self._add_guesses(time, tested)
+        else:
             self.histogram[0] += 1
-            return
-        self.drafted += drafted
-        self.accepted += accepted
-        _widen(self.histogram, accepted + 1)
-        self.histogram[accepted] += 1
+            self.plain_rounds += 1
+            if time.work >= 1:  # else the pass ran the layers that drafting had left
+                self._plain_steps += 1
+                self._plain_ms += time.verify_ms
+        self.other_ms += 1000 * (perf_counter() - self._at)
+
+    def _add_guesses(self, time: RoundTime, reached: int) -> None:
+        """Count the guesses of a round, of which ``reached`` positions were put to the test."""
+        self.drafted += time.drafted
+        self.accepted += time.accepted
+        _widen(self.histogram, time.accepted + 1)
+        self.histogram[time.accepted] += 1
         _widen(self.offered, reached)
         _widen(self.accepted_at, reached)
         for i in range(reached):
             self.offered[i] += 1
-        for i in range(min(accepted, reached)):
+        for i in range(min(time.accepted, reached)):
             self.accepted_at[i] += 1
+        self.drafted_rounds += 1
+        if self.draft_step_cost is not None:
+            self.work += self.draft_steps * self.draft_step_cost
+        elif time.verify_ms and time.work:
+            # without control nothing has measured a draft step: drafting is weighed by its time against that of a row
+            self.work += time.draft_ms / (time.verify_ms / time.work)
+        # the clock of a pass that other requests share says nothing of this one
+        plain_ms = self.step_ms or self.control_plain_ms
+        if not time.shared and self.expected is not None and plain_ms:
+            tokens, steps = self.expected
+            self._predicted = self._predicted[0] + tokens, self._predicted[1] + steps
+            taken = (time.draft_ms + time.verify_ms) / plain_ms
+            self._measured = self._measured[0] + time.tokens, self._measured[1] + taken
+
+    def drop(self, method: str, where: str, error: str) -> str:
+        """Note a drafter that failed -> the failure as a sentence."""
+        self.drops.append({"method": method, "where": where, "error": error})
+        return f"{method} failed in {where}: {error}"
+
+    # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
     def tokens_per_round(self) -> float:
@@ -101,33 +224,68 @@ class Stats:
         return 1000 * self.tokens / self.decode_ms if self.decode_ms else 0.0
 
     @property
+    def step_ms(self) -> float | None:
+        """Time of a plain step in this request; None = it had too few to tell."""
+        return self._plain_ms / self._plain_steps if self._plain_steps >= ENOUGH else None
+
+    @property
     def request_speedup(self) -> float | None:
         """Speed over plain decoding, by the plain steps of this very request; None = it had too few to tell."""
-        step_ms = self.monitor.step_ms
-        return self.tokens * step_ms / self.decode_ms if step_ms and self.decode_ms else None
+        return self.tokens * self.step_ms / self.decode_ms if self.step_ms and self.decode_ms else None
+
+    @property
+    def work_per_token(self) -> float:
+        """Work of a token against plain decoding's, 1.0; 0 before the first."""
+        return self.work / self.tokens if self.tokens else 0.0
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """Speed over plain decoding that control expected of the rounds that it drafted; None = it expected nothing."""
+        return self._predicted[0] / self._predicted[1] if self._predicted[1] else None
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """Speed of the same rounds by the clock, against the measured plain step."""
+        return self._measured[0] / self._measured[1] if self._measured[1] else None
+
+    @property
+    def shadow_agreement(self) -> float:
+        """Share of the compared tokens that are plain decoding's; 1 before the first."""
+        return self.shadow_agreeing / self.shadow_checked if self.shadow_checked else 1.0
+
+    def recently(self) -> dict[str, dict[str, float]]:
+        """Count rounds, acceptance rate and tokens per round of ``recent``, by who guessed."""
+        found: dict[str, dict[str, float]] = {}
+        for method in sorted({seen.method for seen in self.recent}):
+            rounds = [seen for seen in self.recent if seen.method == method]
+            drafted = sum(seen.drafted for seen in rounds)
+            found[method] = {
+                "rounds": len(rounds),
+                "acceptance_rate": sum(seen.accepted for seen in rounds) / drafted if drafted else 0.0,
+                "tokens_per_round": sum(seen.tokens for seen in rounds) / len(rounds),
+            }
+        return found
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON; the keys are stable."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "tokens": self.tokens,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "tokens_per_round": self.tokens_per_round,
-            "histogram": list(self.histogram),
-            "offered": list(self.offered),
-            "accepted_at": list(self.accepted_at),
-            "prefill_ms": self.prefill_ms,
-            "draft_ms": self.draft_ms,
-            "verify_ms": self.verify_ms,
-            "other_ms": self.other_ms,
-            "tokens_per_second": self.tokens_per_second,
-            "dropped_reason": self.dropped_reason,
-            **self.monitor.as_dict(),
+        """Return everything for JSON; the keys are stable."""
+        names = ("prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "acceptance_rate",
+                 "tokens_per_round", "histogram", "offered", "accepted_at", "prefill_ms", "draft_ms", "verify_ms",
+                 "other_ms", "tokens_per_second", "dropped_reason", "recent", "predicted_speedup", "measured_speedup",
+                 "work_per_token", "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops",
+                 "switches")  # fmt: skip
+        found = {name: getattr(self, name) for name in names}
+        found |= {name: list(value) for name, value in found.items() if isinstance(value, list)}
+        first = None
+        if self.shadow_first is not None:
+            first = dict(zip(("position", "expected", "got"), self.shadow_first, strict=True))
+        shadow = {
+            "every": self.shadow_every,
+            "checked": self.shadow_checked,
+            "agreeing": self.shadow_agreeing,
+            "agreement": self.shadow_agreement,
+            "first_disagreement": first,
         }
+        return found | {"recent": self.recently(), "shadow": shadow}
 
 
 def _widen(counts: list[int], size: int) -> None:

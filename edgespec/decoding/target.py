@@ -26,23 +26,6 @@ class SkipSet:
         return len(self.attention) + len(self.mlp)
 
 
-@dataclass(frozen=True)
-class Resume:
-    """Rows of a pass whose first layers have run already.
-
-    Attributes:
-        hidden: float32 [n, hidden], the residual stream of every row of the pass before layer ``layer``.
-        layer: layers that have run; their keys and values of these rows are in the cache.
-    """
-
-    hidden: NDArray[np.float32]
-    layer: int
-
-    def truncated(self, rows: int) -> Resume:
-        """The first ``rows`` rows."""
-        return self if len(self.hidden) <= rows else Resume(self.hidden[:rows], self.layer)
-
-
 @dataclass
 class Heads:
     """What a group of heads says of r rows.  Views of the runner's buffers, like a ``Pass``.
@@ -250,12 +233,15 @@ class LayeredTarget(HeadTarget, Protocol):
         """
         ...
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
-        """Like ``forward`` of a chain whose first layers have run (``forward_layers``): only the others do.
+    def forward_from(
+        self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
+    ) -> Pass:
+        """Run the layers from ``layer`` on, as ``forward`` of a chain does whose first layers have run.
 
         Args:
             tokens: int64 [n], the pending token and its guesses.
-            resume: [n] rows.
+            hidden: float32 [n, hidden], the residual stream of every row before layer ``layer``.
+            layer: layers that have run (``forward_layers``); their keys and values of these rows are in the cache.
             best: fill ``best`` instead of the logits, like ``forward_best``.
         """
         ...

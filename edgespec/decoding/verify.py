@@ -1,21 +1,135 @@
-"""Which guesses stand: one function for chains and trees, deterministic and sampled guesses.
+"""Which guesses are accepted: one function for chains and trees, deterministic and sampled guesses.
 
-p is the target's distribution at a row, q the draft's.  All of it is lossless: the emitted tokens have the target's
-distribution, and where matching applies they are the tokens that plain decoding emits.  Lossy rules must be asked for
-(``accept.Accept``).
+p is the target's distribution at a row, q the draft's.  The default rule is lossless: the emitted tokens have the
+target's distribution, and where matching applies they are the tokens that plain decoding emits.  Rules that give that
+away must be asked for (``Accept``).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.accept import EXACT, Accept, relax
-from edgespec.decoding.block import verify_block
-from edgespec.decoding.noise import ACCEPT, RESIDUAL, Noise
+from edgespec.decoding.noise import ACCEPT, BLOCK, RESIDUAL, Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.rows import Rows
-from edgespec.decoding.sampling import draw
+from edgespec.decoding.sampling import Rows, draw
+from edgespec.decoding.target import Target
+from edgespec.errors import InvalidRequest
+
+Rule = Literal["exact", "typical", "top-k", "distance", "all"]
+FORMS = "exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D or all"
+
+
+@dataclass(frozen=True)
+class Accept:
+    """Which guesses are accepted.
+
+    Attributes:
+        rule: ``exact``: those that leave the distribution of plain decoding as it is.  No other rule does:
+            ``typical``: p(guess) > min(epsilon, delta exp(-H(p))), H the entropy (Medusa, arXiv 2401.10774 section
+            2.3.1); ``top-k``: a guess among the k likeliest; ``distance``: a guess at most ``distance`` ids from the
+            likeliest token, for vocabularies whose order means something (both blockwise parallel decoding, arXiv
+            1811.03115 section 5); ``all``: every guess, whatever the model says.
+        epsilon: of ``typical``.
+        delta: of ``typical``.
+        k: of ``top-k``.
+        distance: of ``distance``.
+        min_block: under any rule at least so many guesses of a chain are accepted (arXiv 1811.03115 section 5.3);
+            0 = off.  Trees are not affected.
+
+    Raises:
+        InvalidRequest: an unknown rule, or a value outside its range.
+    """
+
+    rule: Rule = "exact"
+    epsilon: float = 0.09
+    delta: float = 0.3
+    k: int = 1
+    distance: int = 0
+    min_block: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise InvalidRequest(f"acceptance rule {self.rule!r}: expected one of {', '.join(get_args(Rule))}")
+        for name, least in (("epsilon", 0), ("delta", 0)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > least):
+                raise InvalidRequest(f"{name} of typical acceptance is {value!r}: expected a number > {least}")
+        for name, least in (("k", 1), ("distance", 0), ("min_block", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise InvalidRequest(f"{name} of the acceptance rule is {value!r}: expected an integer >= {least}")
+
+    @classmethod
+    def parse(cls, text: str, min_block: int = 0) -> Accept:
+        """Read a rule as the command line writes it: ``typical``, ``typical:0.09,0.3``, ``top-k:3``, ...
+
+        Raises:
+            InvalidRequest: not of such a form.
+        """
+        rule, _, rest = text.partition(":")
+        try:
+            if rule == "typical" and rest:
+                epsilon, delta = map(float, rest.split(","))
+                return cls("typical", epsilon=epsilon, delta=delta, min_block=min_block)
+            if rule == "top-k":
+                return cls("top-k", k=int(rest), min_block=min_block)
+            if rule == "distance":
+                return cls("distance", distance=int(rest), min_block=min_block)
+        except ValueError:
+            raise InvalidRequest(f"acceptance rule {text!r}: expected {FORMS}") from None
+        if rest or rule not in ("exact", "typical", "all"):
+            raise InvalidRequest(f"acceptance rule {text!r}: expected {FORMS}")
+        return cls(rule, min_block=min_block)  # type: ignore[arg-type]
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text keeps the distribution of plain decoding."""
+        return self.rule == "exact" and self.min_block == 0
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it looks at more of a row than its likeliest token, even if decoding is greedy."""
+        return self.rule == "top-k"
+
+    @property
+    def approximations(self) -> list[str]:
+        """Say in words what is given away; nothing by a lossless rule."""
+        words = {
+            "exact": [],
+            "typical": [f"typical acceptance (epsilon {self.epsilon:g}, delta {self.delta:g})"],
+            "top-k": [f"guesses accepted among the {self.k} likeliest tokens"],
+            "distance": [f"guesses accepted within {self.distance} of the likeliest token"],
+            "all": ["every guess accepted"],
+        }
+        return words[self.rule] + ([f"at least {self.min_block} guesses accepted"] if self.min_block else [])
+
+    def judge(self, rows: Rows, row: int) -> Callable[[int], float | None]:
+        """Judge guesses at a row by a rule other than ``exact``: a merit, the larger the better, or None = refused.
+
+        Raises:
+            EdgespecError: from the returned function or here: the row has NaN or infinite logits.
+        """
+        if self.rule == "all":
+            return lambda token: 0.0
+        if self.rule == "top-k":
+            return lambda token: -float(place) if (place := rows.rank(row, token)) < self.k else None
+        if self.rule == "distance":
+            best = rows.likeliest(row)
+            return lambda token: -float(abs(token - best)) if abs(token - best) <= self.distance else None
+        p = rows.distribution(row)  # float64 [vocab]
+        likely = p[p > 0]
+        entropy = -float((likely * np.log(likely)).sum())
+        least = min(self.epsilon, self.delta * math.exp(-entropy))
+        return lambda token: math.log(p[token]) if p[token] > least else None
+
+
+EXACT = Accept()
 
 
 def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
@@ -25,7 +139,7 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
         proposal: the guesses; ``probs`` None = deterministic.
         rows: row 0 follows the pending token, row i + 1 follows node i.
         noise: the request's randomness (acceptance and residual draws).
-        accept: which guesses stand.
+        accept: which guesses are accepted.
 
     Returns:
         The accepted root path and the token after it.
@@ -34,27 +148,28 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
         EdgespecError: a row that was needed has NaN or infinite logits.
     """
     chain = proposal.parents is None
-    forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0  # guesses that stand unseen
+    # guesses that are accepted unseen
+    forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0
     if accept.rule != "exact":
         return relax(proposal, rows, accept, forced)
     if proposal.probs is None or rows.matching:
         return _match(proposal, rows, forced)
     if chain and rows.block:
-        return verify_block(proposal.tokens, proposal.probs, rows, noise, forced)
+        return _block(proposal.tokens, proposal.probs, rows, noise, forced)
     return _reject(proposal, proposal.probs, rows, noise, forced)
 
 
-def keeps_text(proposal: Proposal, rows: Rows, accept: Accept, exact_trees: bool) -> bool:
-    """Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.
+def keeps_text(proposal: Proposal, rows: Rows, accept: Accept, target: Target) -> bool:
+    """Say whether the tokens of a round are plain decoding's very tokens, not only of its distribution.
 
     Args:
         proposal: the guesses.
         rows: of the pass over them.
-        accept: which of them stood.
-        exact_trees: the target's rows of trees have the bits of chains.  Where attention adds them up in another order,
-            near-ties may differ.
+        accept: which of them were accepted.
+        target: with ``exact_trees`` its rows of trees have the bits of chains.  Where attention adds them up in another
+            order, near-ties may differ.
     """
-    same_rows = proposal.parents is None or exact_trees
+    same_rows = proposal.parents is None or getattr(target, "exact_trees", False)
     return accept.lossless and same_rows and (proposal.probs is None or rows.matching)
 
 
@@ -123,3 +238,66 @@ def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: Rows, noise: 
         if node < 0:
             return Verdict(path, draw(p, noise.uniform(position, RESIDUAL)))
         path.append(node)
+
+
+def _block(
+    tokens: NDArray[np.int64],  # [n]
+    probs: NDArray[np.floating],  # [n, vocab]
+    rows: Rows,
+    noise: Noise,
+    forced: int,
+) -> Verdict:
+    """Block verification of a chain: Sun et al. arXiv 2403.10444, Algorithm 2.
+
+    The guesses are judged together: the longest beginning that passes is accepted, even where one before it did
+    not pass.  On average no fewer are accepted than by judging them one after the other.
+    """
+    start, length = rows.position(0), len(tokens)
+    accepted = forced
+    chance = 1.0  # p_i of the paper: that at least the first i guesses are accepted
+    left: NDArray[np.float64] | None = None  # [vocab], not normalised: what follows exactly `accepted` guesses
+    for i in range(forced, length + 1):
+        # a guess that q cannot have drawn is no evidence: the chain ends before it
+        ends = i == length or probs[i, tokens[i]] <= 0
+        residual, passes = None, chance
+        if not ends:
+            p = rows.distribution(i)  # float64 [vocab]
+            q = np.asarray(probs[i], np.float64)  # [vocab]
+            residual = np.maximum(chance * p - q, 0)
+            mass = float(residual.sum())
+            passes = mass / (mass + 1 - chance) if mass > 0 or chance < 1 else 1.0
+            if mass <= 0:  # p and q are equal but for rounding: p is the right fall-back
+                residual = p
+        if i == forced or noise.uniform(rows.position(i - 1), BLOCK + start) < passes:
+            accepted, left = i, residual
+        if ends:
+            break
+        mine, drafts = chance * float(p[tokens[i]]), float(q[tokens[i]])
+        chance = 1.0 if mine >= drafts else mine / drafts
+        if chance <= 0:
+            break  # nothing longer can accepted, and its rows are not looked at
+    if left is None:
+        return Verdict(range(accepted), rows.choose(accepted))
+    return Verdict(range(accepted), draw(left, noise.uniform(rows.position(accepted), RESIDUAL)))
+
+
+def relax(proposal: Proposal, rows: Rows, accept: Accept, forced: int) -> Verdict:
+    """Accept the longest path that a rule other than ``exact`` allows, of equally long ones that of most merit.
+
+    Only rows of accepted guesses are looked at.
+    """
+    best, best_merit = list(range(forced)), 0.0
+    open_paths = [(best, 0.0)]  # depth first, the drafter's first choices first
+    while open_paths:
+        path, merit = open_paths.pop()
+        if (len(path), merit) > (len(best), best_merit):
+            best, best_merit = path, merit
+        node = path[-1] if path else -1
+        if not (below := proposal.children(node)):
+            continue
+        judge = accept.judge(rows, node + 1)
+        for child in reversed(below):
+            gained = judge(int(proposal.tokens[child]))
+            if gained is not None:
+                open_paths.append(([*path, child], merit + gained))
+    return Verdict(best, rows.choose(best[-1] + 1 if best else 0))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, log_softmax_at, support
@@ -83,8 +83,9 @@ class DrawingDrafter(Drafter):
     vocab: int
     params, noise = SamplingParams(), Noise(0)
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        self.params, self.noise = params, noise
+    def begin(self, request: DraftRequest) -> int | None:
+        self.params, self.noise = request.params, request.noise
+        return None
 
     def how(self, tokens: Sequence[int]) -> Draw:
         """Say how guesses after ``tokens`` are drawn."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import HIDDEN, Drafter, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import HeadTarget, Pass
@@ -43,7 +43,7 @@ class Medusa(Drafter):
     """
 
     name = "medusa"
-    wants_hidden = True
+    wants = HIDDEN
     steps_at_once = True  # drafting costs the same however deep the guesses reach
 
     def __init__(self, target: HeadTarget, group: str, paths: Sequence[Path]) -> None:
@@ -53,7 +53,7 @@ class Medusa(Drafter):
         self._top = 1 + max((max(path) for path in self.paths), default=0)
         self._hidden: NDArray[np.float32] | None = None  # [1, hidden]: of the row that chose the pending token
 
-    def begin(self, tokens: list[int]) -> None:
+    def begin(self, request: DraftRequest) -> None:
         """Forget the last request: the first round has no hidden state yet and is plain."""
         self._hidden = None
 
@@ -75,7 +75,9 @@ class Medusa(Drafter):
             raise EdgespecError(f"expected finite logits of heads {self.group}, got NaN or infinity")
         return ids, values
 
-    def step_once(self) -> bool:
+    def dry_step(self, first: bool = False) -> bool:
+        if first:
+            return False
         width = self.target.model.facts.hidden  # type: ignore[attr-defined]
         self.target.forward_heads(self.group, np.zeros((1, width), np.float32), max(self._top, 1))
         return True

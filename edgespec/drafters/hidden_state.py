@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import AUX_HIDDEN, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Pass, TappedTarget, common_prefix
@@ -43,7 +44,7 @@ class HiddenStateDrafter(DrawingDrafter):
         branch: guesses per node, see ``draw.widths_of``.
     """
 
-    wants_taps = True
+    wants = AUX_HIDDEN
 
     def __init__(
         self, target: TappedTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
@@ -58,25 +59,27 @@ class HiddenStateDrafter(DrawingDrafter):
         self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
         self._sound = False  # nothing failed since the cache was right
 
-    def rows(self, budget: int) -> list[int]:  # [budget + 1]
-        return rows_of(self.branch, budget)
+    def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
+        return None, rows_of(self.branch, budget)
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
-    def known(self, tokens: list[int]) -> int:
+    def begin(self, request: DraftRequest) -> int | None:
         """Keep the rows that are still right: row i needs token i + 1, too, where rows are made of tokens."""
+        super().begin(request)
+        tokens = request.tokens
         same = common_prefix(self._tokens, tokens) if self._sound else 0
         self._at = self.cache.kept(same, len(tokens) - 1)
         self._tokens, self._states, self._sound = list(tokens), self.cache.no_states, True
         self._later = []
         return self._at
 
-    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
+    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
         """Append rows of the prompt, but for the last where that one gives the first guess."""
         known = self._at + len(self._states)  # a target with states may read again what is known here
         if first > known:
             raise EdgespecError(f"taps of token {first}: expected those of token {known}")
-        self._states = np.concatenate((self._states, taps[known - first :]))
+        self._states = np.concatenate((self._states, aux_hidden[known - first :]))
         self._settle()
 
     # -- rounds --------------------------------------------------------------------------------------------------------
@@ -112,12 +115,11 @@ class HiddenStateDrafter(DrawingDrafter):
     def reason(self) -> str:
         return "" if self._sound else "the drafter was not shown this text from its beginning"
 
-    def step_once(self) -> bool:
+    def dry_step(self, first: bool = False) -> bool:
+        if first:
+            return self.cache.try_first()
         self.cache.try_once()
         return True
-
-    def first_once(self) -> bool:
-        return self.cache.try_first()
 
     def _complete(self, tokens: list[int]) -> bool:
         """Tell whether the cache and the kept states reach up to the pending token."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.text import Text
@@ -77,9 +77,9 @@ class NGram(Drafter):
         self._last: list[dict[int, int]] = [{} for _ in range(self.n_max + 1)]
         self._more: list[dict[int, dict[int, int]]] = [{} for _ in range(self.n_max + 1)]
 
-    def begin(self, tokens: list[int]) -> None:
+    def begin(self, request: DraftRequest) -> None:
         """Index the prompt; what an earlier request indexed stays if the prompt continues it."""
-        self._follow(tokens)
+        self._follow(request.tokens)
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Make the index one of ``tokens``; if these are not a continuation, by starting anew."""

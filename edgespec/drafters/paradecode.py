@@ -16,14 +16,15 @@ logits verify every guess.  Nothing runs twice, and keys and values end as in pl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.proposal import HeadStart, Proposal
 from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import LayeredTarget, Resume
+from edgespec.decoding.target import LayeredTarget, Pass, Target
 from edgespec.decoding.text import Prefix
 from edgespec.drafters.draw import Draw, DrawingDrafter
 from edgespec.drafters.registry import Parts
@@ -32,6 +33,34 @@ from edgespec.runtimes.files.manifest import MethodPart
 
 _THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about equal
 _MOST = 8  # tokens in flight
+
+
+class LayersRun(HeadStart):
+    """Rows of a chain whose first layers have run.
+
+    Args:
+        hidden: float32 [n, hidden], the residual stream of every row of the pass before layer ``layer``.
+        layer: layers that have run; their keys and values of these rows are in the cache.
+        layers: all that the target has.
+    """
+
+    def __init__(self, hidden: NDArray[np.float32], layer: int, layers: int) -> None:
+        self.hidden, self.layer, self.layers = hidden, layer, layers
+        self.left = 1 - layer / layers
+
+    def truncated(self, rows: int) -> LayersRun:
+        return self if len(self.hidden) <= rows else LayersRun(self.hidden[:rows], self.layer, self.layers)
+
+    def check(self, target: Target, proposal: Proposal) -> None:
+        if not hasattr(target, "forward_from"):
+            raise ValueError("layers have run ahead, but the target cannot resume a pass")
+        if proposal.parents is not None or len(self.hidden) != len(proposal) + 1:
+            raise ValueError(f"expected {len(proposal) + 1} rows of a chain to resume, got {len(self.hidden)}")
+        if not np.isfinite(self.hidden.sum()):  # else they would be the failure of the target's own pass
+            raise ValueError("the hidden states to resume from must be finite")
+
+    def forward(self, target: Target, tokens: NDArray[np.int64], best: bool) -> Pass:
+        return cast(LayeredTarget, target).forward_from(tokens, self.hidden, self.layer, best)
 
 
 class ParaDecode(DrawingDrafter):
@@ -81,9 +110,9 @@ class ParaDecode(DrawingDrafter):
             waiting[at].append(row)
             if not sure:
                 break
-        resume = Resume(np.concatenate(waiting[segments]), self.exits[-1])
+        start = LayersRun(np.concatenate(waiting[segments]), self.exits[-1], self.target.layers)
         drawn = np.stack(probs) if probs else None  # [n, vocab]
-        return Proposal(np.array(guesses, np.int64), None, drawn, resume=resume)
+        return Proposal(np.array(guesses, np.int64), None, drawn, head_start=start)
 
     def _ask(
         self, at: int, row: NDArray[np.float32], how: Draw, guesses: list[int], probs: list[NDArray[np.float64]]
@@ -123,7 +152,9 @@ class ParaDecode(DrawingDrafter):
             probs.append(q)
         return True
 
-    def step_once(self) -> bool:
+    def dry_step(self, first: bool = False) -> bool:
+        if first:
+            return False
         hidden = self.target.forward_layers(np.zeros(1, np.int64), 0, 0, self.exits[0])
         self.target.forward_heads(f"exit.{self.exits[0]}", hidden)
         return True

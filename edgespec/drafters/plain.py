@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.sampling import Constraint
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart

@@ -10,10 +10,8 @@ from operator import index
 
 import numpy as np
 
-from edgespec.decoding.drafter import Drafter, Proposer
-from edgespec.decoding.noise import Noise
+from edgespec.decoding.drafter import HIDDEN, NOTHING, Drafter, DraftRequest, Proposer
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest, first_line
 
@@ -26,6 +24,8 @@ class UserDrafter(Drafter):
         vocab: tokens that exist.
     """
 
+    wants = NOTHING
+
     def __init__(self, proposer: Proposer, vocab: int) -> None:
         self._own, self.vocab = proposer, vocab
         self.name = proposer_name(proposer)
@@ -33,21 +33,14 @@ class UserDrafter(Drafter):
             self.cheap = bool(getattr(proposer, "cheap", True))
             self._observe = getattr(proposer, "observe", None)
 
-    @property
-    def wants_hidden(self) -> bool:
-        """Read the proposer's own ``wants_hidden``; False where it has none."""
-        with _contained():
-            return bool(getattr(self._own, "wants_hidden", False))
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
+    def begin(self, request: DraftRequest) -> None:
+        """Call the proposer's ``bind`` and ``begin``, and read its ``wants_hidden``, as far as it has them."""
         with _contained():
             if bind := getattr(self._own, "bind", None):
-                bind(params, noise)
-
-    def begin(self, tokens: list[int]) -> None:
-        with _contained():
+                bind(request.params, request.noise)
             if begin := getattr(self._own, "begin", None):
-                begin(list(tokens))
+                begin(list(request.tokens))
+            self.wants = HIDDEN if getattr(self._own, "wants_hidden", False) else NOTHING
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Ask the proposer for guesses.
@@ -65,7 +58,7 @@ class UserDrafter(Drafter):
             return EMPTY
         if isinstance(found, Proposal):
             found.check(self.vocab)  # before control cuts it
-            return replace(found, resume=None).truncated(budget)
+            return replace(found, head_start=None).truncated(budget)
         if isinstance(found, (str, bytes)):
             raise TypeError("expected token ids or a Proposal, got text")
         guesses = [index(token) for token in found][:budget]

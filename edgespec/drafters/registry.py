@@ -38,7 +38,7 @@ AUTO = "auto"  # the method of the best prediction, watched and changed while it
 class Parts:
     """What a bundle offers to the drafters of one session.
 
-    A drafter whose ``step_once`` runs a draft step has such steps timed by it before the first request.
+    A drafter whose ``dry_step`` runs a draft step has such steps timed by it before the first request.
 
     Attributes:
         bundle: its folder; read only.

@@ -9,9 +9,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.noise import Noise
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
 from edgespec.drafters.draw import DrawingDrafter, draw_chain
@@ -46,14 +45,14 @@ class SelfSpec(DrawingDrafter):
         self.matched = 0.0  # smoothed acceptance rate, the paper's m
         self._asked = 0
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
+    def begin(self, request: DraftRequest) -> None:
         """Draft as this request samples.
 
         The threshold is carried across requests, except where that would make a seeded text depend on earlier ones:
         with rejection sampling the length of a draft decides which random numbers are used.
         """
-        super().bind(params, noise)
-        if params.seeded_rejection:
+        super().begin(request)
+        if request.params.seeded_rejection:
             self.stop, self.matched = self._first_stop, 0.0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
@@ -86,7 +85,9 @@ class SelfSpec(DrawingDrafter):
         offset, skip = count(), self.skip
         return lambda guess: forward(np.array([tokens[-1] if guess is None else guess], np.int64), next(offset), skip)
 
-    def step_once(self) -> bool:
+    def dry_step(self, first: bool = False) -> bool:
+        if first:
+            return False
         self.target.forward_skipped(np.zeros(1, np.int64), 0, self.skip)
         return True
 

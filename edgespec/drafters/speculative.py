@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget, Revocable, Target, common_prefix
@@ -53,10 +54,11 @@ class Speculative(DrawingDrafter):
         self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
         self._text, self._common = Text(), 0  # the slot was found to begin with so many of its tokens
 
-    def rows(self, budget: int) -> list[int]:  # [budget + 1]
-        return rows_of(self.branch, budget)
+    def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
+        return None, rows_of(self.branch, budget)
 
-    def begin(self, tokens: list[int]) -> None:
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
         self._least, self._text = 0, Text()
 
     def prefill(self, tokens: list[int], most: int) -> int:
@@ -158,7 +160,9 @@ class Speculative(DrawingDrafter):
     def _whole(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         return logits if self._columns is None else spread(logits, self._columns, self.model.vocab_size)
 
-    def step_once(self) -> bool:
+    def dry_step(self, first: bool = False) -> bool:
+        if first:
+            return False
         self.model.forward(np.zeros(1, np.int64))
         return True
 

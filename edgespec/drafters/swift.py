@@ -13,11 +13,10 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.decoding.drafter import RoundTime
-from edgespec.decoding.noise import Noise
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
 from edgespec.drafters.draw import SiblingPolicy, draw_siblings
 from edgespec.drafters.registry import Parts
@@ -111,14 +110,22 @@ class Swift(SelfSpec):
 
     # -- drafting ----------------------------------------------------------------------------------------------------
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """Start from the same set every time where the text is seeded."""
-        super().bind(params, noise)
-        self._reproducible = params.seeded_rejection
+    def begin(self, request: DraftRequest) -> None:
+        """Take up what other requests have found; a seeded text starts from the same set every time."""
+        super().begin(request)
+        self._reproducible = request.params.seeded_rejection
         self._use(self.search.initial if self._reproducible else self.search.best)
-        if self.branch is None:
-            self._siblings = SiblingPolicy((1,))
-            return
+        if self.branch is not None:
+            self._siblings = self._priced(self.branch)
+        self._prompt, self._scored_at = len(request.tokens), 0
+        if self.store is not None and not self._reproducible:
+            if self._unsaved:
+                self._save()
+            elif self.store.load(self.search):
+                self._use(self.search.best)
+
+    def _priced(self, branch: Sequence[int]) -> SiblingPolicy:
+        """Offer siblings where they are expected to gain more than their rows cost."""
         costs = self.costs.given() if self._reproducible else self.costs
         step = self._first_cost if self._reproducible else self.step_cost
 
@@ -128,22 +135,13 @@ class Swift(SelfSpec):
             return max(rate, 1.0) * (costs.v(rows + 1) - costs.v(rows))
 
         least = min(costs.v(rows + 1) - costs.v(rows) for rows in range(2, 2 + self.gamma_max))
-        self._siblings = SiblingPolicy(self.branch, price, least)
-
-    def begin(self, tokens: list[int]) -> None:
-        """Take up what another request may have found meanwhile."""
-        self._prompt, self._scored_at = len(tokens), 0
-        if self.store is not None and not self._reproducible:
-            if self._unsaved:
-                self._save()
-            elif self.store.load(self.search):
-                self._use(self.search.best)
+        return SiblingPolicy(branch, price, least)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Draw a chain that ends after the first guess below the threshold, and siblings where they help."""
         self._asked = min(budget, self.gamma_max)
         steps, how = self._steps(tokens), self.how(tokens)
-        return draw_siblings(steps, how, self._asked, self.stop, self._siblings, self.next_bucket)
+        return draw_siblings(steps, how, self._asked, self.stop, self._siblings, self._bucket)
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Move the threshold by what happened to the chain."""
@@ -153,8 +151,11 @@ class Swift(SelfSpec):
             proposal, verdict = Proposal(proposal.tokens[:chain]), Verdict(range(accepted), verdict.next_token)
         super().observe(proposal, verdict, output)
 
+    def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
+        return self._bucket, None
+
     @property
-    def next_bucket(self) -> int:
+    def _bucket(self) -> int:
         """Number the set in use: each has an acceptance of its own."""
         return 0 if self._reproducible else self._changes
 

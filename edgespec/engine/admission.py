@@ -1,4 +1,7 @@
-"""Letting a request in: with the method it wants where that fits the memory beside others, else with a cheaper one."""
+"""Letting a request in: with the method it wants where that fits the memory beside others, else with a cheaper one.
+
+One without a length asks for room by pieces, so that what it may never need is free.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
-from edgespec.engine.places import Place
-from edgespec.engine.pool import SessionPool
+from edgespec.engine.pool import Place, SessionPool
 from edgespec.planning.allowance import Admission
 
 
@@ -137,3 +139,48 @@ def heaviest(choice: MethodChoice) -> str:
     names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
     heavy = needing("draft", "drafter") + needing("heads")
     return next((name for name in heavy if name in names), names[0])
+
+
+BLOCK = 64  # tokens: memory is counted by so many
+
+
+class Room:
+    """What a running request may write.
+
+    Args:
+        engine: where it runs.
+        choice: its method.
+        admission: how it runs.
+        place: its memory; ``tokens`` grows.
+        settings: of the request.
+
+    Attributes:
+        most: most new tokens.
+        admission: as given; ``predicted`` is of the tokens that there is room for now.
+    """
+
+    def __init__(
+        self, engine: LoadedBundle, choice: MethodChoice, admission: Admission, place: Place, settings: Settings
+    ) -> None:
+        self._choice, self._place, self._settings = choice, place, settings
+        self._open = engine.ends_by_itself(settings)
+        self.admission = admission
+        self.most = settings.max_new_tokens or (engine.context if self._open else MAX_NEW_TOKENS)
+
+    def lasts(self, engine: LoadedBundle, held: int) -> bool:
+        """Whether another round has room; more of it is asked for where the text has no length.
+
+        Args:
+            engine: where the request runs now.
+            held: tokens of prompt and answer so far.
+        """
+        after = held + (self._settings.gamma or self._choice.gamma) + 1  # the longest round
+        if not self._open or self._place.tokens >= engine.context or after <= self._place.tokens:
+            return True
+        for wanted in (held + max(held // 2, MAX_NEW_TOKENS), -(-after // BLOCK) * BLOCK):
+            tokens = min(engine.context, wanted)
+            found = extend(engine, self._choice, self.admission, self._place, tokens, self._settings)
+            if found is not None:
+                self.admission = found
+                return True
+        return False

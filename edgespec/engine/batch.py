@@ -13,8 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import cast, overload
 
-from edgespec.decoding.loop import run_pass
-from edgespec.decoding.request import PassRequest, PrefillRequest
+from edgespec.decoding.loop import PassRequest, PrefillRequest, Round, run_pass
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.loaded import LoadedBundle
@@ -235,9 +234,11 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
             continue
         if asked is None:
             yield stream, Chunk("", None)
-        elif isinstance(asked, PrefillRequest):
             continue
-        elif asked.resume is not None:  # rows that go on from some layer are another pass than whole ones
+        if isinstance(asked, PrefillRequest):
+            continue
+        assert not isinstance(asked, Round)
+        if asked.head_start is not None:  # the rest of a pass that began while drafting is another one than whole ones
             yield stream, _tried(partial(_alone, stream, asked))
         else:
             gathered.append((stream, asked))
@@ -264,11 +265,89 @@ def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch
     start = perf_counter()
     try:
         outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
-    except Exception as error:  # what of it has been written nobody knows: none of them can go on
+    except Exception as error:  # the KV state is undefined after a failed pass: fail all
         yield from ((stream, error) for stream, _ in gathered)
         return
     ms = 1000 * (perf_counter() - start)
     rows = sum(len(asked.tokens) for _, asked in gathered)
     for (stream, asked), output in zip(gathered, outputs, strict=True):
-        asked.ms, asked.beside = ms, rows - len(asked.tokens)
+        asked.ms, asked.other_rows = ms, rows - len(asked.tokens)
         yield stream, _tried(partial(stream.answer, output))
+
+
+class RunningBatch:
+    """Requests that are decoded together, a round of each at a time.  One thread drives it.
+
+    Args:
+        engine: of the bundle.
+        width: most requests at once.
+
+    Attributes:
+        streams: the requests in it.
+        width: as above.
+    """
+
+    def __init__(self, engine: LoadedBundle, width: int) -> None:
+        self.width = width
+        self.streams: list[Stream] = []
+        self._engine = engine
+        native = engine.operators.kind == "native" and width > 1
+        self._sessions = BatchSessions(engine, width) if native else None
+
+    @property
+    def room(self) -> int:
+        """How many more requests may join now."""
+        return self.width - len(self.streams)
+
+    def join(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        cancel: threading.Event | None = None,
+        owner: str | None = None,
+    ) -> Stream:
+        """Begin a request; its first tokens come with the next round.
+
+        Args:
+            prompt: token ids.
+            settings: as for ``Engine.stream``.
+            cancel: set it to end the request after the round at hand.
+            owner: whose it is; what was computed of the texts of others is not taken up.
+
+        Raises:
+            InvalidRequest: as ``Engine.stream``, or there is no room.
+            BudgetError: it does not fit the memory beside the others.
+        """
+        if not self.room:
+            raise ValueError(f"expected room for a request, got {len(self.streams)} of {self.width} running")
+        pool = self._sessions.pool if self._sessions else None
+        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool, owner=owner)
+        self.streams.append(stream)
+        return stream
+
+    def round(self) -> Iterator[tuple[Stream, Answer]]:
+        """One round of every request; those that have ended or failed are no longer in the batch.
+
+        Yields:
+            each request with the text of its round, or with the error that ended it, and it alone.
+        """
+        batch = self._sessions.batch if self._sessions else None
+        for stream, got in round_of(list(self.streams), batch, self._engine.lock):
+            if isinstance(got, Exception):
+                stream.close()
+            elif stream.ended:
+                got = Chunk(got.text + stream.end(), got.round, got.pieces)
+            else:
+                yield stream, got
+                continue
+            self.streams.remove(stream)
+            yield stream, got
+
+    def close(self) -> None:
+        """End all requests where they stand."""
+        for stream in self.streams:
+            stream.close()
+        self.streams.clear()
+        if self._sessions is not None:
+            self._sessions.close()
+            self._sessions = None

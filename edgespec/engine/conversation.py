@@ -1,4 +1,4 @@
-"""Turns of one conversation, written down by the model's own template."""
+"""FairLock of one conversation, written down by the model's own template."""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,25 +16,24 @@ from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
 from edgespec.drafters.skip_sets import forget_sets
-from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
-from edgespec.engine.own_sampling import own_sampling
-from edgespec.engine.pace import Pace
-from edgespec.engine.places import Places
-from edgespec.engine.pool import SessionPool
+from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
+from edgespec.engine.pool import Places, SessionPool
 from edgespec.engine.sessions import Session, Times
-from edgespec.engine.stock_rows import stock_rows_exact
-from edgespec.engine.turns import Turns
+from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.errors import InvalidRequest
 from edgespec.planning.allowance import Allowance
+from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 from edgespec.runtimes.opening import open_draft, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
-from edgespec.runtimes.slots.cpu import rows_exact
+from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, depths_exact, rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
@@ -93,7 +95,7 @@ class LoadedBundle:
             self.store = NGramStore(Path(options.ngram_store), check=options.check)
             self.store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
-        self.lock = Turns()
+        self.lock = FairLock()
         self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
         self.allowance.admit_bundle(options.context)
         if share is not None:
@@ -120,7 +122,7 @@ class LoadedBundle:
         if self._stock and self.strict and model.graph.padded:
             self._rows_exact = stock_rows_exact(bundle, model)
         self._times: Times = {}
-        self.paces = Pace(), Pace()
+        self.paces = PrefillBudget(), PrefillBudget()
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
 
@@ -306,3 +308,47 @@ class LoadedBundle:
         if name not in self._drafts:
             self._drafts[name] = open_draft(self.bundle, name, self.options, self.operators)
         return self._drafts[name]
+
+
+SEALED = "rows"  # what the record of them is sealed for
+_KERNELS = ("ORT_GQA_DISABLE_FLASH_ATTENTION",)  # variables by which ONNX Runtime chooses attention's
+
+
+def stock_rows_exact(bundle: Bundle, model: Model) -> bool:
+    """Whether they have, of a strict graph; what was found before on this machine is taken from the cache."""
+    key, known = _key(bundle, model.threads), _known()
+    if key not in known:
+        known[key] = depths_exact(model)
+        with suppress(OSError):  # no cache: it is tried again next time
+            write_sealed(_file(), SEALED, known)
+    return known[key]
+
+
+def tried_rows(bundle: Bundle, threads: int) -> bool | None:
+    """What was found of the bundle's strict graph on this machine; None = it has not been tried."""
+    return _known().get(_key(bundle, threads))
+
+
+def _key(bundle: Bundle, threads: int) -> str:
+    target, machine = bundle.manifest.target, this_machine()
+    facts = [
+        bundle.manifest.files[target.graphs[target.main].file].sha256,
+        machine.processor,
+        machine.onnxruntime,
+        min(threads, 2),  # one, or several
+        [os.environ.get(name, "") for name in _KERNELS],
+        [DEPTHS, SIZES],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _file() -> Path:
+    return cache_folder() / "rows.json"
+
+
+def _known() -> dict[str, bool]:
+    try:
+        found = read_sealed(_file(), SEALED)
+    except (OSError, ValueError):  # absent, damaged or somebody else's: it is tried again
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, bool)}

@@ -1,16 +1,17 @@
-"""Which method a request gets, and why."""
+"""What a request gets: which method, and why; and the model's own sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from edgespec.control.bandit import TRIED
+from edgespec.control.auto import TRIED
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profiles import export_busy
-from edgespec.runtimes.files.manifest import Manifest, MethodPart
+from edgespec.runtimes.files.manifest import Manifest, MethodPart, SamplingPart
 from edgespec.runtimes.files.operators import EMITTED
 
 LEAST_GAMMA = 6  # of a method that adaptive control runs, where it has none of its own
@@ -202,3 +203,33 @@ def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:
     # adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
     gamma = METHODS[name].gamma or max(part.gamma, LEAST_GAMMA)
     return MethodChoice(name, part, gamma, reason)
+
+
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def own_sampling(part: SamplingPart | None, temperature: float = 0.0) -> SamplingParams:
+    """The sampling of a request that says nothing.
+
+    Args:
+        part: what the bundle says of the model; None = nothing.
+        temperature: where the model does not say whether to sample.
+    """
+    part = part or SamplingPart()
+    given = {name: getattr(part, name) for name in NAMES}
+    return SamplingParams(**given | {"temperature": temperature if part.temperature is None else part.temperature})
+
+
+def kept_of_model(part: SamplingPart | None, used: SamplingParams) -> dict[str, float]:
+    """The model's own settings that decide in a request, by name: those that differ from plain decoding's defaults.
+
+    Args:
+        part: what the bundle says of the model; None = nothing.
+        used: the request's sampling.
+    """
+    if part is None:
+        return {}
+    off, greedy = SamplingParams(), ("repetition_penalty",)
+    names = greedy if used.greedy else NAMES
+    own = {name: getattr(part, name) for name in names}
+    return {name: value for name, value in own.items() if value == getattr(used, name) != getattr(off, name)}

@@ -7,22 +7,20 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
-from edgespec.control.auto import Switch
-from edgespec.control.chain import Compose
-from edgespec.decoding.loop import rounds, run_pass
-from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest, Round
+from edgespec.control.auto import Auto
+from edgespec.control.chain import Chain
+from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, check_prompt, decode, run_pass
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.plain import Forced
 from edgespec.drafters.registry import AR, needing
-from edgespec.engine.admission import admit
+from edgespec.engine.admission import Room, admit
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.own_sampling import kept_of_model
-from edgespec.engine.pace import FIRST
+from edgespec.engine.methods import kept_of_model
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.result import Chunk, Finish, Result
-from edgespec.engine.room import Room
+from edgespec.engine.sharing import FIRST
 from edgespec.errors import DeviceError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.checkpoints import end_of_question, ends_of_turns
@@ -75,7 +73,7 @@ class Stream:
         if settings.grammar is not None:
             constraint = engine.guidance.constraint(settings.grammar, len(self._prompt))
             self._sampling = replace(settings.sampling, constraint=constraint)
-        self._sessions = sessions or engine.sessions
+        self._sessions, self._joint = sessions or engine.sessions, sessions is not None
         self._owner = owner
         self._choice, admission, self._place = admit(engine, choice, self._prompt, settings, self._sessions, owner)
         self._room = Room(engine, self._choice, admission, self._place, settings)
@@ -112,10 +110,12 @@ class Stream:
             else:
                 self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
         drafter, constraint = self._drafter, self._sampling.constraint
-        self._guided: Compose | None = None
+        self._guided: Chain | None = None
         if constraint is not None and settings.method != "ar":
-            drafter = self._guided = Compose([Forced(constraint), drafter])
-        self._rounds = rounds(self._session.target, drafter, self.tokens, self._options(), self._stats)
+            drafter = self._guided = Chain([Forced(constraint), drafter])
+        check_prompt(self.tokens, self._sampling, self.target.vocab_size, self.target.context)
+        run = None if self._joint else run_pass
+        self._rounds = decode(self.target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
 
     def _leave_device(self, error: DeviceError) -> None:
         """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
@@ -159,7 +159,7 @@ class Stream:
     def result(self) -> Result:
         """The result so far; complete once the stream has ended."""
         engine, settings, stats = self._engine, self._settings, self._stats
-        used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
+        used = self._drafter.used if isinstance(self._drafter, Auto) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
         exact = engine.strict and stats.exact and self._lost is None and (used == AR or engine.rows_exact())
         unproven = engine.unproven()
@@ -192,7 +192,7 @@ class Stream:
         """The coarser keys that this request's drafts read."""
         if self._engine.attention.draft is None:
             return None
-        methods = self._drafter.used_so_far if isinstance(self._drafter, Switch) else self._choice.methods
+        methods = self._drafter.used_so_far if isinstance(self._drafter, Auto) else self._choice.methods
         return self._engine.attention.draft if set(methods) & set(needing("layers")) else None
 
     def _options(self) -> DecodeOptions:
@@ -210,7 +210,7 @@ class Stream:
             accept=settings.accept,
         )
 
-    # -- a round in two halves, for whoever drives several requests; the caller holds the engine's lock ----------------
+    # -- a round in two halves, for who drives several requests; the caller holds the engine's lock --------------------
 
     @property
     def target(self) -> Slot:
@@ -222,11 +222,11 @@ class Stream:
         """Whether the last round was made."""
         return self._finish is not None
 
-    def ask(self, beside: int = 1) -> PassRequest | PrefillRequest | None:
-        """The pass that the next round wants; a request that still reads its prompt reads some of it.
+    def ask(self, width: int = 1) -> PassRequest | PrefillRequest | Round | None:
+        """Go on to the next round, or to the pass that it wants where passes are joint; read some of the prompt.
 
         Args:
-            beside: requests whose passes run together with this one's, itself included.
+            width: requests whose passes run together, this one included.
 
         Returns:
             None: the request was cancelled; a ``PrefillRequest``: there is more to be read.
@@ -244,36 +244,35 @@ class Stream:
             return None
         if not self._stats.rounds or self._place.tokens > before:
             self.target.reserve(min(self.target.context, self._place.tokens))
-        self._drafter.set_width(beside)
+        self._stats.width = width
         asked, self._asked = self._asked or next(self._rounds), None
         if isinstance(asked, PrefillRequest):
             asked = self._fill(asked)
-        assert not isinstance(asked, Round)
         if isinstance(asked, PrefillRequest):
             self._asked = asked
         self.reading = self._asked is not None
         return asked
 
-    def read(self, beside: int) -> PassRequest | PrefillRequest | None:
-        """Like ``ask``, but a pass is not lost: the next ``ask`` gives it again."""
-        asked = self._asked = self.ask(beside)
+    def read(self, width: int) -> PassRequest | PrefillRequest | None:
+        """Read some of the prompt as ``ask`` does, but keep a pass: the next ``ask`` gives it again."""
+        asked = self.ask(width)
+        assert not isinstance(asked, Round)
+        self._asked = asked
         return asked
 
     def _fill(self, asked: PrefillRequest) -> PrefillRequest | PassRequest | Round:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
         rows = asked.left if asked.left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
-        found = self._rounds.send(min(rows, asked.left))
+        found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, asked.left))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
             pace.took(rows, self.read_at - start)
         return found
 
     def answer(self, output: Pass) -> Chunk:
-        """The round made of the pass that was asked for."""
-        made = self._rounds.send(output)
-        assert isinstance(made, Round)
-        return self._take(made)
+        """Make the round of the pass that was asked for."""
+        return self._take(self._rounds.send(output))
 
     def end(self) -> str:
         """Give the session back and tell the last statistics; returns text held back until now."""
@@ -290,8 +289,9 @@ class Stream:
         while True:
             try:
                 with self._engine.lock:  # buffers are shared by all slots: one round at a time
-                    asked = self.ask()
-                    return self.answer(run_pass(self.target, asked)) if isinstance(asked, PassRequest) else asked
+                    made = self.ask()
+                    assert not isinstance(made, PassRequest)
+                    return self._take(made) if isinstance(made, Round) else made
             except DeviceError as error:
                 self._rounds.close()
                 self._leave_device(error)
@@ -302,7 +302,7 @@ class Stream:
                 if isinstance(made, Chunk):
                     yield made
                 else:
-                    time.sleep(_HANDOVER)  # for those that come just now
+                    time.sleep(_HANDOVER)  # let waiting threads take the lock
             if rest := self.end():
                 yield Chunk(rest, None)
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgespec.decoding.request import Round
+from edgespec.decoding.loop import Round
 from edgespec.decoding.stats import Stats
 
 SHOWN = 60  # characters of a text in a representation

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.control.auto import Switch
-from edgespec.control.bandit import Candidate
-from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter, Proposer
+from edgespec.control.auto import Auto, Candidate
+from edgespec.control.chain import Chain
+from edgespec.decoding.drafter import Drafter, Proposer, Wrapper
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_stores import NGramStore
@@ -109,11 +108,9 @@ class Session:
         """Several drafters asked in turn, each inside control of its own: what pays depends on who else may draft."""
         named = replace(options, proposers=tuple(one.name for one in choice.proposers))
 
-        def make() -> Compose:
+        def make() -> Chain:
             bare = [(one, self._bare(one, options)) for one in choice.proposers]
-            return Compose(
-                [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
-            )
+            return Chain([self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare])
 
         return self._kept(("chain", named, gamma, adaptive, fallback), make)
 
@@ -121,7 +118,7 @@ class Session:
         """The candidates of method auto; each is loaded at its first turn."""
         promised = tuple((one.name, one.promise) for one in choice.candidates)
 
-        def make() -> Switch:
+        def make() -> Auto:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
@@ -129,7 +126,7 @@ class Session:
                 for one in choice.candidates
                 for needs in (METHODS[one.name].needs,)
             ]
-            return Switch(candidates, fallback)
+            return Auto(candidates, fallback)
 
         return self._kept(("auto", promised, options, gamma, fallback), make)
 
@@ -147,7 +144,7 @@ class Session:
         found = self._made.pop(key, None)
         if found is None:
             found = make()
-            if key in self._inherited:
+            if key in self._inherited and isinstance(found, Wrapper):
                 found.go_on_from(self._inherited.pop(key))
         self._made[key] = found
         while len(self._made) > MOST_DRAFTERS:
@@ -156,7 +153,7 @@ class Session:
 
     def go_on_from(self, other: Session) -> None:
         """Begin with what the drafters of an idle session have learned."""
-        learned = ((key, drafter.learned()) for key, drafter in other._made.items())
+        learned = ((key, made.learned()) for key, made in other._made.items() if isinstance(made, Wrapper))
         self._inherited = {key: one for key, one in learned if one is not None} | deepcopy(other._inherited)
 
     def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
@@ -220,11 +217,11 @@ class Session:
         """
         part = choice.part
         cost = self._verify_costs(*((0.0, None) if inner.cheap else (part.draft_cost, part.first_cost)))
-        if inner.step_once():
-            (ms,) = self._measured(choice.name, lambda _: inner.step_once(), (1,)).values()
+        if inner.dry_step():
+            (ms,) = self._measured(choice.name, lambda _: inner.dry_step(), (1,)).values()
             first = ms
-            if inner.first_once():
-                (first,) = self._measured(f"{choice.name}, first", lambda _: inner.first_once(), (1,)).values()
+            if inner.dry_step(first=True):
+                (first,) = self._measured(f"{choice.name}, first", lambda _: inner.dry_step(True), (1,)).values()
                 cost.observe_draft(2, first + ms, ENOUGH)
             cost.observe_draft(1, first, ENOUGH)
         return cost

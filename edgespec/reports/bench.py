@@ -219,8 +219,8 @@ def _loaded(found: MethodFigures) -> set[str]:
     """The methods whose parts its runs may have loaded: of auto those that were in use."""
     if found.method != AUTO:
         return {found.method}
-    changes = [change for result in found.results for change in result.stats.monitor.control.switches]
-    return {result.method_used for result in found.results}.union(*({at.left, at.taken} for at in changes))
+    changes = [change for result in found.results for change in result.stats.switches]
+    return {result.method_used for result in found.results}.union(*({at["from"], at["to"]} for at in changes))
 
 
 def check_plot(path: Path) -> None:

@@ -60,7 +60,7 @@ class Counts:
         self.accepted += stats.accepted
         self.other_ms.append(stats.other_ms / stats.rounds)
         depth = stats.prompt_tokens
-        for seen in stats.monitor.recent:
+        for seen in stats.recent:
             self.times.setdefault(1 + seen.drafted, []).append((seen.draft_ms, seen.verify_ms))
             self.deep += depth
             depth += seen.tokens

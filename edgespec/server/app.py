@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.own_sampling import own_sampling
+from edgespec.engine.methods import own_sampling
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.errors import failure, refused
 from edgespec.server.guard import BodyLimit, Guard, client_of

@@ -20,10 +20,9 @@ from typing import IO, Any, Literal
 
 from pydantic import ValidationError
 
-from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.apart import limit_request

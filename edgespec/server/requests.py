@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
 
 MOST_CHOICES, MOST_PROMPTS, MOST_TEXTS = 16, 32, 64  # of a request; texts = prompts x choices

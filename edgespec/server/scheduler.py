@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields
 from typing import Generic, TypeVar
 
 from edgespec.decoding.settings import Settings
+from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
-from edgespec.engine.running import RunningBatch
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
 from edgespec.server.errors import Busy, Gone, Stopped
 

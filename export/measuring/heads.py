@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Resume
 from edgespec.export.drafters.heads import TrainedHeads
 from edgespec.export.measuring.acceptance import MAX_ROWS, Acceptance, ChainScorer
 from edgespec.export.measuring.skip_search import StepCosts
@@ -112,7 +111,7 @@ def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int], lengt
                 logits = slot.forward_heads(f"exit.{layer}", hidden)
                 said.append(confident(logits.logits, logits.tokens))
             assert hidden is not None
-            token = int(slot.forward_resumed(row, Resume(hidden, below)).logits[0].argmax())
+            token = int(slot.forward_from(row, hidden, below).logits[0].argmax())
             slot.keep([0])
             text.append(token)
             for i, (guess, chance) in enumerate(said):
@@ -125,7 +124,7 @@ def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int], lengt
         if at < len(layers):
             slot.forward_layers(row if at == 0 else stream, 0, edges[at], edges[at + 1])
         elif at == len(layers):
-            slot.forward_resumed(row, Resume(stream, edges[-1]))
+            slot.forward_from(row, stream, edges[-1])
         else:
             slot.forward_heads(f"exit.{layers[0]}", stream)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Ids, Rows, Slot, best_of, depths_of
@@ -92,10 +92,10 @@ class DeviceSlot(Slot):
         which = f"layers/{first}-{last}"
         return self._launch(which, rows, past, None, None, ["hidden"])[0][0, : len(rows)]
 
-    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
+    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
-        which, rows = f"from/{resume.layer}", np.arange(len(tokens))
-        return self._outcome(which, resume.hidden, len(self.tokens), None, rows, best)
+        which, rows = f"from/{layer}", np.arange(len(tokens))
+        return self._outcome(which, hidden, len(self.tokens), None, rows, best)
 
     def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         raise InvalidRequest("hypotheses that see less than the whole text run on the CPU only", "use device cpu")

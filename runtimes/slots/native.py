@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOP, VISIBLE, NativeRunner
@@ -173,13 +173,13 @@ class NativeSlot(NativeRunner):
         assert hidden is not None
         return hidden.copy()
 
-    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
-        if not 0 <= resume.layer <= self.layers:
-            raise InvalidRequest(f"resumed after {resume.layer} layers: expected 0 to {self.layers}")
+    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
+        if not 0 <= layer <= self.layers:
+            raise InvalidRequest(f"resumed after {layer} layers: expected 0 to {self.layers}")
         n = len(tokens)
-        self._load(resume.hidden, n)
+        self._load(hidden, n)
         self._verify(tokens, None)
-        with self._parts(range(resume.layer, self.layers), load=True, lm=True), self._top(int(best)):
+        with self._parts(range(layer, self.layers), load=True, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden))
 
     def _likeliest(self, output: Pass) -> Pass:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, TapSink, common_prefix
+from edgespec.decoding.target import Heads, Pass, SkipSet, TapSink, common_prefix
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -113,7 +113,7 @@ class Slot(ABC):
         """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
         raise self._no_hidden()
 
-    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
+    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
         """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
         raise self._no_hidden()
 

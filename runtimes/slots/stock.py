@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.slots.shared import Bound, Model, inputs_of, own_pages
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, best_of, depths_of
@@ -152,9 +152,9 @@ class StockSlot(Slot):
         assert output.hidden is not None
         return output.hidden.copy()
 
-    def forward_resumed(self, tokens: Ids, resume: Resume, best: bool = False) -> Pass:
+    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
-        with self._layers(resume.layer, self.layers, resume.hidden):
+        with self._layers(layer, self.layers, hidden):
             return self._run(tokens, len(self.tokens), rows=len(tokens))
 
     @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.settings import Grammar
 from edgespec.decoding.target import common_prefix
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.codec import TextCodec
@@ -139,7 +139,7 @@ def _translated(grammar: Grammar) -> str:
 
 
 class GuidedText:
-    """A constraint (``decoding.constraint``): follows whatever prefix it is asked for, from the last one.
+    """A constraint (``decoding.sampling``): follows whatever prefix it is asked for, from the last one.
 
     Args:
         matcher: llguidance's, at the beginning of the text.

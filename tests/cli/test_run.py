@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from edgespec.cli.common import NAMES
-from edgespec.decoding.accept import Accept
-from edgespec.decoding.request import Round
+from edgespec.decoding.loop import Round
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.verify import Accept
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk
@@ -105,12 +105,10 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
 
 
 def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.control.auto import Switch
+    from edgespec.control.auto import Auto
 
-    change = Switch._judge
-    monkeypatch.setattr(
-        Switch, "_judge", lambda self: self._change(None, "a test") if self._seen < 20 else change(self)
-    )
+    change = Auto._judge
+    monkeypatch.setattr(Auto, "_judge", lambda self: self._change(None, "a test") if self._seen < 20 else change(self))
     shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "auto", "--stats")
     line = next(line for line in shown.err.splitlines() if line.startswith("switched "))
     assert re.fullmatch(r"switched +round 1\d: [a-z-]+ to plain, a test", line)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from edgespec.cli.answer import coloured as round_text
-from edgespec.decoding.request import Round
+from edgespec.decoding.loop import Round
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from edgespec import __version__
-from edgespec.decoding.accept import Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.rows import Rows
+from edgespec.decoding.sampling import Rows
+from edgespec.decoding.verify import Accept
 from edgespec.reports import proof as running
 from edgespec.runtimes.files import checked
 from edgespec.runtimes.files.bundle import sha256

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import MOST_BUCKETS, Adaptive
-from edgespec.decoding.drafter import RoundTime
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Resume
+from edgespec.decoding.stats import RoundTime, Stats
+from edgespec.decoding.target import Pass
+from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
 from tests.support.timed_toy import Clock, Guesser, controlled, run
@@ -149,7 +149,7 @@ def test_the_rows_of_a_tree_are_paid_for() -> None:
 def test_the_clock_teaches_the_cost_unless_a_seeded_text_would_depend_on_it() -> None:
     for seeded in (False, True):
         adaptive = Adaptive(Full(), CostModel(COST, 0.05))
-        adaptive.bind(SamplingParams(1.0, seed=1) if seeded else SamplingParams(), Noise(1))
+        adaptive.begin(DraftRequest([], SamplingParams(1.0, seed=1) if seeded else SamplingParams(), Noise(1)))
         for _ in range(40):
             proposal = adaptive.propose([1], 4)
             adaptive.observe(proposal, Verdict(range(len(proposal)), 0), NOTHING)
@@ -214,10 +214,7 @@ def test_it_passes_everything_on() -> None:
     calls: list[str] = []
 
     class Inner(Plain):
-        def bind(self, params: SamplingParams, noise: Noise) -> None:
-            calls.append("bind")
-
-        def begin(self, tokens: list[int]) -> None:
+        def begin(self, request: DraftRequest) -> None:
             calls.append("begin")
 
         def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
@@ -230,7 +227,7 @@ def test_it_passes_everything_on() -> None:
     assert adaptive.name == "ar"
     assert adaptive.reason == "nothing was decoded yet"
     list(decode(hash_target(0), adaptive, [1], DecodeOptions(2)))
-    assert calls == ["bind", "begin", "observe", "timed", "observe", "timed"]
+    assert calls == ["begin", "observe", "timed", "observe", "timed"]
     assert adaptive.reason == "the drafter found nothing to propose"
 
 
@@ -257,7 +254,7 @@ def test_an_exit_that_was_asked_and_not_sure_has_cost_its_time(sure: float, took
 
     def flight(tokens: list[int], budget: int) -> Proposal:
         n = int(rng.random() < sure)
-        return Proposal(np.zeros(n, np.int64), resume=Resume(np.zeros((n + 1, 4), np.float32), 1))
+        return Proposal(np.zeros(n, np.int64), head_start=LayersRun(np.zeros((n + 1, 4), np.float32), 3, 4))
 
     cost = CostModel({1: 1.0, 2: 1.0})
     cost.observe_verify(1, 10.0, times=20)
@@ -265,7 +262,7 @@ def test_an_exit_that_was_asked_and_not_sure_has_cost_its_time(sure: float, took
     asked = []
     for _ in range(400):
         proposal = adaptive.propose([1], 1)
-        asked.append(proposal.resume is not None)
+        asked.append(proposal.head_start is not None)
         seen = Pass(np.zeros((1 + len(proposal), 1), np.float32))
         adaptive.observe(proposal, Verdict(range(len(proposal)), 0), seen)
         ms = 10.0 * (took - 0.25) if asked[-1] else 0.0

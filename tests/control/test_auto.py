@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.control.auto import CHECK, Switch
-from edgespec.control.bandit import AGAIN, CREDIT, FULL, LONGEST_AGAIN, SHARE, Arm, Candidate
-from edgespec.decoding.monitor import PLAIN
+from edgespec.control.auto import AGAIN, CHECK, CREDIT, FULL, LONGEST_AGAIN, SHARE, Arm, Auto, Candidate
 from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.stats import PLAIN
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, Rates, controlled, run, text
 from tests.support.toy import Scripted
 
@@ -40,7 +39,7 @@ class Case:
             guesser = Guesser(rate, c, self.clock, cheap=cheap, buckets=6 if cheap else 1, name=name, **how)
             self.guessers[name] = guesser
             candidates.append(Candidate(name, promise, self._maker(guesser, c, prior), cheap, *start))
-        self.switch = Switch(candidates)
+        self.switch = Auto(candidates)
 
     def _maker(self, guesser: Guesser, c: float, prior: float) -> Callable[[], Adaptive]:
         def make() -> Adaptive:
@@ -108,7 +107,7 @@ def test_looking_that_takes_time_is_paid_for_too(monkeypatch: pytest.MonkeyPatch
 
     clock = Clock()
     slow = Slow(never, 0.0, clock, cheap=True, name="ngram")
-    switch = Switch([Candidate("ngram", 1.0, lambda: controlled(slow, INT4, 0.0), cheap=True)])
+    switch = Auto([Candidate("ngram", 1.0, lambda: controlled(slow, INT4, 0.0), cheap=True)])
     made = run(monkeypatch, switch, clock, INT4, 1024)
     assert made.loss <= 0.02
     assert made.switches[0][1:] == ("ngram", PLAIN)
@@ -190,8 +189,8 @@ def test_what_was_never_tried_is_tried_where_it_promises_any_more(monkeypatch: p
     specs = [("draft", always(0.5), 0.1, 1.3, 0.5, False), ("heads", always(0.9), 0.02, 1.27, 0.5, False)]
     case = Case(INT4, specs)
     made = case.run(monkeypatch, 600)
-    first = made.stats.monitor.control.switches[0]
-    assert (first.left, first.taken, "gave 1.2" in first.why) == ("draft", "heads", True)
+    first = made.stats.switches[0]
+    assert (first["from"], first["to"], "gave 1.2" in first["why"]) == ("draft", "heads", True)
     assert [switch[1:] for switch in made.switches] == [("draft", "heads")]
 
 
@@ -229,7 +228,7 @@ def test_what_was_learned_stays_on_the_lane_and_is_said(monkeypatch: pytest.Monk
     case.run(monkeypatch, 400)
     again = case.run(monkeypatch, 40, prompt=(5, 6))
     assert again.switches[0][:2] == (0, "draft")
-    assert "in earlier requests draft " in again.stats.monitor.control.switches[0].why
+    assert "in earlier requests draft " in again.stats.switches[0]["why"]
     assert again.switches[0][2] != "draft"
     assert "earlier requests" in case.switch.reason
     assert again.stats.drafted <= 3
@@ -239,22 +238,22 @@ def test_without_fallback_the_first_one_always_drafts(monkeypatch: pytest.Monkey
     clock = Clock()
     control = Adaptive(Guesser(never, 0.5, clock, name="draft"), controlled(Scripted(lambda *_: Proposal(
         np.empty(0, np.int64))), STOCK, 0.5).cost, fallback=False)  # fmt: skip
-    switch = Switch([Candidate("draft", 1.4, lambda: control), Candidate("ngram", 1.0, pytest.fail, cheap=True)],
+    switch = Auto([Candidate("draft", 1.4, lambda: control), Candidate("ngram", 1.0, pytest.fail, cheap=True)],
                     fallback=False)  # fmt: skip
     made = run(monkeypatch, switch, clock, STOCK, 200)
     assert made.switches == []
-    assert made.stats.monitor.plain_rounds <= 1  # the last one, which has no room for a guess
+    assert made.stats.plain_rounds <= 1  # the last one, which has no room for a guess
 
 
 def test_nothing_drafted_means_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = Switch([Candidate("ngram", 1.0, lambda: controlled(
+    switch = Auto([Candidate("ngram", 1.0, lambda: controlled(
         Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64))), INT4, 0.0), cheap=True)])  # fmt: skip
     run(monkeypatch, switch, Clock(), INT4, 20)
     assert switch.used == "ngram"
     switch._take(None)
     assert (switch.used, switch.name) == ("ar", PLAIN)
     with pytest.raises(ValueError, match="at least one candidate"):
-        Switch([])
+        Auto([])
 
 
 def test_bandit() -> None:

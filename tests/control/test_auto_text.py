@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.acceptance import Record
-from edgespec.control.adaptive import Adaptive
-from edgespec.control.auto import Switch
-from edgespec.control.bandit import Candidate
-from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode, rounds, run_pass
-from edgespec.decoding.monitor import PLAIN
+from edgespec.control.adaptive import Adaptive, Record
+from edgespec.control.auto import Auto, Candidate
+from edgespec.control.chain import Chain
+from edgespec.decoding.drafter import HIDDEN, Drafter, DraftRequest
+from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, decode, run_pass
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest, Round
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.decoding.target import HeadTarget
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
@@ -32,7 +28,7 @@ from tests.support.toy import Scripted, emitted, exact, hash_logits, hash_target
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-class Forced(Switch):
+class Forced(Auto):
     """Goes to the next candidate, plain decoding among them, every ``every`` rounds."""
 
     def __init__(self, candidates: Sequence[Candidate], every: int) -> None:
@@ -68,14 +64,14 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     draft, asked, written = Reader(3), list[int](), list[int]()
     prompt = [1] * 150
     control = Adaptive(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.01}, 0.01))
-    drafter: Drafter = Compose([Scripted(lambda *_: EMPTY), control]) if around == "chain" else control
+    drafter: Drafter = Chain([Scripted(lambda *_: EMPTY), control]) if around == "chain" else control
     if around == "auto":
-        drafter = switch = Switch([Candidate("speculative", 2.0, lambda: control)])
+        drafter = switch = Auto([Candidate("speculative", 2.0, lambda: control)])
         switch._learned.each[0].until = 40
     else:
         control._records[0] = Record([0.0], [9])  # its guesses were wrong so far: it waits before it tries again
     target = hash_target(3)
-    driven = rounds(target, drafter, prompt, DecodeOptions(120, 4), stats := Stats())
+    driven = decode(target, drafter, prompt, DecodeOptions(120, 4), stats := Stats(), run=None, pieces=True)
     item = next(driven, None)
     while item is not None:
         if isinstance(item, PrefillRequest):
@@ -119,7 +115,7 @@ def test_the_text_is_plain_decodings_wherever_it_switches(every: int) -> None:
         assert found == plain(hash_logits(seed, 11), 11, [1], 120)
         assert stats.accepted > 5
         assert stats.dropped_reason is None
-        taken = {at.taken for at in stats.monitor.control.switches}
+        taken = {at["to"] for at in stats.switches}
         assert taken == {"g2", "g3", "g5", PLAIN}
         coupled = DecodeOptions(80, 5, sampling=SamplingParams(1.0, seed=5, acceptance="coupled"))
         wanted = emitted(hash_target(seed), Scripted(lambda *_: Proposal(np.empty(0, np.int64))), [1], coupled)
@@ -183,7 +179,7 @@ def test_seeded_requests_switch_by_counts(monkeypatch: pytest.MonkeyPatch) -> No
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["make", "bind", "begin", "propose", "observe", "timed"])
+@pytest.mark.parametrize("where", ["make", "begin", "propose", "observe", "timed"])
 def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     case = three(INT4, 0.05, always(0.8))
     case.switch.candidates[1] = Candidate("heads", 1.2, lambda: controlled(
@@ -197,8 +193,8 @@ def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch
     else:
         setattr(case.guessers["draft"], where, fail)
     made = case.run(monkeypatch, 100)
-    (drop,) = made.stats.monitor.drops
-    assert (drop.method, drop.error) == ("draft", "RuntimeError: broken")
+    (drop,) = made.stats.drops
+    assert (drop["method"], drop["error"]) == ("draft", "RuntimeError: broken")
     assert made.switches[0][1:] == ("draft", "heads")
     assert "RuntimeError: broken" in case.switch.reason
     assert case.switch.used == "heads"
@@ -206,7 +202,7 @@ def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch
     # it is in again in the next request, once its time has come
     learned = case.switch._learned
     assert not learned.ready(0)
-    assert "broken" in case.run(monkeypatch, 20).stats.monitor.control.switches[0].why
+    assert "broken" in case.run(monkeypatch, 20).stats.switches[0]["why"]
     learned.now = learned.each[0].until
     assert learned.ready(0)
 
@@ -215,8 +211,8 @@ def test_nonsense_guesses_cost_a_candidate_its_place(monkeypatch: pytest.MonkeyP
     case = three(INT4, 0.05, always(0.8))
     case.guessers["draft"].propose = lambda tokens, budget: Proposal(np.array([10**6]))  # type: ignore[method-assign]
     made = case.run(monkeypatch, 60)
-    assert [drop.method for drop in made.stats.monitor.drops] == ["draft"]
-    assert "outside the vocabulary" in made.stats.monitor.control.switches[0].why
+    assert [drop["method"] for drop in made.stats.drops] == ["draft"]
+    assert "outside the vocabulary" in made.stats.switches[0]["why"]
 
 
 def test_when_all_have_failed_decoding_is_plain_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,10 +220,10 @@ def test_when_all_have_failed_decoding_is_plain_and_says_so(monkeypatch: pytest.
         raise RuntimeError("gone")
 
     clock = Clock()
-    switch = Switch([Candidate("draft", 1.4, fail), Candidate("ngram", 1.0, fail, cheap=True)])
+    switch = Auto([Candidate("draft", 1.4, fail), Candidate("ngram", 1.0, fail, cheap=True)])
     made = run(monkeypatch, switch, clock, INT4, 50)
     assert made.tokens == text([1], 50)
-    assert [drop.method for drop in made.stats.monitor.drops] == ["draft", "ngram"]
+    assert [drop["method"] for drop in made.stats.drops] == ["draft", "ngram"]
     assert "gone" in (made.stats.dropped_reason or "")
 
 
@@ -246,7 +242,7 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
     target = Heads(hash_logits(1, 11), 11, 64)
     assert isinstance(target, HeadTarget)
     wanting, not_wanting = (Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2))
-    wanting.wants_hidden = True
+    wanting.wants = HIDDEN
     seen: list[bool] = []
     wanting.observe = lambda proposal, verdict, output: seen.append(target.keep_hidden)  # type: ignore[method-assign]
     switch = Forced([Candidate("a", 1.2, lambda: controlled(not_wanting, INT4, 0.0)),
@@ -264,12 +260,9 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
 def test_a_width_reaches_whoever_is_in_use() -> None:
     controls = [controlled(Scripted(lambda tokens, budget: Proposal(np.array([1]))), STOCK, 0.1) for _ in range(2)]
     switch = Forced([Candidate(f"g{i}", 1.2, partial(controls.__getitem__, i)) for i in range(2)], 2)
-    switch.set_width(4)
-    switch.bind(SamplingParams(), switch._noise)
-    switch.begin([1])
-    assert controls[0]._width == 4
-    switch.set_width(2)
-    assert controls[0]._width == 2
+    stats = Stats(width=4)
+    switch.begin(DraftRequest([1], stats=stats))
+    assert controls[0]._stats is stats
     switch._change(1, "test")
     switch.propose([1], 2)
-    assert controls[1]._width == 2
+    assert controls[1]._stats is stats

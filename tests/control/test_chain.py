@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter, RoundTime
-from edgespec.decoding.loop import decode
+from edgespec.control.chain import Chain
+from edgespec.decoding.drafter import HIDDEN, Drafter
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Resume, SkipSet
+from edgespec.decoding.stats import RoundTime, Stats
+from edgespec.decoding.target import Pass, SkipSet
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
@@ -62,7 +62,7 @@ def target() -> FunctionTarget:
 
 def test_the_first_with_a_proposal_wins_and_everyone_learns_what_is_theirs() -> None:
     first, second = Watcher(every(3), "first"), Watcher(every(2), "second")
-    both = Compose([first, second])
+    both = Chain([first, second])
     stats = Stats()
     options = DecodeOptions(60, 4)
     found = [t for r in decode(target(), both, [1], options, stats) for t in r.tokens]
@@ -88,7 +88,7 @@ def test_buckets_are_each_proposers_own() -> None:
             return Proposal(found.tokens, bucket=5) if len(found) else EMPTY
 
     first, second = Bucketed(every(3)), Bucketed(every(2), "second")
-    both = Compose([Adaptive(first, CostModel(COST, 0.1)), Adaptive(second, CostModel(COST, 0.1))])
+    both = Chain([Adaptive(first, CostModel(COST, 0.1)), Adaptive(second, CostModel(COST, 0.1))])
     list(decode(target(), both, [1], DecodeOptions(80, 4)))
     assert {p.bucket for one in (first, second) for p, _ in one.seen if len(p)} == {5}
     for proposer in both.proposers:
@@ -97,14 +97,14 @@ def test_buckets_are_each_proposers_own() -> None:
         assert proposer._records[5].rate(0) > 0.6
 
 
-@pytest.mark.parametrize("where", ["bind", "begin", "propose", "observe", "timed"])
+@pytest.mark.parametrize("where", ["begin", "propose", "observe", "timed"])
 def test_a_proposer_that_fails_is_left_out_alone(where: str) -> None:
     def fail(*_: object) -> Any:
         raise RuntimeError("broken")
 
     bad, good = Watcher(every(2), "bad"), Watcher(every(2), "good")
     setattr(bad, where, fail)
-    both = Compose([bad, good])
+    both = Chain([bad, good])
     stats = Stats()
     found = [t for r in decode(target(), both, [1], DecodeOptions(40, 4), stats) for t in r.tokens]
     assert found == plain(hash_logits(3, VOCAB, 1000), VOCAB, [1], 40)
@@ -117,17 +117,17 @@ def test_a_proposer_that_fails_is_left_out_alone(where: str) -> None:
 
 
 def test_layers_already_run_are_a_proposal() -> None:
-    resume = Resume(np.zeros((1, 4), np.float32), 1)
-    first = Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64), resume=resume))
+    start = LayersRun(np.zeros((1, 4), np.float32), 1, 4)
+    first = Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64), head_start=start))
     second = Scripted(lambda tokens, budget: chain([1]))
-    assert Compose([first, second]).propose([1], 4).resume is resume
+    assert Chain([first, second]).propose([1], 4).head_start is start
 
 
 def test_hidden_states_are_asked_for_if_one_wants_them() -> None:
     one, other = Scripted(lambda tokens, budget: EMPTY), Plain()
-    assert not Compose([one, other]).wants_hidden
-    one.wants_hidden = True
-    assert Compose([other, Adaptive(one, CostModel())]).wants_hidden
+    assert not Chain([one, other]).wants
+    one.wants = HIDDEN
+    assert Chain([other, Adaptive(one, CostModel())]).wants == HIDDEN
 
 
 def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
@@ -148,18 +148,18 @@ def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
         Adaptive(poor, FixedCosts(COST, 0.0)),
         Adaptive(good, FixedCosts(COST, 0.05)),
     )
-    both = Compose([first, second])
-    list(decode(target(), Compose([second]), [1], DecodeOptions(100, 4)))  # it has shown what it can
+    both = Chain([first, second])
+    list(decode(target(), Chain([second]), [1], DecodeOptions(100, 4)))  # it has shown what it can
     list(decode(target(), both, [1], DecodeOptions(300, 4)))
     assert both.won[1] > 3 * both.won[0]
-    alone = Compose([Adaptive(poor, FixedCosts(COST, 0.0))])
+    alone = Chain([Adaptive(poor, FixedCosts(COST, 0.0))])
     list(decode(target(), alone, [1], DecodeOptions(300, 4)))
     assert alone.won[0] > 50  # it does pay
 
 
 def test_others_learn_the_cost_of_a_pass_but_not_of_a_draft() -> None:
     cost = CostModel(COST, 0.05)
-    both = Compose([Watcher(every(1), "first"), Adaptive(Watcher(every(1), "second"), cost)])
+    both = Chain([Watcher(every(1), "first"), Adaptive(Watcher(every(1), "second"), cost)])
     list(decode(target(), both, [1], DecodeOptions(60, 4)))
     assert 3 in cost.timings.passes
     assert not cost.timings.drafts
@@ -192,11 +192,11 @@ def test_greedy_and_coupled_text_is_plain_text(control: bool) -> None:
             if control:
                 proposers = [Adaptive(one, CostModel(COST, 0.05), fallback=bool(seed % 2)) for one in proposers]
             stats = Stats()
-            found = [t for r in decode(model, Compose(proposers), [1, 2], options, stats) for t in r.tokens]
+            found = [t for r in decode(model, Chain(proposers), [1, 2], options, stats) for t in r.tokens]
             assert found == wanted
             assert stats.dropped_reason is None
 
 
 def test_nobody_is_no_chain() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Compose([])
+        Chain([])

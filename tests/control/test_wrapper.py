@@ -10,29 +10,21 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.control.auto import Switch
-from edgespec.control.bandit import Candidate
-from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
-from edgespec.decoding.guard import Guard
-from edgespec.decoding.loop import decode
-from edgespec.decoding.monitor import Control
-from edgespec.decoding.noise import Noise
+from edgespec.control.auto import Auto, Candidate
+from edgespec.control.chain import Chain
+from edgespec.decoding.drafter import Drafter, DraftRequest, Wrapper
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel
 from tests.support.toy import Scripted, chain, hash_target
 
 OUTPUT = Pass(np.zeros((2, 11), np.float32))
 TIME = RoundTime(1.0, 2.0, 9, True)
+REQUEST = DraftRequest([1, 2], stats=Stats(width=4))
 HOOKS: dict[str, tuple[Any, ...]] = {
-    "watch": (Control(),),
-    "set_width": (4,),
-    "bind": (SamplingParams(), Noise(1)),
-    "begin": ([1, 2],),
+    "begin": (REQUEST,),
     "prefill": ([1, 2], 8),
     "absorb": (3, np.ones((2, 4), np.float32)),
     "observe": (chain([1]), Verdict((), 3), OUTPUT),
@@ -51,24 +43,16 @@ class Told(Drafter):
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         return chain([1])
 
-    def watch(self, control: Control) -> None:
-        self.calls.append(("watch", (control,)))
-
-    def set_width(self, width: int) -> None:
-        self.calls.append(("set_width", (width,)))
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        self.calls.append(("bind", (params, noise)))
-
-    def begin(self, tokens: list[int]) -> None:
-        self.calls.append(("begin", (tokens,)))
+    def begin(self, request: DraftRequest) -> int | None:
+        self.calls.append(("begin", (request,)))
+        return 1
 
     def prefill(self, tokens: list[int], most: int) -> int:
         self.calls.append(("prefill", (tokens, most)))
         return 0
 
-    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
-        self.calls.append(("absorb", (first, taps)))
+    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
+        self.calls.append(("absorb", (first, aux_hidden)))
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         self.calls.append(("observe", (proposal, verdict, output)))
@@ -81,20 +65,19 @@ def adaptive(inner: Drafter) -> Adaptive:
     return Adaptive(inner, CostModel({1: 1.0, 2: 1.01}, 0.0), fallback=False)
 
 
-def auto(inner: Drafter) -> Switch:
-    switch = Switch([Candidate("told", 2.0, lambda: adaptive(inner))])
-    switch.begin([1])
+def auto(inner: Drafter) -> Auto:
+    switch = Auto([Candidate("told", 2.0, lambda: adaptive(inner))])
+    switch.begin(DraftRequest([1]))
     return switch
 
 
 WRAPPERS: dict[str, Callable[[Drafter], Wrapper]] = {
     "wrapper": lambda inner: Wrapper([inner]),
     "adaptive": adaptive,
-    "chain": lambda inner: Compose([inner]),
-    "chain of adaptive": lambda inner: Compose([adaptive(inner)]),
+    "chain": lambda inner: Chain([inner]),
+    "chain of adaptive": lambda inner: Chain([adaptive(inner)]),
     "auto": auto,
-    "guard": lambda inner: Guard(inner, Stats(), frozenset(), hash_target(1)),
-    "all of them": lambda inner: Guard(Compose([adaptive(Compose([inner]))]), Stats(), frozenset(), hash_target(1)),
+    "all of them": lambda inner: Chain([adaptive(Chain([inner]))]),
 }
 
 
@@ -106,10 +89,7 @@ def test_every_hook_reaches_whoever_is_inside(name: str, hook: str) -> None:
     if name != "wrapper":
         around.propose([1, 2], 2)  # the winner of the round is told about it
     inner.calls.clear()
-    getattr(around, hook)(*HOOKS[hook])
-    if (name, hook) == ("auto", "bind"):  # kept until the candidate's turn
-        around.begin([1, 2])
-    assert hook in [called for called, _ in inner.calls]
+    assert getattr(around, hook)(*HOOKS[hook]) == {"begin": 1, "prefill": 0}.get(hook)
     told = dict(inner.calls)[hook]
     if hook == "timed":
         assert isinstance(told[1], RoundTime)
@@ -118,10 +98,12 @@ def test_every_hook_reaches_whoever_is_inside(name: str, hook: str) -> None:
         assert told == HOOKS[hook]
 
 
-def test_all_hooks_are_looked_at() -> None:
-    """Each method that ``Wrapper`` hands on has a case above; ``require`` speaks to control alone."""
-    forwarded = {name for name in vars(Wrapper) if not name.startswith("_")}
-    assert forwarded - {"tell", "wants_hidden", "wants_taps", "known", "require"} == set(HOOKS)
+def test_a_drafter_has_ten_hooks_and_every_call_of_the_loop_is_forwarded() -> None:
+    """What control alone asks (``forecast``, ``dry_step``, ``reason``) goes to one drafter, and ``propose`` differs."""
+    hooks = {name for name, member in vars(Drafter).items() if callable(member) or isinstance(member, property)}
+    hooks = {name for name in hooks if not name.startswith("_")}
+    assert len(hooks) <= 10
+    assert hooks - {"forecast", "dry_step", "reason", "propose", "wants"} == set(HOOKS)
 
 
 def test_a_chain_counts_the_probes_of_its_proposers() -> None:
@@ -129,9 +111,9 @@ def test_a_chain_counts_the_probes_of_its_proposers() -> None:
     wrong = Scripted(lambda tokens, budget: chain([(tokens[-1] + 7) % 11] * budget))
     control = Adaptive(wrong, CostModel({1: 1.0, 2: 2.0}, 1.0))
     stats = Stats()
-    list(decode(hash_target(3), Compose([control]), [1], DecodeOptions(200, 4), stats))
+    list(decode(hash_target(3), Chain([control]), [1], DecodeOptions(200, 4), stats))
     assert control.probes > 2
-    assert stats.monitor.control.probes == control.probes
+    assert stats.probes == control.probes
 
 
 def test_a_chain_in_a_batch_decides_for_the_batch() -> None:
@@ -139,11 +121,11 @@ def test_a_chain_in_a_batch_decides_for_the_batch() -> None:
     curve = {1: 1.0, 3: 1.2, 4: 1.3, 12: 8.0}
     sure = Scripted(lambda tokens, budget: chain([1] * budget))
     control = Adaptive(sure, CostModel(curve, 0.0), prior=0.9)
-    both = Compose([control])
+    both = Chain([control])
     proposal = both.propose([1], 2)
     assert len(proposal) == 2
     both.observe(proposal, Verdict((0, 1), 3), Pass(np.zeros((3, 11), np.float32)))
-    both.set_width(4)
+    both.begin(DraftRequest([1], stats=Stats(width=4)))
     assert [len(both.propose([1], 2)) for _ in range(8)] == [0] * 8
 
 
@@ -151,7 +133,7 @@ def test_a_proposers_bucket_is_its_own() -> None:
     """Who proposed is remembered, not written into the proposal."""
     first = Scripted(lambda tokens, budget: EMPTY)
     second = Scripted(lambda tokens, budget: Proposal(np.array([1]), bucket=7))
-    both = Compose([first, second])
+    both = Chain([first, second])
     proposal = both.propose([1], 4)
     assert proposal.bucket == 7
     assert both.proposer == "scripted"
@@ -164,22 +146,9 @@ def test_a_proposal_that_is_none_costs_a_chain_that_proposer_alone() -> None:
     bad = Scripted(lambda tokens, budget: chain([99]))  # no such token
     bad.name = "bad"
     good = Scripted(lambda tokens, budget: chain([1]))
-    both, stats = Compose([bad, good]), Stats()
+    both, stats = Chain([bad, good]), Stats()
     list(decode(hash_target(3), both, [1], DecodeOptions(30, 4), stats))
     assert stats.dropped_reason is None
-    assert [drop.method for drop in stats.monitor.drops] == ["chain"]
+    assert [drop["method"] for drop in stats.drops] == ["chain"]
     assert "outside the vocabulary" in both.failed["bad"]
     assert both.won[1] > 20
-
-
-def test_a_drafter_that_cannot_say_what_it_wants_is_dropped() -> None:
-    class Broken(Told):
-        @property
-        def wants_hidden(self) -> bool:
-            raise RuntimeError("broken")
-
-    stats = Stats()
-    guard = Guard(Broken(), stats, frozenset(), hash_target(1))
-    assert guard.wants_hidden is False
-    assert stats.dropped_reason == "told failed in wants_hidden: RuntimeError: broken"
-    assert guard.propose([1], 2) is EMPTY

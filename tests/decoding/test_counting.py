@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import RoundTime, Stats
 
 ROUNDS = st.lists(
     st.integers(0, 6).flatmap(lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted), st.integers(0, 1))),
@@ -19,7 +19,8 @@ ROUNDS = st.lists(
 def test_counters_add_up(rounds: list[tuple[int, int, int]]) -> None:
     stats = Stats()
     for drafted, accepted, bonus in rounds:
-        stats.record(accepted + bonus, drafted, accepted, min(accepted + 1, drafted))
+        time = RoundTime(0.0, 1.0, 1 + drafted, False, "a", accepted + bonus, drafted, accepted, 1.0 + drafted)
+        stats.add(time, min(accepted + 1, drafted), True, True)
     assert stats.rounds == len(rounds) == sum(stats.histogram)
     assert stats.accepted == sum(at * count for at, count in enumerate(stats.histogram)) == sum(stats.accepted_at)
     assert stats.drafted == sum(drafted for drafted, _, _ in rounds)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.control.chain import Compose
-from edgespec.decoding.accept import EXACT, Accept
+from edgespec.control.chain import Chain
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.noise import BLOCK, Noise
 from edgespec.decoding.noise import DRAFT as DRAWING
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
+from edgespec.decoding.verify import EXACT, Accept
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.proposer import UserDrafter
@@ -47,7 +47,7 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "self-spec": lambda target: SelfSpec(target, SkipSet((0,)), stop=0.5),
     "swift chain": lambda target: swift(target, (1,)),
     "swift with siblings": lambda target: swift(target, None),
-    "chain of drafters": lambda target: Compose([NGram(), swift(target, (2,))]),
+    "chain of drafters": lambda target: Chain([NGram(), swift(target, (2,))]),
     "own proposer": lambda target: UserDrafter(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
     "comb": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)),
     "full tree": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(3, 2)),

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.loop import decode
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Resume
+from edgespec.decoding.target import Pass
+from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError
 from tests.decoding.test_loop import VOCAB, truth_of
@@ -37,7 +37,7 @@ def nan_tree(tokens: list[int], budget: int) -> Proposal:
 def resumed(rows: int, parents: list[int] | None = None) -> Callable[[list[int], int], Proposal]:
     above = None if parents is None else np.array(parents)
     return lambda tokens, budget: Proposal(
-        np.array([1, 2])[:budget], above, resume=Resume(np.zeros((rows, 4), np.float32), 1)
+        np.array([1, 2])[:budget], above, head_start=LayersRun(np.zeros((rows, 4), np.float32), 1, 4)
     )
 
 
@@ -86,8 +86,10 @@ class ResumingTarget(FunctionTarget):
     def forward_layers(self, rows, offset, first, last):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
-        assert len(tokens) == len(resume.hidden)
+    def forward_from(
+        self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
+    ) -> Pass:
+        assert len(tokens) == len(hidden)
         self.resumed.append(len(tokens))
         return self.forward(tokens)
 
@@ -110,7 +112,7 @@ def test_a_chain_is_resumed_as_it_was_cut() -> None:
 
     def guess(tokens: list[int], budget: int) -> Proposal:
         out = truth(tokens, 4)
-        return Proposal(np.array(out), resume=Resume(np.zeros((5, 4), np.float32), 1))
+        return Proposal(np.array(out), head_start=LayersRun(np.zeros((5, 4), np.float32), 1, 4))
 
     text = [t for r in decode(target, Scripted(guess), [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
     assert text == truth([1, 2], 9)
@@ -118,7 +120,7 @@ def test_a_chain_is_resumed_as_it_was_cut() -> None:
     assert target.resumed == [3, 3, 3]
 
 
-@pytest.mark.parametrize("where", ["bind", "begin", "observe", "timed"])
+@pytest.mark.parametrize("where", ["begin", "observe", "timed"])
 def test_a_drafter_may_break_anywhere(where: str) -> None:
     truth = truth_of(4)
     drafter = Scripted(lambda tokens, budget: chain(truth(tokens, budget)))

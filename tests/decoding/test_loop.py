@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
+from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.request import DecodeOptions, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.plain import Plain
@@ -156,9 +155,9 @@ def test_a_guess_below_an_eos_is_never_verified() -> None:
     ("prompt", "message"),
     [([], "at least one token"), ([1] * 20, "context"), ([1] * 21, "context"), ([1, VOCAB], "vocab"), ([-1], "vocab")],
 )
-def test_a_prompt_that_cannot_be_served_is_refused_at_once(prompt: Sequence[int], message: str) -> None:
+def test_a_prompt_that_cannot_be_served_is_refused(prompt: Sequence[int], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        decode(hash_target(0, context=20), Plain(), prompt, DecodeOptions(4))
+        next(decode(hash_target(0, context=20), Plain(), prompt, DecodeOptions(4)))
 
 
 def test_options_that_cannot_be_served_are_refused() -> None:
@@ -167,7 +166,7 @@ def test_options_that_cannot_be_served_are_refused() -> None:
             DecodeOptions(**bad)  # type: ignore[arg-type]
         assert str(next(iter(bad.values()))) in str(caught.value)
     with pytest.raises(InvalidRequest, match="logit_bias"):
-        decode(hash_target(0), Plain(), [1], DecodeOptions(4, sampling=SamplingParams(logit_bias={VOCAB: 1.0})))
+        next(decode(hash_target(0), Plain(), [1], DecodeOptions(4, sampling=SamplingParams(logit_bias={VOCAB: 1.0}))))
 
 
 @pytest.mark.parametrize("rounds", range(6))

@@ -12,15 +12,13 @@ import pytest
 from edgespec.cli.answer import stats_lines
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding import loop
-from edgespec.decoding.accept import Accept
-from edgespec.decoding.loop import decode
-from edgespec.decoding.monitor import PLAIN, WINDOW, Control, Monitor, RoundRecord, Shadow
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.settings import SHADOW
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import PLAIN, WINDOW, RoundTime, Stats
 from edgespec.decoding.target import Pass
-from edgespec.decoding.verify import verify
+from edgespec.decoding.verify import Accept, verify
 from edgespec.drafters.plain import Plain
 from edgespec.engine.engine import STATS_EVERY, Engine
 from edgespec.errors import InvalidRequest
@@ -48,63 +46,66 @@ def watched(drafter: Any, new: int = 25, seed: int = 4, gamma: int = 3, **option
 
 def test_plain_decoding_is_the_measure_of_work() -> None:
     _, stats = watched(Plain())
-    monitor = stats.monitor
-    assert (monitor.work_per_token, monitor.plain_rounds, monitor.drafted_rounds) == (1.0, 25, 0)
-    assert (monitor.predicted_speedup, monitor.measured_speedup) == (None, None)
-    assert monitor.of_late() == {PLAIN: {"rounds": 25, "acceptance_rate": 0.0, "tokens_per_round": 1.0}}
+    assert (stats.work_per_token, stats.plain_rounds, stats.drafted_rounds) == (1.0, 25, 0)
+    assert (stats.predicted_speedup, stats.measured_speedup) == (None, None)
+    assert stats.recently() == {PLAIN: {"rounds": 25, "acceptance_rate": 0.0, "tokens_per_round": 1.0}}
+
+
+def add(stats: Stats, *figures: Any, shared: bool = False) -> None:
+    """Count a round: (method, tokens, drafted, accepted, work, draft ms, verify ms)."""
+    method, tokens, drafted, accepted, work, draft_ms, verify_ms = figures
+    time = RoundTime(draft_ms, verify_ms, 1 + drafted, shared, method, tokens, drafted, accepted, work)
+    stats.add(time, min(accepted + 1, drafted), True, True)
 
 
 def test_refused_rows_and_draft_steps_are_work() -> None:
-    monitor = Monitor(Control(steps=4, step_cost=0.25))
-    monitor.add(RoundRecord("a", 1, 4, 0, 5, 1.0, 2.0))  # five rows and four steps for a token
-    assert monitor.work_per_token == 6
-    monitor.add(RoundRecord("a", 5, 4, 4, 5, 1.0, 2.0))
-    assert monitor.work_per_token == 2
-    by_time = Monitor()
-    by_time.add(RoundRecord("a", 3, 2, 2, 3, 4.0, 6.0))  # a row takes 2 ms, so drafting was two rows
+    stats = Stats(draft_steps=4, draft_step_cost=0.25)
+    add(stats, "a", 1, 4, 0, 5, 1.0, 2.0)  # five rows and four steps for a token
+    assert stats.work_per_token == 6
+    add(stats, "a", 5, 4, 4, 5, 1.0, 2.0)
+    assert stats.work_per_token == 2
+    by_time = Stats()
+    add(by_time, "a", 3, 2, 2, 3, 4.0, 6.0)  # a row takes 2 ms, so drafting was two rows
     assert by_time.work_per_token == pytest.approx(5 / 3)
-
-
-def test_layers_that_ran_while_drafting_are_not_counted_twice() -> None:
-    monitor = Monitor(Control(steps=1, step_cost=0.5))
-    monitor.add(RoundRecord("paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0))
-    assert monitor.work_per_token == 0.75
+    ahead = Stats(draft_steps=1, draft_step_cost=0.5)  # layers that ran while drafting are not counted twice
+    add(ahead, "paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0)
+    assert ahead.work_per_token == 0.75
 
 
 def test_a_round_in_which_an_exit_was_asked_is_no_plain_step() -> None:
-    monitor = Monitor()
+    stats = Stats()
     for _ in range(20):
-        monitor.add(RoundRecord(PLAIN, 1, 0, 0, 0.2, 9.0, 3.0))  # the last fifth of the layers
-    assert (monitor.plain_rounds, monitor.plain_ms, monitor.step_ms) == (20, 0.0, None)
+        add(stats, PLAIN, 1, 0, 0, 0.2, 9.0, 3.0)  # the last fifth of the layers
+    assert (stats.plain_rounds, stats.step_ms) == (20, None)
     for _ in range(20):
-        monitor.add(RoundRecord(PLAIN, 1, 0, 0, 1, 0.0, 8.0))
-    assert (monitor.plain_rounds, monitor.step_ms) == (40, 8.0)
+        add(stats, PLAIN, 1, 0, 0, 1, 0.0, 8.0)
+    assert (stats.plain_rounds, stats.step_ms) == (40, 8.0)
 
 
 def test_prediction_is_held_against_the_clock() -> None:
-    monitor = Monitor(Control(expected=(3.0, 2.0), plain_ms=10.0))
-    monitor.add(RoundRecord("a", 2, 2, 1, 3, 4.0, 16.0))
-    assert (monitor.predicted_speedup, monitor.measured_speedup) == (1.5, 1.0)
-    monitor.add(RoundRecord("a", 9, 2, 2, 3, 4.0, 16.0, alone=False))  # others' rows were in that pass
-    monitor.add(RoundRecord(PLAIN, 1, 0, 0, 1, 0.0, 99.0))
-    assert (monitor.predicted_speedup, monitor.measured_speedup) == (1.5, 1.0)
+    stats = Stats(expected=(3.0, 2.0), control_plain_ms=10.0)
+    add(stats, "a", 2, 2, 1, 3, 4.0, 16.0)
+    assert (stats.predicted_speedup, stats.measured_speedup) == (1.5, 1.0)
+    add(stats, "a", 9, 2, 2, 3, 4.0, 16.0, shared=True)  # others' rows were in that pass
+    add(stats, PLAIN, 1, 0, 0, 1, 0.0, 99.0)
+    assert (stats.predicted_speedup, stats.measured_speedup) == (1.5, 1.0)
 
 
-def test_of_late_forgets() -> None:
-    monitor = Monitor()
+def test_recent_rounds_are_forgotten() -> None:
+    stats = Stats()
     for _ in range(5):
-        monitor.add(RoundRecord("old", 2, 1, 1, 2, 0.0, 1.0))
+        add(stats, "old", 2, 1, 1, 2, 0.0, 1.0)
     for _ in range(WINDOW - 2):
-        monitor.add(RoundRecord("new", 1, 2, 0, 3, 0.0, 1.0))
-    found = monitor.of_late()
+        add(stats, "new", 1, 2, 0, 3, 0.0, 1.0)
+    found = stats.recently()
     assert found["old"]["rounds"] == 2
     assert found["new"] == {"rounds": WINDOW - 2, "acceptance_rate": 0.0, "tokens_per_round": 1.0}
 
 
 def test_control_tells_what_it_expects_and_when_it_falls_back_and_comes_back() -> None:
     adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), FixedCosts({1: 1.0, 2: 1.2}, 0.05))
-    control = Control()
-    adaptive.watch(control)
+    control = Stats()
+    adaptive.begin(DraftRequest([1], stats=control))
     rng = np.random.default_rng(0)
     states = []
     for i in range(900):
@@ -127,22 +128,22 @@ def test_control_tells_what_it_expects_and_when_it_falls_back_and_comes_back() -
 
 def test_expectation_is_that_of_the_formula() -> None:
     adaptive = Adaptive(Scripted(right(4)), CostModel({1: 1.0, 2: 1.5}, 0.25), prior=0.5, fallback=False)
-    control = Control()
-    adaptive.watch(control)
+    control = Stats()
+    adaptive.begin(DraftRequest([1], stats=control))
     assert len(adaptive.propose([1, 2], 1)) == 1
     assert control.expected == (1.5, 1.75)
-    assert control.plain_ms is None
+    assert control.control_plain_ms is None
     adaptive.cost.observe_verify(1, 8.0, 8)
     adaptive.propose([1, 2], 1)
-    assert control.plain_ms == 8.0
+    assert control.control_plain_ms == 8.0
 
 
 def test_a_request_counts_its_own_decisions() -> None:
     adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), CostModel({1: 1.0, 2: 2.0}, 0.5))
     first, second = watched(adaptive, 200)[1], watched(adaptive, 200)[1]
-    assert first.monitor.control.probes + second.monitor.control.probes == adaptive.probes
-    assert first.monitor.control.probes > 0
-    assert first.monitor.drafted_rounds + first.monitor.plain_rounds == first.rounds
+    assert first.probes + second.probes == adaptive.probes
+    assert first.probes > 0
+    assert first.drafted_rounds + first.plain_rounds == first.rounds
 
 
 # -- shadow checks -----------------------------------------------------------------------------------------------------
@@ -151,9 +152,9 @@ def test_a_request_counts_its_own_decisions() -> None:
 def test_lossless_methods_agree() -> None:
     for every in (1, 3):
         text, stats = watched(Scripted(right(4)), shadow=every)
-        shadow = stats.monitor.shadow
-        assert (shadow.agreeing, shadow.first, shadow.agreement) == (shadow.checked, None, 1.0)
-        assert shadow.checked == len(text) if every == 1 else 0 < shadow.checked < len(text)
+        assert (stats.shadow_agreeing, stats.shadow_first) == (stats.shadow_checked, None)
+        assert stats.shadow_agreement == 1.0
+        assert stats.shadow_checked == len(text) if every == 1 else 0 < stats.shadow_checked < len(text)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -174,29 +175,29 @@ def test_a_lossy_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, tree: bool) 
     monkeypatch.setattr(loop, "verify", lossy)
     calls: list[int] = []
     text, stats = watched(Scripted(guess), new=20, shadow=1)
-    shadow = stats.monitor.shadow
-    assert shadow.checked == len(text) == 20
-    assert shadow.agreeing == 15  # of two tokens a round, one is the row's own choice
-    at, expected, got = shadow.first or (-1, -1, -1)
+    assert stats.shadow_checked == len(text) == 20
+    assert stats.shadow_agreeing == 15  # of two tokens a round, one is the row's own choice
+    at, expected, got = stats.shadow_first or (-1, -1, -1)
     assert (at, got) == (2, text[2])
     assert expected == plain(hash_logits(4, VOCAB), VOCAB, [1, 2, *text[:2]], 1)[0] != got
 
 
 def test_without_shadow_nothing_is_compared() -> None:
-    assert watched(Scripted(right(4)))[1].monitor.shadow == Shadow()
+    assert watched(Scripted(right(4)))[1].shadow_checked == 0
 
 
 def test_the_keys_of_a_shadow_are_stable() -> None:
-    shadow = Shadow(4)
-    shadow.compare(7, [(1, 1), (2, 3), (4, 5)])
-    assert shadow.as_dict() == {
+    stats = Stats(shadow_every=4)
+    stats.compare(7, [(1, 1), (2, 3), (4, 5)])
+    assert stats.as_dict()["shadow"] == {
         "every": 4,
         "checked": 3,
         "agreeing": 1,
         "agreement": 1 / 3,
         "first_disagreement": {"position": 8, "expected": 2, "got": 3},
     }
-    assert Shadow().as_dict()["first_disagreement"] is None
+    shadow: Any = Stats().as_dict()["shadow"]
+    assert shadow["first_disagreement"] is None
 
 
 # -- where it is shown -------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def test_what_people_read() -> None:
     cost = CostModel({1: 1.0, 2: 1.1}, 0.0)
     cost.observe_verify(1, 1.0, 15)
     _, stats = watched(Adaptive(Scripted(right(4)), cost, fallback=False), shadow=2)
-    stats.monitor.shadow.first = (3, 4, 5)
+    stats.shadow_first = (3, 4, 5)
     text = "\n".join(stats_lines(stats))
     for part in ("rounds", "acceptance   100 %", "(last 64 rounds)", "predicted", "measured", "work", "back 0 times",
                  "prefill", "every 2 rounds; first other token at 3: 5, plain decoding 4"):  # fmt: skip
@@ -233,9 +234,9 @@ def test_a_caller_is_told_every_so_many_rounds_and_at_the_end(engine: Callable[.
 
 def test_shadow_of_a_request(engine: Callable[..., Engine]) -> None:
     how: dict[str, Any] = {"method": "ngram", "ignore_eos": True, "max_new_tokens": 20, "fallback": False}
-    found = engine().generate(PROMPTS[0], shadow=1, **how).stats.monitor.shadow
-    assert (found.every, found.checked, found.agreement) == (1, 20, 1.0)
-    assert engine().generate(PROMPTS[0], **how).stats.monitor.shadow.every == 0
+    found = engine().generate(PROMPTS[0], shadow=1, **how).stats
+    assert (found.shadow_every, found.shadow_checked, found.shadow_agreement) == (1, 20, 1.0)
+    assert engine().generate(PROMPTS[0], **how).stats.shadow_every == 0
     for wrong in (-1, "x"):
         with pytest.raises(InvalidRequest, match="shadow"):
             engine().generate(PROMPTS[0], shadow=wrong)
@@ -244,10 +245,10 @@ def test_shadow_of_a_request(engine: Callable[..., Engine]) -> None:
 def test_a_lossy_rule_is_shadowed_unasked(engine: Callable[..., Engine]) -> None:
     how: dict[str, Any] = {"method": "speculative", "adaptive": False, "ignore_eos": True, "max_new_tokens": 60}
     result = engine().generate(PROMPTS[0], accept=Accept("all"), **how)
-    found = result.stats.monitor.shadow
-    assert (found.every, result.lossless) == (SHADOW, False)
-    assert 0 < found.checked < 60
-    every = engine().generate(PROMPTS[0], accept=Accept("all"), shadow=1, **how).stats.monitor.shadow
-    assert every.checked == 60
-    assert every.agreement < 1
-    assert engine().generate(PROMPTS[0], accept=Accept("all"), shadow=0, **how).stats.monitor.shadow.checked == 0
+    found = result.stats
+    assert (found.shadow_every, result.lossless) == (SHADOW, False)
+    assert 0 < found.shadow_checked < 60
+    every = engine().generate(PROMPTS[0], accept=Accept("all"), shadow=1, **how).stats
+    assert every.shadow_checked == 60
+    assert every.shadow_agreement < 1
+    assert engine().generate(PROMPTS[0], accept=Accept("all"), shadow=0, **how).stats.shadow_checked == 0

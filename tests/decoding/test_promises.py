@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.decoding.accept import EXACT, Accept
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
-from edgespec.decoding.noise import DRAFT, Noise
+from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.noise import DRAFT
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.verify import EXACT, Accept
 from tests.support.toy import PLAIN, Scripted, chain, hash_target
 
 VOCAB = 11
@@ -24,8 +23,8 @@ class Drawing(Drafter):
 
     name = "drawing"
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        self.params, self.noise = params, noise
+    def begin(self, request: DraftRequest) -> None:
+        self.params, self.noise = request.params, request.noise
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         flat = np.zeros(VOCAB, np.float32)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding import guard
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.target import Resume
+from edgespec.decoding.target import Target
+from edgespec.drafters.paradecode import LayersRun
 from edgespec.formulas.cost import CostModel
 from tests.decoding.test_monitor import VOCAB, right, watched
 from tests.support.reference import FunctionTarget
 from tests.support.toy import Scripted, hash_logits, plain
+
+TARGET = cast(Target, SimpleNamespace(forward_from=None))
 
 # -- recovery ----------------------------------------------------------------------------------------------------------
 
@@ -30,7 +33,7 @@ def tree_probs(value: float) -> Proposal:
 
 
 def resumed(tokens: list[int], hidden: Any) -> Proposal:
-    return Proposal(np.array(tokens, np.int64), resume=Resume(np.array(hidden, np.float32), 1))
+    return Proposal(np.array(tokens, np.int64), head_start=LayersRun(np.array(hidden, np.float32), 1, 4))
 
 
 NONSENSE: dict[str, Callable[[], Any]] = {
@@ -46,7 +49,9 @@ NONSENSE: dict[str, Callable[[], Any]] = {
     "hidden states of NaN": lambda: resumed([1], [[0.0], [np.nan]]),
     "hidden states of NaN without a guess": lambda: resumed([], [[np.nan]]),
     "too few hidden states": lambda: resumed([1, 2], [[0.0]]),
-    "hidden states of a tree": lambda: Proposal(TREE, PARENTS, resume=Resume(np.zeros((4, 2), np.float32), 1)),
+    "hidden states of a tree": lambda: Proposal(
+        TREE, PARENTS, head_start=LayersRun(np.zeros((4, 2), np.float32), 1, 4)
+    ),
     "nothing at all": lambda: None,
     "a list": lambda: [1, 2],
 }
@@ -64,31 +69,25 @@ def test_nonsense_costs_the_drafter_and_not_the_text(name: str, late: int) -> No
     text, stats = watched(Scripted(guess))
     assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
     assert len(calls) == late + 1
-    (drop,) = stats.monitor.drops
-    assert (drop.method, drop.where, str(drop)) == ("scripted", "propose", stats.dropped_reason)
-    assert stats.monitor.drafted_rounds == late
+    (drop,) = stats.drops
+    assert (drop["method"], drop["where"]) == ("scripted", "propose")
+    assert stats.dropped_reason == f"scripted failed in propose: {drop['error']}"
+    assert stats.drafted_rounds == late
 
 
-@pytest.mark.parametrize("where", ["watch", "bind", "begin", "observe", "timed", "proposer"])
+@pytest.mark.parametrize("where", ["begin", "prefill", "observe", "timed"])
 def test_a_drop_says_where(where: str) -> None:
-    class Broken(Scripted):
-        def __getattribute__(self, name: str) -> Any:
-            if name == where == "proposer":
-                raise RuntimeError("broken")
-            return super().__getattribute__(name)
-
-    drafter = Broken(right(4))
+    drafter = Scripted(right(4))
 
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
-    if where != "proposer":
-        setattr(drafter, where, broken)
+    setattr(drafter, where, broken)
     text, stats = watched(drafter)
     assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
-    (drop,) = stats.monitor.drops
-    assert drop.where == ("propose" if where == "proposer" else where)
-    assert drop.error == "RuntimeError: broken"
+    (drop,) = stats.drops
+    assert drop["where"] == where
+    assert drop["error"] == "RuntimeError: broken"
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -96,7 +95,7 @@ def test_a_drafter_that_never_has_a_guess_costs_nothing(adaptive: bool) -> None:
     drafter: Any = Scripted(lambda *_: EMPTY)
     text, stats = watched(Adaptive(drafter, CostModel(), fallback=False) if adaptive else drafter)
     assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
-    assert (stats.monitor.drops, stats.monitor.plain_rounds, stats.monitor.work_per_token) == ([], 25, 1.0)
+    assert (stats.drops, stats.plain_rounds, stats.work_per_token) == ([], 25, 1.0)
 
 
 def test_a_drafter_that_clings_to_its_first_guess() -> None:
@@ -114,13 +113,13 @@ def test_a_drafter_that_clings_to_its_first_guess() -> None:
 @pytest.mark.parametrize("hidden", [[[0.0], [np.nan]], [[np.inf], [0.0]], [[0.0]]])
 def test_hidden_states_to_resume_from_are_looked_at(hidden: Any) -> None:
     proposal = resumed([1], hidden)
-    assert proposal.resume is not None
+    assert proposal.head_start is not None
     with pytest.raises(ValueError, match=r"expected 2 rows|finite"):
-        guard._check_resume(proposal, proposal.resume)
+        proposal.head_start.check(TARGET, proposal)
 
 
 def test_a_target_without_hidden_states_is_never_asked_to_resume() -> None:
-    assert not hasattr(FunctionTarget, "forward_resumed")
+    assert not hasattr(FunctionTarget, "forward_from")
     text, stats = watched(Scripted(lambda *_: NONSENSE["hidden states of NaN"]()))
     assert stats.dropped_reason is not None
     assert len(text) == 25

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.noise import DRAFT, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.rows import RowSampler
-from edgespec.decoding.sampling import SamplingParams, _top, distribution, support
+from edgespec.decoding.sampling import RowSampler, SamplingParams, _top, distribution, support
 from edgespec.errors import EdgespecError, InvalidRequest
 from tests.support.toy import chi_square, naive_distribution
 

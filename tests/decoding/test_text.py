@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from edgespec.decoding import loop
 from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import DecodeOptions
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.request import DecodeOptions
-from edgespec.decoding.rows import RowSampler
-from edgespec.decoding.sampling import SamplingParams, adjusted
+from edgespec.decoding.sampling import RowSampler, SamplingParams, adjusted
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import SkipSet, common_prefix
 from edgespec.decoding.text import Prefix, Text, different

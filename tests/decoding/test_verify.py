@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.rows import Rows, RowSampler
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.verify import verify
+from edgespec.decoding.sampling import Rows, RowSampler, SamplingParams
+from edgespec.decoding.verify import EXACT, Accept, verify
 from edgespec.errors import EdgespecError
 from tests.support.toy import chi_square, naive_distribution
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.chain import Compose
+from edgespec.control.chain import Chain
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.stats import Stats
@@ -114,7 +114,7 @@ def test_rounds_that_others_won(native: None, opened: Callable[[str], Made]) -> 
     made = opened("accepted")
     text, _ = made.write(made.recorder(), prompt(12), 24)
     recorder = made.recorder()
-    chain = Compose([Fork(text), recorder])
+    chain = Chain([Fork(text), recorder])
     assert made.write(recorder, prompt(12), 24, around=chain)[0] == text
     assert min(chain.won) > 2
     made.check(recorder, 8)
@@ -139,13 +139,13 @@ def test_the_step_that_is_timed_is_that_of_rounds(
     of_rounds, rows = {each[1:] for each in seen}, len(target.tokens)
     assert {rows for rows, *_ in seen} <= set(range(8, len(text) - 1))
     seen.clear()
-    assert recorder.step_once()
-    assert not recorder.first_once()  # it reads as much as any other
+    assert recorder.dry_step()
+    assert not recorder.dry_step(first=True)  # it reads as much as any other
     assert [each[0] for each in seen] == [rows]
     assert {each[1:] for each in seen} <= of_rounds
     assert seen[0][2:] == (True, True)
     target.follow([])
-    assert recorder.step_once()
+    assert recorder.dry_step()
     assert seen[-1][0] == 1  # of nothing, before the first request
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.draft_cache import FIRST_ROWS
@@ -29,8 +29,7 @@ def made(known: list[int] | None = None) -> tuple[TappedToy, Any, HiddenStateDra
 def proposed(known: list[int] | None, params: SamplingParams, budget: int) -> Proposal:
     """A first round's."""
     target, _, drafter = made(known)
-    drafter.bind(params, Noise(params.seed))
-    drafter.known(PROMPT)
+    drafter.begin(DraftRequest(PROMPT, params, Noise(params.seed)))
     target.tap_sink = drafter.absorb
     target.prefill(PROMPT[:-1])
     return drafter.propose(PROMPT, budget)
@@ -84,9 +83,9 @@ def test_steps_that_are_timed_are_those_of_rounds() -> None:
     held = len(slot.tokens)
     slot.passes.clear()
     whole = "block", BLOCK, True, True
-    assert drafter.step_once()
+    assert drafter.dry_step()
     assert slot.passes == [whole]
-    assert drafter.first_once()
+    assert drafter.dry_step(first=True)
     assert slot.passes == [whole, ("absorb", FIRST_ROWS, False, False), whole]
     assert len(slot.tokens) == held
     assert drafter.steps_at_once

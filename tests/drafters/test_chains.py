@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet
@@ -115,7 +114,7 @@ def test_a_vocabulary_that_differs_by_padding_is_cropped_or_padded(padding: int,
     model = FunctionTarget(lambda prefix: np.arange(size, dtype=np.float32), size)
     drafter = Speculative(model, VOCAB)
     params = SamplingParams(1.0, seed=1, acceptance=acceptance)  # type: ignore[arg-type]
-    drafter.bind(params, Noise(1))
+    drafter.begin(DraftRequest([], params, Noise(1)))
     proposal = drafter.propose([1, 2], 4)
     assert proposal.tokens.max() < min(size, VOCAB)
     if proposal.probs is not None:
@@ -123,7 +122,7 @@ def test_a_vocabulary_that_differs_by_padding_is_cropped_or_padded(padding: int,
         np.testing.assert_allclose(proposal.probs.sum(1), 1)
         assert (proposal.probs[:, size:] == 0).all()
     assert (proposal.probs is None) is (acceptance == "coupled")
-    drafter.bind(SamplingParams(), Noise(1))
+    drafter.begin(DraftRequest([], SamplingParams(), Noise(1)))
     assert drafter.propose([1, 2], 2).tokens.tolist() == [min(size, VOCAB) - 1] * 2
 
 
@@ -131,7 +130,7 @@ def test_q_is_what_the_guess_was_drawn_from_with_its_prefix() -> None:
     function = hash_logits(4, VOCAB)
     drafter = Speculative(FunctionTarget(function, VOCAB), VOCAB)
     params = SamplingParams(0.7, top_k=5, repetition_penalty=1.5, seed=2)
-    drafter.bind(params, Noise(2))
+    drafter.begin(DraftRequest([], params, Noise(2)))
     proposal = drafter.propose([1, 2, 3], 4)
     prefix = [1, 2, 3]
     assert proposal.probs is not None
@@ -144,7 +143,7 @@ def test_q_is_what_the_guess_was_drawn_from_with_its_prefix() -> None:
 def test_a_position_drafted_again_gets_new_noise() -> None:
     flat = FunctionTarget(lambda prefix: np.zeros(VOCAB, np.float32), VOCAB)
     drafter = Speculative(flat, VOCAB)
-    drafter.bind(SamplingParams(1.0, seed=1), Noise(1))
+    drafter.begin(DraftRequest([], SamplingParams(1.0, seed=1), Noise(1)))
     first = drafter.propose([1, 2], 8).tokens.tolist()
     assert drafter.propose([1, 2], 8).tokens.tolist() == first
     assert drafter.propose([1, 2, first[0]], 7).tokens.tolist() != first[1:]
@@ -204,9 +203,9 @@ def test_the_threshold_is_carried_across_requests_but_not_into_a_seeded_text() -
     drafter = SelfSpec(target, SkipSet())
     drafter.stop, drafter.matched = 0.9, 0.5
     for params in (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, seed=1, acceptance="coupled")):
-        drafter.bind(params, Noise(1))
+        drafter.begin(DraftRequest([], params, Noise(1)))
         assert (drafter.stop, drafter.matched) == (0.9, 0.5)
-    drafter.bind(SamplingParams(1.0, seed=1), Noise(1))
+    drafter.begin(DraftRequest([], SamplingParams(1.0, seed=1), Noise(1)))
     assert (drafter.stop, drafter.matched) == (0.6, 0.0)
 
 

@@ -25,11 +25,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.control.chain import Compose
+from edgespec.control.chain import Chain
 from edgespec.decoding.drafter import Drafter, Wrapper
-from edgespec.decoding.loop import decode
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
@@ -198,7 +197,7 @@ def test_rounds_that_others_won(original: Made) -> None:
     """Guesses of n-grams that were accepted: all of their rows count."""
     recorder = original.recorder()
     ngram, phrase = NGram(), prompt(5, 3)
-    chain = Compose([Sometimes(ngram, 2), recorder])
+    chain = Chain([Sometimes(ngram, 2), recorder])
     original.write(recorder, phrase * 4, 16, chain)
     assert chain.won[1] > 2
     original.check(recorder, 8)
@@ -263,7 +262,7 @@ def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:
     recorder._states = np.full_like(recorder._states, np.nan)
     spoiled, whole = original.recorder(), original.recorder()
     absorb = spoiled.absorb
-    spoiled.absorb = lambda first, taps: absorb(first, taps * np.nan)  # type: ignore[method-assign]
+    spoiled.absorb = lambda first, aux_hidden: absorb(first, aux_hidden * np.nan)  # type: ignore[method-assign]
     stats, text = Stats(), prompt(8)
     for done in decode(spoiled.target, spoiled, prompt(8), DecodeOptions(max_new_tokens=12), stats):
         text += done.tokens

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import Wrapper
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest, Wrapper
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.draft_cache import FIRST_ROWS
 from edgespec.drafters.hidden_state import MOST_OWED, ROUND, HiddenStateDrafter
@@ -107,7 +106,7 @@ def test_a_prompt_is_read_as_it_comes(chunk: int) -> None:
     """All but its last row, which is the first pass of a round's."""
     target, slot, drafter = made()
     target.chunk = chunk
-    assert drafter.known(PROMPT) == 0
+    assert drafter.begin(DraftRequest(PROMPT)) == 0
     read = 0
 
     def sink(first: int, taps: Any) -> None:
@@ -135,7 +134,7 @@ def test_rows_that_need_not_be_read_again(branch: tuple[int, ...] | None) -> Non
             (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other))
         )
         kept = sum(i + 1 < same for i in range(min(held, max(len(other) - 2, 0))))
-        assert drafter.known(other) == kept == len(slot.tokens)
+        assert drafter.begin(DraftRequest(other)) == kept == len(slot.tokens)
         found = rounds(target, drafter, other, 9)
         assert [t for done in found for t in done.tokens] == plain(likely, VOCAB, other, 9)
         whole = other + [t for done in found for t in done.tokens]
@@ -148,8 +147,8 @@ def test_steps_that_are_timed_are_those_of_rounds() -> None:
     rounds(target, drafter, PROMPT, 60)
     seen, held = set(slot.passes), len(slot.tokens)
     slot.passes.clear()
-    assert drafter.step_once()
-    assert drafter.first_once()
+    assert drafter.dry_step()
+    assert drafter.dry_step(first=True)
     assert slot.passes == [("given", 1, True, True), ("given", FIRST_ROWS, False, True)]
     assert set(slot.passes) <= seen
     assert len(slot.tokens) == held

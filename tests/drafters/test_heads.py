@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.heads import Blockwise, Medusa

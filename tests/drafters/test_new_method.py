@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
 from edgespec.drafters import registry
 from edgespec.drafters.registry import METHODS, Method, complete

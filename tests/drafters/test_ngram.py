@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import InvalidRequest
@@ -126,7 +126,7 @@ def test_the_text_is_plain_text_and_loops_are_fast() -> None:
 
 def test_a_new_request_forgets_and_a_continued_one_remembers() -> None:
     drafter = NGram()
-    drafter.begin([1, 2, 3, 4])
+    drafter.begin(DraftRequest([1, 2, 3, 4]))
     assert guesses(drafter, [9, 2]) == []
-    drafter.begin([1, 2, 3, 4])
+    drafter.begin(DraftRequest([1, 2, 3, 4]))
     assert guesses(drafter, [1, 2, 3, 4, 7, 2], 2) == [3, 4]

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Resume
+from edgespec.decoding.target import Pass
+from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -60,7 +61,7 @@ def run(proposer: Any, seed: int = 1, new: int = 40) -> Stats:
         [np.int64(3)],
         Proposal(np.array([1, 2])),
         Proposal(np.array([1, 2, 3]), np.array([-1, -1, 0])),
-        Proposal(np.array([1]), resume=Resume(np.zeros((2, 4), np.float32), 1)),
+        Proposal(np.array([1]), head_start=LayersRun(np.zeros((2, 4), np.float32), 1, 4)),
     ],
 )
 def test_what_it_may_return(found: Any) -> None:
@@ -217,7 +218,8 @@ def test_many_random_proposers() -> None:
 def test_what_it_says_of_itself(more: dict[str, Any]) -> None:
     """Its guesses cost nothing and it wants no hidden states, unless it says so."""
     proposer = UserDrafter(type("Says", (Fixed,), more)([1]), VOCAB)
-    assert (proposer.cheap, proposer.wants_hidden) == (bool(more.get("cheap", 1)), bool(more.get("wants_hidden", 0)))
+    proposer.begin(DraftRequest([1]))
+    assert (proposer.cheap, bool(proposer.wants)) == (bool(more.get("cheap", 1)), bool(more.get("wants_hidden", 0)))
 
 
 # -- through the front door --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.loop import DecodeOptions
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.ngram_stores import ENTRY_BYTES, HEADER_BYTES, Hit, NGramStore, build_store
 from edgespec.errors import StoreError

@@ -10,13 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import RoundTime
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
 from edgespec.drafters.draw import paper_width
 from edgespec.drafters.plain import Plain
@@ -133,7 +132,7 @@ def test_it_finds_a_better_set_while_decoding_and_drafts_with_it() -> None:
     assert drafter.search.best != START
     assert drafter.skip == drafter.search.best
     assert bad_parts(drafter.skip) == 0
-    assert drafter.next_bucket > 0
+    assert drafter.forecast(3)[0] != 0
     assert len(drafter.skip) >= 3
     assert drafter.search.candidates > 20
     assert "sets tried" in drafter.reason
@@ -153,7 +152,7 @@ class Clock:
 def test_the_budget_is_kept(share: float) -> None:
     target, drafter = make(share=share, clock=Clock())
     target.prefill([1, 2, *range(11), *range(11), *range(11)])
-    drafter.begin([1])
+    drafter.begin(DraftRequest([1]))
     most = 0.0
     for at in range(3000):
         target.tokens.append(at % VOCAB)
@@ -225,7 +224,7 @@ def comb(branch: tuple[int, ...] | None, budget: int = 3, costs: CostModel | Non
     search = OnlineSearch(LAYERS, START, step, curve.v)
     drafter = Swift(target, search, step, curve, branch=branch)
     drafter.stop = 0.0
-    drafter.bind(SamplingParams(**sampling), Noise(3))
+    drafter.begin(DraftRequest([], SamplingParams(**sampling), Noise(3)))
     drafter.stop = 0.0
     target.prefill([1, 1])
     return drafter.propose([1, 1, 1], budget)
@@ -318,4 +317,4 @@ def test_it_works_inside_adaptive_control() -> None:
     plain_text = emitted(PlantedTarget(), Plain(), [1], DecodeOptions(200, 4))
     assert emitted(target, control, [1], DecodeOptions(200, 4)) == plain_text
     assert "leaves out" in control.reason
-    drafter.step_once()
+    drafter.dry_step()

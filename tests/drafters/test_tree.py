@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import RoundTime
-from edgespec.decoding.loop import decode
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.drafters.draw import rows_of, widths_of
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.speculative import Speculative
@@ -112,7 +111,7 @@ def test_a_full_tree_runs_once_a_level_and_leaves_its_first_choices_in_the_slot(
 def test_children_are_drawn_from_the_q_they_come_with(branch: tuple[int, ...]) -> None:
     function, params = hash_logits(4, VOCAB), SamplingParams(0.7, top_k=5, repetition_penalty=1.5, seed=2)
     tree = drafter(branch, 4)
-    tree.bind(params, Noise(2))
+    tree.begin(DraftRequest([], params, Noise(2)))
     proposal = tree.propose([3, 1, 4], 4)
     assert proposal.probs is not None
     assert proposal.parents is not None
@@ -132,7 +131,7 @@ def test_children_are_drawn_from_the_q_they_come_with(branch: tuple[int, ...]) -
         assert len(set(below)) == len(below)  # fewer than asked for where q has no more
     # the chain of first choices is the chain drafted without branching
     chain = drafter((1,), 4)
-    chain.bind(params, Noise(2))
+    chain.begin(DraftRequest([], params, Noise(2)))
     straight = chain.propose([3, 1, 4], len(levels(proposal))).tokens.tolist()
     assert [level[0] for level in levels(proposal)] == straight
 
@@ -143,7 +142,7 @@ def test_two_children_without_replacement_have_the_right_joint_distribution() ->
     seen = np.zeros((4, 4))
     tree = Speculative(TableTarget(np.tile(logits, (4, 1))), 4, branch=(2,))
     for seed in range(4000):
-        tree.bind(SamplingParams(1.0, seed=seed), Noise(seed))
+        tree.begin(DraftRequest([], SamplingParams(1.0, seed=seed), Noise(seed)))
         first, second = tree.propose([1], 1).tokens.tolist()
         seen[first, second] += 1
     expected = 4000 * q[:, None] * q[None, :] / (1 - q[:, None])
@@ -227,7 +226,7 @@ def test_damaged_draft_logits_are_an_error(params: SamplingParams, bad: float) -
     row[4] = bad
     for branch in ((1,), (2,), (2, 2)):
         tree = Speculative(FunctionTarget(lambda prefix: row, VOCAB), VOCAB, branch=branch)
-        tree.bind(params, Noise(1))
+        tree.begin(DraftRequest([], params, Noise(1)))
         with pytest.raises(EdgespecError, match="finite"):
             tree.propose([1], 3)
 
@@ -249,7 +248,7 @@ def test_a_cut_head_guesses_the_tokens_of_its_columns(named: bool, branch: tuple
     draft = cut(named, branch)
     assert isinstance(draft.model, CutTarget)
     for params in (*RULES, SamplingParams(1.0, seed=1), SamplingParams(0.7, top_k=6, top_p=0.9, min_p=0.1, seed=1)):
-        draft.bind(params, Noise(1))
+        draft.begin(DraftRequest([], params, Noise(1)))
         proposal = draft.propose([9, 10, 5], 3)
         assert set(proposal.tokens.tolist()) <= set(known)
         row = np.full(VOCAB, -np.inf, np.float32)
@@ -278,10 +277,10 @@ def test_a_cut_head_changes_no_text(branch: tuple[int, ...] | None) -> None:
 
 def test_bias_and_penalty_of_a_cut_head_act_on_tokens() -> None:
     draft = cut(True)
-    draft.bind(SamplingParams(logit_bias={4: 100.0}), Noise(0))
+    draft.begin(DraftRequest([], SamplingParams(logit_bias={4: 100.0}), Noise(0)))
     assert draft.propose([1], 2).tokens.tolist() == [4, 4]
-    draft.bind(SamplingParams(logit_bias={4: 100.0, 5: 200.0}), Noise(0))  # 5 has no column
+    draft.begin(DraftRequest([], SamplingParams(logit_bias={4: 100.0, 5: 200.0}), Noise(0)))  # 5 has no column
     assert draft.propose([1], 2).tokens.tolist() == [4, 4]
     flat = Speculative(CutTarget(np.ones((VOCAB, VOCAB)), KNOWN), VOCAB)
-    flat.bind(SamplingParams(repetition_penalty=2.0), Noise(0))
+    flat.begin(DraftRequest([], SamplingParams(repetition_penalty=2.0), Noise(0)))
     assert flat.propose([0, 2], 3).tokens.tolist() == [4, 7, 0]  # the seen ones last

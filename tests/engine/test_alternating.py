@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.acceptance import Record
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Record
 from edgespec.decoding.settings import Settings
+from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
 from edgespec.engine.pool import MOST_IDLE
 from edgespec.engine.request import Stream
-from edgespec.engine.running import RunningBatch
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.auto import Switch
-from edgespec.control.bandit import Arm, Bandit
-from edgespec.decoding.monitor import PLAIN
+from edgespec.control.auto import Arm, Auto, Bandit
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.stats import PLAIN
 from edgespec.drafters.registry import AUTO
 from edgespec.engine import methods
 from edgespec.engine.engine import Engine
@@ -48,17 +47,17 @@ def fresh(bundle: Callable[..., Path], operators: Operators) -> Get:
 def switching(monkeypatch: pytest.MonkeyPatch) -> None:
     """All methods are candidates, and every few rounds the next one has its turn, plain decoding too."""
     monkeypatch.setattr(methods, "CANDIDATES", 9)
-    propose = Switch.propose
+    propose = Auto.propose
 
-    def forced(self: Switch, tokens: list[int], budget: int) -> Any:
+    def forced(self: Auto, tokens: list[int], budget: int) -> Any:
         if self._seen and self._seen % EVERY == 0:
             active = self._bandit.active
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
         return propose(self, tokens, budget)
 
-    monkeypatch.setattr(Switch, "propose", forced)
-    monkeypatch.setattr(Switch, "_judge", lambda self: None)
+    monkeypatch.setattr(Auto, "propose", forced)
+    monkeypatch.setattr(Auto, "_judge", lambda self: None)
     # they guess, although on a model this small nothing pays
     monkeypatch.setattr(Arm, "stake", property(lambda self: inf))
     loaded = Session._loaded
@@ -82,8 +81,8 @@ def test_the_text_is_plain_decodings_wherever_it_switches(fresh: Get, switching:
         assert result.exact
         assert result.lossless
         assert result.stats.dropped_reason is None
-        assert not result.stats.monitor.drops
-        taken = {switch.taken for switch in result.stats.monitor.control.switches}
+        assert not result.stats.drops
+        taken = {switch["to"] for switch in result.stats.switches}
         assert taken == {*PROMISES, "ngram", PLAIN}
         assert result.method_used in PROMISES | {"ngram": 1.0}
         drafted += result.stats.drafted
@@ -100,8 +99,8 @@ def test_batches_switch_too(fresh: Get, switching: None) -> None:
     assert [result.tokens for result in results] == [
         ask(made, prompt, method="ar", max_new_tokens=40).tokens for prompt in prompts
     ]
-    assert all(result.stats.monitor.control.switches for result in results)
-    assert not any(result.stats.monitor.drops for result in results)
+    assert all(result.stats.switches for result in results)
+    assert not any(result.stats.drops for result in results)
 
 
 def test_guesses_that_were_drawn_are_not_exact_and_others_are(fresh: Get) -> None:
@@ -126,9 +125,9 @@ def test_only_what_is_in_use_is_loaded(fresh: Get, monkeypatch: pytest.MonkeyPat
     made = fresh(promises={"medusa": 1.9, "speculative": 1.5})
     ask(made, fallback=False)
     assert not made._drafts
-    monkeypatch.setattr(Switch, "_judge", lambda self: self._give_way(0.5) if self._bandit.active == 0 else None)
+    monkeypatch.setattr(Auto, "_judge", lambda self: self._give_way(0.5) if self._bandit.active == 0 else None)
     result = ask(made, max_new_tokens=120)
-    assert [at.taken for at in result.stats.monitor.control.switches][:1] == ["speculative"]
+    assert [at["to"] for at in result.stats.switches][:1] == ["speculative"]
     assert "draft" in made._drafts
 
 
@@ -145,11 +144,11 @@ def test_a_draft_that_cannot_be_loaded_is_dropped_and_the_next_is_taken(
     wanted = ask(made, method="ar").tokens
     result = ask(made, nodes=1)
     assert result.tokens == wanted
-    (drop,) = result.stats.monitor.drops
-    assert (drop.method, drop.error) == ("speculative", "OSError: the draft is gone")
+    (drop,) = result.stats.drops
+    assert (drop["method"], drop["error"]) == ("speculative", "OSError: the draft is gone")
     assert result.stats.dropped_reason is None
     assert "the draft is gone" in result.reason
-    assert result.stats.monitor.control.switches[0].taken == "medusa"
+    assert result.stats.switches[0]["to"] == "medusa"
 
 
 def test_what_a_result_says(fresh: Get) -> None:
@@ -169,7 +168,7 @@ def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pyt
     monkeypatch.setattr(Bandit, "gain", property(lambda self: 0.9))
     ask(made, max_new_tokens=200)
     session = made.sessions.any()
-    (switch,) = (made for made in session._made.values() if isinstance(made, Switch))
+    (switch,) = (made for made in session._made.values() if isinstance(made, Auto))
     for standing in switch._learned.each:
         standing.put_off(switch._learned.now, "did not pay: 0.90x over 48 rounds")
     made.sessions.give_back(session)
@@ -182,7 +181,7 @@ def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pyt
 def test_without_control_it_is_the_pick_alone(fresh: Get) -> None:
     made = fresh(promises={"self-spec": 1.5})
     result = ask(made, adaptive=False, gamma=2)
-    assert (result.method_used, result.stats.monitor.control.switches) == ("self-spec", [])
+    assert (result.method_used, result.stats.switches) == ("self-spec", [])
     assert result.stats.drafted > 20
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.stats import Stats
 from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
@@ -140,8 +142,8 @@ def test_control_decides_for_the_whole_pass() -> None:
     def best(width: int) -> int:
         drafter = Scripted(lambda tokens, budget: chain([0] * budget))
         adaptive = Adaptive(drafter, FixedCosts(flat_then_steep, 0.02), prior=0.6)
-        adaptive.set_width(width)
-        return adaptive._best(adaptive._record(0), list(range(1, 6)))
+        adaptive.begin(DraftRequest([1], stats=Stats(width=width)))
+        return adaptive._best(adaptive._record(0), list(range(1, 6)))[0]
 
     assert best(1) == 3
     assert best(4) == 0

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.constraint import Grammar
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import Grammar, Settings
+from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.running import RunningBatch
 from edgespec.errors import BudgetError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -35,7 +34,7 @@ MIXED = """
 import json, sys
 import edgespec
 from edgespec.decoding.settings import Settings
-from edgespec.engine.running import RunningBatch
+from edgespec.engine.batch import RunningBatch
 from edgespec.errors import BudgetError
 from edgespec.runtimes.process import one_arena, peak_bytes
 bundle, budget, lengths = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.control.bandit import TRIED
+from edgespec.control.auto import TRIED
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AUTO
 from edgespec.engine.methods import CANDIDATES, choose_method

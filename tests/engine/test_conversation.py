@@ -75,7 +75,7 @@ CHATML = (FOLDER / "qwen25.jinja").read_text("utf-8")
 THE_ANSWER = ("\u010a", "x", "q", "z", END)
 
 
-Turns = tuple[list[list[int]], list[Result], list[dict[str, Any]]]
+FairLock = tuple[list[list[int]], list[Result], list[dict[str, Any]]]
 
 
 def two_turns(

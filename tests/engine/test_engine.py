@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.control.bandit import TRIED
+from edgespec.control.auto import TRIED
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import BATCH, Settings
 from edgespec.engine.loading import load

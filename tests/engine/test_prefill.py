@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.settings import Settings
+from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
-from edgespec.engine.pace import ALONE, BESIDE, Pace
-from edgespec.engine.running import RunningBatch
+from edgespec.engine.sharing import ALONE, BESIDE, PrefillBudget
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 
 LONG = [5 + at % 900 for at in range(6 * PREFILL_CHUNK)]
@@ -39,7 +39,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(*sizes: int) -> None:
         turn = cycle(sizes)
-        monkeypatch.setattr(Pace, "rows", lambda self, most, alone: min(most, next(turn)))
+        monkeypatch.setattr(PrefillBudget, "rows", lambda self, most, alone: min(most, next(turn)))
 
     return use
 
@@ -116,7 +116,7 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     expected = engine.generate(LONG, PLAIN).tokens
     alone = engine.generate("ROMEO:", PLAIN).tokens
     pays, reading = list[bool](), threading.get_ident()
-    monkeypatch.setattr(Adaptive, "_best", lambda self, record, rows: int(bool(pays)))
+    monkeypatch.setattr(Adaptive, "_best", lambda self, record, rows: (int(bool(pays)), 1.0, 0.5))
     monkeypatch.setattr(Adaptive, "_to_probe", lambda self, record, rows: 0)
 
     def other(_: float) -> None:
@@ -172,7 +172,7 @@ def drained(batch: RunningBatch, until: Callable[[], bool]) -> int:
     raise AssertionError("no end")
 
 
-def costs(pace: Pace, fixed: float, row: float, alone: bool, chunks: int = 80) -> Iterator[tuple[int, float]]:
+def costs(pace: PrefillBudget, fixed: float, row: float, alone: bool, chunks: int = 80) -> Iterator[tuple[int, float]]:
     """Rows and seconds of chunks on a machine that takes so many seconds for a pass and for each of its rows."""
     for _ in range(chunks):
         size = pace.rows(PREFILL_CHUNK, alone)
@@ -181,9 +181,9 @@ def costs(pace: Pace, fixed: float, row: float, alone: bool, chunks: int = 80) -
 
 
 def test_chunks_are_bounded_by_time() -> None:
-    assert Pace().rows(PREFILL_CHUNK, alone=True) == 16
-    assert Pace().rows(5, alone=True) == 5
-    pace = Pace()
+    assert PrefillBudget().rows(PREFILL_CHUNK, alone=True) == 16
+    assert PrefillBudget().rows(5, alone=True) == 5
+    pace = PrefillBudget()
     fast = list(costs(pace, 0.0, 1e-5, alone=True))
     assert fast[1][0] == PREFILL_CHUNK
     slower = list(costs(pace, 0.001, 0.003, alone=True))  # the same, deep in a long text
@@ -195,7 +195,7 @@ def test_chunks_are_bounded_by_time() -> None:
 
 
 def test_chunks_are_larger_where_a_pass_costs_more_than_its_rows() -> None:
-    pace = Pace()
+    pace = PrefillBudget()
     sizes = [size for size, _ in costs(pace, 0.2, 0.001, alone=True)]
     assert sizes[5:] == [PREFILL_CHUNK] * 75
     assert pace.rows(PREFILL_CHUNK, alone=False) == 8

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.constraint import Grammar
-from edgespec.decoding.settings import MAX_NEW_TOKENS
+from edgespec.decoding.settings import MAX_NEW_TOKENS, Grammar
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.runtimes.files.manifest import Operators

@@ -13,8 +13,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.decoding.settings import Grammar
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from tests.support.schemas import PERSON, SCHEMAS

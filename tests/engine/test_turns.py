@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from edgespec.engine.turns import Turns
+from edgespec.engine.sharing import FairLock
 
 
-def until_waiting(turns: Turns, count: int) -> None:
+def until_waiting(turns: FairLock, count: int) -> None:
     """Until so many threads wait for it."""
     end = time.monotonic() + 120
     while turns.waiting < count:
@@ -17,7 +17,7 @@ def until_waiting(turns: Turns, count: int) -> None:
 
 
 def test_it_is_handed_over_in_the_order_of_coming() -> None:
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
     threads: list[threading.Thread] = []
 
     def take(name: str) -> None:
@@ -40,7 +40,7 @@ def test_it_is_handed_over_in_the_order_of_coming() -> None:
 
 
 def test_nobody_is_in_it_together() -> None:
-    turns, inside, seen = Turns(), [0], set()
+    turns, inside, seen = FairLock(), [0], set()
 
     def work() -> None:
         for _ in range(300):
@@ -58,7 +58,7 @@ def test_nobody_is_in_it_together() -> None:
 
 
 def test_an_error_frees_it() -> None:
-    turns = Turns()
+    turns = FairLock()
     for _ in range(2):
         try:
             with turns:

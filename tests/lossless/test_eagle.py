@@ -18,7 +18,7 @@ from edgespec.drafters.draft_cache import DraftCache
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.methods import check_device, choose_method
-from edgespec.engine.pace import Pace
+from edgespec.engine.sharing import PrefillBudget
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -141,7 +141,7 @@ def test_a_long_prompt_is_read_by_pieces(
                 cancel.set()
 
     monkeypatch.setattr(DraftCache, "absorb", absorbed)
-    monkeypatch.setattr(Pace, "rows", lambda self, most, alone: 16)
+    monkeypatch.setattr(PrefillBudget, "rows", lambda self, most, alone: 16)
     with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
         expected = engine.generate(prompt, GREEDY, method="ar").tokens
         alone = engine.generate(PROMPTS[0], GREEDY).tokens

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.accept import Accept
 from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.verify import Accept
 from tests.support.enumeration import Model, chains, plain_texts, random_model, texts, trees
 
 VOCAB = 3

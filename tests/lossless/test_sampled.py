@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
-from edgespec.decoding.rows import Rows
-from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.decoding.sampling import Rows, SamplingParams, distribution
 from edgespec.decoding.target import Pass, SkipSet, Target
+from edgespec.decoding.verify import EXACT, Accept
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.skip_sets import OnlineSearch

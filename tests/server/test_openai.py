@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.settings import Grammar
 from edgespec.engine.engine import Engine
 from tests.server.conftest import Served
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import Grammar
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, InvalidRequest

@@ -10,10 +10,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.verify import verify
+from edgespec.decoding.verify import EXACT, Accept, verify
 
 Model = Callable[[tuple[int, ...]], NDArray[np.float64]]  # prefix -> distribution [vocab]
 
@@ -96,7 +95,7 @@ def outcomes(
             return -1
 
         rows = ModelRows(model, proposal, block)
-        with patch("edgespec.decoding.verify.draw", drawn), patch("edgespec.decoding.block.draw", drawn):
+        with patch("edgespec.decoding.verify.draw", drawn), patch("edgespec.decoding.verify.draw", drawn):
             verdict = verify(proposal, rows, coins, accept)
         waiting += [[*coins.script[:at], False] for at in range(known, len(coins.script))]
         text = tuple(int(proposal.tokens[node]) for node in verdict.path)

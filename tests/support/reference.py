@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.decoding.target import Heads, Pass, SkipSet
 
 Function = Callable[[tuple[int, ...]], NDArray[np.float32]]  # prefix -> logits [vocab] of the token after it
 
@@ -171,15 +171,17 @@ class LayeredFunctionTarget(FunctionTarget):
     def _prefix(self, at: int) -> tuple[int, ...]:
         return (*self.tokens, *self._draft_rows[: at + 1])
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
-        """See ``LayeredTarget.forward_resumed``."""
-        self.layer_rows -= len(tokens) * resume.layer
-        for at, row in enumerate(resume.hidden):
-            wanted = (*self.tokens, *tokens[: at + 1].tolist()), resume.layer
+    def forward_from(
+        self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
+    ) -> Pass:
+        """See ``LayeredTarget.forward_from``."""
+        self.layer_rows -= len(tokens) * layer
+        for at, row in enumerate(hidden):
+            wanted = (*self.tokens, *tokens[: at + 1].tolist()), layer
             if self._states[int(row[0])] != wanted:
-                raise ValueError(f"row {at} is not the state of that place after {resume.layer} layers")
-        if len(resume.hidden) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens, but {len(resume.hidden)} hidden states")
+                raise ValueError(f"row {at} is not the state of that place after {layer} layers")
+        if len(hidden) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens, but {len(hidden)} hidden states")
         return self.forward(tokens)
 
     def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:

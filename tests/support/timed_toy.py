@@ -10,13 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import rounds, run_pass
+from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.loop import DecodeOptions, PassRequest, decode, run_pass
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Pass, Target
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget
 
@@ -93,8 +92,8 @@ class Guesser(Drafter):
         self.observed = 0
         self._known = 0
 
-    def begin(self, tokens: list[int]) -> None:
-        self.begun.append(len(tokens))
+    def begin(self, request: DraftRequest) -> None:
+        self.begun.append(len(request.tokens))
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         self.asked.append(len(tokens))
@@ -149,7 +148,7 @@ class Run:
     @property
     def switches(self) -> list[tuple[int, str, str]]:
         """(round, from, to)."""
-        return [(at.round, at.left, at.taken) for at in self.stats.monitor.control.switches]
+        return [(at["round"], at["from"], at["to"]) for at in self.stats.switches]
 
 
 def run(
@@ -164,23 +163,22 @@ def run(
     costs: Mapping[str, float] | None = None,
 ) -> Run:
     """Decode ``new`` tokens; every pass takes what the curve says; ``costs``: of a guess by method, to be counted."""
-    monkeypatch.setattr("edgespec.decoding.observer.perf_counter", clock)
+    for module in ("drafter", "loop", "stats"):
+        monkeypatch.setattr(f"edgespec.decoding.{module}.perf_counter", clock)
     target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
     options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
-    driven = rounds(target, drafter, prompt, options, made.stats)
+
+    def timed(target: Target, request: PassRequest) -> Pass:
+        output = run_pass(target, request)
+        request.ms = verify.v(len(request.tokens)) * STEP_MS
+        clock.ms += request.ms
+        made.counted += verify.v(len(request.tokens))
+        return output
+
     start = clock.ms
-    for item in driven:
-        if isinstance(item, PrefillRequest):
-            continue
-        assert isinstance(item, PassRequest)
-        output = run_pass(target, item)
-        item.ms = verify.v(len(item.tokens)) * STEP_MS
-        clock.ms += item.ms
-        round_ = driven.send(output)
-        assert isinstance(round_, Round)
-        made.tokens += round_.tokens
-        made.counted += verify.v(len(item.tokens))
-        if costs and round_.drafted:
-            made.counted += len(round_.drafted) * costs[made.stats.monitor.recent[-1].method]
+    for done in decode(target, drafter, prompt, options, made.stats, timed):
+        made.tokens += done.tokens
+        if costs and done.drafted:
+            made.counted += len(done.drafted) * costs[made.stats.recent[-1].method]
     made.steps = (clock.ms - start) / STEP_MS
     return made

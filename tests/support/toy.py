@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.accept import EXACT, Accept
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
-from edgespec.decoding.noise import Noise
+from edgespec.decoding.drafter import NOTHING, Drafter, DraftRequest
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.verify import EXACT, Accept
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget, TableTarget
@@ -72,7 +70,7 @@ class Scripted(Drafter):
     """A drafter that calls a function of (tokens, budget)."""
 
     name = "scripted"
-    wants_hidden: bool = False
+    wants = NOTHING
 
     def __init__(self, guess: Callable[[list[int], int], Proposal]) -> None:
         self.guess = guess
@@ -122,10 +120,10 @@ class SampledTree(Drafter):
 
     def __init__(self, q: NDArray[np.float64], widths: Sequence[int], replacement: bool) -> None:
         self.q, self.widths, self.replacement = q, widths, replacement  # q: [vocab (pending token), vocab]
-        self.bind(SamplingParams(), Noise(0))
+        self.rng = np.random.default_rng(0)
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        self.rng = np.random.default_rng(noise.seed & _MASK)
+    def begin(self, request: DraftRequest) -> None:
+        self.rng = np.random.default_rng(request.noise.seed & _MASK)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         out: list[int] = []

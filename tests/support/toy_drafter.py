@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions, Round
+from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, TapSink
 from tests.support.reference import FunctionTarget

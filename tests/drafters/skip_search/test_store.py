@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.skip_sets import OnlineSearch, Record, SkipStore, forget_sets, stored_sets
 from edgespec.drafters.swift import StepCost
@@ -34,7 +35,7 @@ def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_p
     for at in range(4):
         write(target, drafter, 300, [at + 1])
     assert drafter.skip != START
-    drafter.begin([1])
+    drafter.begin(DraftRequest([1]))
     (file,) = stored_sets(manifest)
     assert file.parent == tmp_path / "swift"
     data = json.loads(file.read_text("utf-8"))
@@ -72,7 +73,7 @@ def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
     for at in range(4):
         write(target, second, 300, [at + 1])
     second._save()
-    first.begin([1])
+    first.begin(DraftRequest([1]))
     assert first.skip == second.skip != START
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.self_spec import SelfSpec

@@ -239,7 +239,7 @@ def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine, monkeypatch: 
     result = engine.generate("ROMEO:", method="auto", **settings)
     assert result.tokens == engine.generate("ROMEO:", method="ar", **settings).tokens
     assert result.device == "webgpu"
-    assert not result.stats.monitor.drops
+    assert not result.stats.drops
 
 
 def test_what_goes_on_on_the_cpu_is_loaded_as_it_was_asked_for(bundle: Path, on_host: None, tmp_path: Path) -> None:

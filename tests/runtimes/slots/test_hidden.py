@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.decoding.target import GreedyTarget, Resume
+from edgespec.decoding.target import GreedyTarget
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import FORMATS, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
@@ -33,7 +33,7 @@ def test_a_pass_in_two_parts_is_the_pass(planned: Callable[..., Planned], form: 
         for n in range(1, 10):
             rows = tokens[at : at + n]
             front = slot.forward_layers(rows, 0, 0, first)
-            got = slot.forward_resumed(rows, Resume(front, first)).logits.copy()
+            got = slot.forward_from(rows, front, first).logits.copy()
             np.testing.assert_array_equal(got, whole.forward(rows).logits, f"{n} rows, {first} layers first")
             slot.keep(range(n))
             whole.keep(range(n))
@@ -55,13 +55,13 @@ def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], fo
         parts = [slot.forward_layers(rows[i : i + 1], i, 0, early) for i in range(n)]
         # the first of them goes on to a later layer, which all reach in the end
         later = slot.forward_layers(parts[0], 0, early, early + 1)
-        resume = Resume(np.concatenate(parts), early)
-        np.testing.assert_array_equal(slot.forward_layers(resume.hidden, 0, early, early + 1)[:1], later)
+        hidden = np.concatenate(parts)
+        np.testing.assert_array_equal(slot.forward_layers(hidden, 0, early, early + 1)[:1], later)
         expected = whole.forward(rows).logits.copy()
-        got = slot.forward_resumed(rows, resume).logits.copy()
+        got = slot.forward_from(rows, hidden, early).logits.copy()
         np.testing.assert_array_equal(got, expected)
         if isinstance(slot, GreedyTarget):
-            best = slot.forward_resumed(rows, resume, best=True)
+            best = slot.forward_from(rows, hidden, early, best=True)
             assert best.best is not None
             assert not best.logits.size
             np.testing.assert_array_equal(best.best[0], expected.argmax(1))
@@ -84,7 +84,7 @@ def test_segments_of_layers_one_after_another(planned: Callable[..., Planned], f
     for first in range(1, slot.layers):
         stream = slot.forward_layers(stream, 0, first, first + 1)
     np.testing.assert_array_equal(stream, hidden)
-    np.testing.assert_array_equal(slot.forward_resumed(tokens[9:], Resume(stream, slot.layers)).logits, logits)
+    np.testing.assert_array_equal(slot.forward_from(tokens[9:], stream, slot.layers).logits, logits)
     slot.keep(range(21))
     whole.keep(range(21))
     assert_same_kv(slot, whole)
@@ -101,7 +101,7 @@ def test_layers_over_compact_caches(planned: Callable[..., Planned], attention: 
         one.prefill(tokens[:250].tolist())
     expected = whole.forward(tokens[250:260]).logits.copy()
     front = np.concatenate([slot.forward_layers(tokens[250 + i : 251 + i], i, 0, 2) for i in range(10)])
-    np.testing.assert_array_equal(slot.forward_resumed(tokens[250:260], Resume(front, 2)).logits, expected)
+    np.testing.assert_array_equal(slot.forward_from(tokens[250:260], front, 2).logits, expected)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_layers_over_coded_keys(coded: Prepared, name: str) -> None:
         rows = tokens[at : at + 8]
         slot.forward_draft(rows[:1])
         front = np.concatenate([slot.forward_layers(rows[i : i + 1], i, 0, 1) for i in range(8)])
-        got = slot.forward_resumed(rows, Resume(front, 1)).logits.copy()
+        got = slot.forward_from(rows, front, 1).logits.copy()
         np.testing.assert_array_equal(got, whole.forward(rows).logits)
         slot.keep(range(8))
         whole.keep(range(8))
@@ -146,7 +146,7 @@ def test_hidden_states_are_kept_only_where_asked_for(planned: Callable[..., Plan
     if isinstance(slot, GreedyTarget):
         np.testing.assert_array_equal(slot.forward_best(tokens).hidden, expected)
     front = slot.forward_layers(tokens, 0, 0, 2)
-    np.testing.assert_array_equal(slot.forward_resumed(tokens, Resume(front, 2)).hidden, expected)
+    np.testing.assert_array_equal(slot.forward_from(tokens, front, 2).hidden, expected)
     slot.keep_hidden = False
     assert slot.forward(tokens).hidden is None
     assert not isinstance(slot, GreedyTarget) or slot.forward_best(tokens).hidden is None
@@ -160,10 +160,10 @@ def test_layers_that_there_are_not(planned: Callable[..., Planned]) -> None:
         with pytest.raises(InvalidRequest, match="expected a range within"):
             slot.forward_layers(np.zeros(3, np.int64), 0, first, last)
     with pytest.raises(InvalidRequest, match="expected 0 to"):
-        slot.forward_resumed(np.zeros(3, np.int64), Resume(hidden, slot.layers + 1))
+        slot.forward_from(np.zeros(3, np.int64), hidden, slot.layers + 1)
     for wrong in (hidden[:2], hidden[:, 1:]):
         with pytest.raises(InvalidRequest, match=r"expected \[3, 128\]"):
-            slot.forward_resumed(np.zeros(3, np.int64), Resume(wrong, 1))
+            slot.forward_from(np.zeros(3, np.int64), wrong, 1)
     with pytest.raises(InvalidRequest, match=r"expected \[3, 128\]"):
         slot.forward_layers(np.zeros(3, np.int64), 0, 1, 2)
     with pytest.raises(InvalidRequest, match="no heads 'none'; it has: blockwise, medusa"):

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance

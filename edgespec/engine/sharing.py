@@ -1,6 +1,61 @@
-"""How much of a prompt is read at once: few enough rows that nobody else waits for long."""
+"""How requests share a model: a lock that is handed over in turn, and how much of a prompt is read at once."""
 
 from __future__ import annotations
+
+import threading
+from collections import deque
+
+
+class FairLock:
+    """A re-entrant lock that is handed over to whoever has waited longest.
+
+    Python's own goes to whoever comes first once it is free.  A request that takes it again right after each pass would
+    keep it: on a busy machine a waiting thread needs longer to wake up than a running one to come back.
+    """
+
+    def __init__(self) -> None:
+        self._state = threading.Lock()
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._owner: int | None = None
+        self._depth = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait."""
+        return len(self._waiting)
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._state:
+            if self._owner in (None, me):
+                self._owner = me
+                self._depth += 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append((me, turn))
+        try:
+            turn.acquire()  # until it is handed over
+        except BaseException:  # Ctrl-C
+            with self._state:
+                queued = (me, turn) in self._waiting
+                if queued:
+                    self._waiting.remove((me, turn))
+            if not queued:
+                self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._state:
+            self._depth -= 1
+            if self._depth:
+                return
+            self._owner = None
+            if self._waiting:
+                self._owner, turn = self._waiting.popleft()
+                self._depth = 1
+                turn.release()
+
 
 SIZES = (8, 16, 32, 64, 128)  # rows of a chunk
 FIRST = 16  # while nothing is known; a prompt with no more left is read to its end
@@ -9,7 +64,7 @@ _GAIN = 0.9  # a larger chunk is worth its time where a row of it costs at most 
 _FORGET = 256  # chunks after which larger ones are tried again
 
 
-class Pace:
+class PrefillBudget:
     """Bounds chunks of a prompt by time, from what the latest ones took.
 
     A request that is alone takes larger chunks where they are cheaper by the row, as on machines that wait for weights
