@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import open_described, write_model
+from edgespec.export.drafters.dflash import assumed_dflash
 from edgespec.export.drafters.head_choice import cut_draft, write_tokens
 from edgespec.export.drafters.heads import FUSE, HeadPlan
 from edgespec.export.drafters.mtp import mtp_of
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.measuring.planned_heads import assumed_blocks, assumed_drafter
+from edgespec.export.measuring.planned_heads import assumed_drafter
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.formulas.cost import expected_tokens
 from edgespec.runtimes.files.formats import Format
@@ -182,7 +183,7 @@ def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
             name = f"{said}: {owed} entr{'ies' if owed > 1 else 'y'} and a guess"
             measured.add(name, whole, partial(slot.forward_inputs, given[:owed], False, True))
         measured.add(f"{said}: a step", whole - fused, partial(slot.forward_inputs, own, True, True))
-    blocks = assumed_blocks(target)[0]
+    blocks = assumed_dflash(target)[0]
     slot, sizes = measured.opened(f"dflash {rows}", blocks, HeadPlan(), rows)
     whole = sum(sizes.values()) - sizes[FUSE]
     given = np.ones((OWED, blocks.input_width), np.float32)

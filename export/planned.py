@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
-from edgespec.drafters.registry import ASSISTANT, DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
+from edgespec.drafters.registry import EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model import (
@@ -27,11 +26,10 @@ from edgespec.export.bundle.model import (
 )
 from edgespec.export.bundle.writer import GENAI, genai_config
 from edgespec.export.drafters.mtp import has_mtp, planned_mtp
+from edgespec.export.drafters.read import PUBLISHED
 from edgespec.export.measuring.plan import PlannedModel, copied_files, entries, paying_rows
 from edgespec.export.measuring.planned_heads import (
     PlannedHeads,
-    assumed_assistant,
-    assumed_blocks,
     assumed_draft,
     assumed_drafter,
     planned_heads,
@@ -126,12 +124,9 @@ def planned_bundle(
             rows = draft_vocab or None  # its LM head is its own: what it cannot guess it was not trained for
             assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
         else:
-            if ASSISTANT in wanted:
-                its_own, tapped = assumed_assistant(arch)
-                assumed.append("an assistant of 4 layers of width 256, as published ones have")
-            elif DFLASH in wanted:
-                its_own, tapped = assumed_blocks(arch)
-                assumed.append("a drafter of 5 layers like the model's, as published ones have")
+            if (kind := next((PUBLISHED[name] for name in wanted if name in PUBLISHED), None)) is not None:
+                its_own, tapped = kind.assumed(arch)
+                assumed.append(kind.says)
             else:
                 its_own, tapped = planned_mtp(arch), (arch.facts.layers,)
             rows = paying_rows(arch, its_own) if draft_vocab is None else draft_vocab or None
@@ -193,7 +188,9 @@ def possible_drafter(model: str, revision: str | None = None, text_only: bool = 
         ExportError: as ``planned_bundle``.
     """
     arch = _opened(resolve(model, revision, weights=False), None, text_only)
-    return MTP if has_mtp(arch) else ASSISTANT if isinstance(arch, Gemma4) else EAGLE
+    if has_mtp(arch):
+        return MTP
+    return next((name for name, kind in PUBLISHED.items() if kind.usual_for(arch)), EAGLE)
 
 
 def _opened(path: Path, context: int | None, text_only: bool) -> Architecture:

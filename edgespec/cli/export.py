@@ -24,6 +24,7 @@ from edgespec.cli.common import (
     progress,
 )
 from edgespec.cli.recipes import recipe_option, with_recipe
+from edgespec.drafters.registry import drafters_apart, needing
 from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FORMATS, FOUR_BITS, listed
 
@@ -39,8 +40,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option("-o --output", "The bundle's folder.  [default: NAME-edge]", PATH)
 @option(
     "--method",
-    "speculative, self-spec, swift, medusa, blockwise, paradecode, eagle, mtp, dflash or assistant; may be "
-    "repeated.  ar and ngram always work.",
+    f"{listed(needing('draft', 'layers', 'heads', 'drafter'))}; may be repeated.  ar and ngram always work.",
     dest="methods",
     multiple=True,
 )
@@ -48,7 +48,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option("--context", "Most tokens of a sequence.  [default: the model's limit]", int)
 @option("--draft", "Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @option("--heads", "Folder of trained heads, for medusa, blockwise or paradecode; may be repeated.", multiple=True)
-@option("--drafter", "Drafter for --method eagle, dflash or assistant: folder, hub id or builtin:NAME.")
+@option("--drafter", f"Drafter for --method {listed(drafters_apart())}: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
 @option("--overwrite", "Replace an older bundle of that name.", bool)
 @option("--dry-run", "Say what would be written, and how large.", bool)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.drafters.draft_cache import FIRST_ROWS
-from edgespec.drafters.registry import AR, ASSISTANT, DFLASH, EAGLE, METHODS
+from edgespec.drafters.registry import AR, METHODS
 from edgespec.formulas.cost import ASSUMED_VERIFY
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
 from edgespec.planning.traffic import (
@@ -114,16 +114,16 @@ def step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:
     curve, layers = rising(CURVES[operators][part.format]), layer_size(part, operators)
     fuse = fuse_weights(part) * weight_size(part.head_format or part.format, operators)
     every = float(read_bytes(part, operators))
-    if decoder.kind == DFLASH:
-        block = (every - fuse) * (line(curve, decoder.block or 1) if first else 1.0)
+    if decoder.block:
+        block = (every - fuse) * (line(curve, decoder.block) if first else 1.0)
         # keys and values of entries come out of one matrix with queries, which nobody needs
         entries = fuse + facts.layers * facts.hidden * facts.head_dim * (facts.heads + 2 * facts.kv_heads) * layers
         return block + (entries * line(curve, FIRST_ROWS) if first else 0.0)
-    if decoder.kind == ASSISTANT:
+    if decoder.reads:
         return every - (decoder.columns // 2 * facts.hidden * layers if first else 0.0)
     if first:
         return every * line(curve, FIRST_ROWS)
-    return every - (fuse if decoder.kind == EAGLE else 0.0)
+    return every - (fuse if decoder.fusing.once else 0.0)
 
 
 def token_bytes(part: ModelPart, target: ModelPart, operators: Operators, attention: Attention | None) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.drafters.registry import DFLASH
+from edgespec.drafters.registry import METHODS
 from edgespec.formulas.cost import WORTH, CostModel, speedup
 from edgespec.planning.traffic import pass_weights
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts, ModelPart
@@ -38,7 +38,7 @@ def paying_size(
     def gain(size: int, share: float) -> float:
         c = (layers + size * draft.hidden) / whole
         lengths = range(1, LONGEST + 1)
-        if kind == DFLASH:  # one pass over a row for each guess, and one more
+        if kind and METHODS[kind].at_once:  # one pass over a row for each guess, and one more
             return max(speedup(ACCEPTED * share, gamma, c * v(gamma + 1) / gamma, v) for gamma in lengths)
         return max(speedup(ACCEPTED * share, gamma, c, v) for gamma in lengths)
 

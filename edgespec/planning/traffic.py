@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.drafters.registry import ASSISTANT, MTP
 from edgespec.planning.weights import group_bytes, matrix_bytes
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.formats import KV_BLOCK, Attention, Format
@@ -63,8 +62,7 @@ def fuse_weights(part: ModelPart) -> int:
     decoder, hidden = part.decoder, part.facts.hidden
     if decoder is None:
         return 0
-    joined = decoder.kind in (MTP, ASSISTANT)  # the embedding goes through it, too
-    return (decoder.columns - (0 if joined else hidden)) * hidden
+    return (decoder.columns - (0 if decoder.fusing.joined else hidden)) * hidden
 
 
 def expert_weights(facts: ModelFacts, rows: float) -> tuple[float, float]:

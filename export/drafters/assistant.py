@@ -23,10 +23,10 @@ from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
 from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
-from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.drafter import Drafter, Published, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import Extra, Own
-from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.source import Checkpoint, ConfigOnly
 
 MODEL_TYPE = "gemma4_assistant"
 PROJECTED, NEXT, TARGET_NORM = "pre_projection.weight", "post_projection.weight", "target_norm"
@@ -153,3 +153,30 @@ def read_assistant(source: Checkpoint, target: Architecture) -> Drafter:
     arch = Assistant(given, target)
     check_tensors(arch, given)
     return Drafter(arch, (target.facts.layers,), None)
+
+
+def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]:
+    """Assume one as they are published for Gemma 4's E2B and E4B.
+
+    Raises:
+        ExportError: the model is another one.
+    """
+    if not isinstance(target, Gemma4):
+        raise ExportError(f"--method assistant: assistants are for Gemma 4, but this model is {target.model_type}")
+    same = ("head_dim", "num_key_value_heads", "global_head_dim", "per_layer_config", "sliding_window",
+            "rope_parameters", "rms_norm_eps", "hidden_activation")  # fmt: skip
+    config = layers_like(target, 4) | {key: value for key in same if (value := target.settings.get(key)) is not None}
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    hidden = target.facts.hidden
+    config |= {"hidden_size": min(256, hidden), "intermediate_size": 2048, "num_attention_heads": 4,
+               "layer_types": kinds, "backbone_hidden_size": hidden}  # fmt: skip
+    return Assistant(ConfigOnly(target.source.path, config), target), (target.facts.layers,)
+
+
+PUBLISHED = Published(
+    is_assistant,
+    read_assistant,
+    assumed_assistant,
+    "an assistant of 4 layers of width 256, as published ones have",
+    lambda target: isinstance(target, Gemma4),
+)

@@ -14,14 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
-from edgespec.export.drafters.drafter import Drafter, check_size, with_head_norms
+from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like, with_head_norms
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
-from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.source import Checkpoint, ConfigOnly
 
 NORM = "hidden_norm"
 OTHER_NAMES = {FUSE: "encoder.fc.weight", f"{NORM}.weight": "encoder.output_norm_enc.weight"}  # transformers'
@@ -129,3 +131,15 @@ def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
     named = source.config.get("mask_token_id"), source.config.get("pad_token_id"), target.config.get("pad_token_id")
     arch.masks |= {each for each in named if isinstance(each, int) and 0 <= each < vocab}
     return Drafter(arch, tuple(at + 1 for at in ids), None)  # of a list that counts outputs of layers
+
+
+def assumed_dflash(target: Architecture) -> tuple[DFlash, tuple[int, ...]]:
+    """Assume one as they are published: 5 layers, blocks of 16 rows, 5 boundaries."""
+    config = layers_like(target, 5) | {"block_size": 16, "mask_token_id": 1, "tie_word_embeddings": False}
+    tapped = tuple(np.linspace(1, target.facts.layers, 5).astype(int).tolist())
+    return DFlash(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
+
+
+PUBLISHED = Published(
+    is_dflash, read_dflash, assumed_dflash, "a drafter of 5 layers like the model's, as published ones have"
+)

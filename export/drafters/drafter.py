@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind
 from edgespec.runtimes.files.operators import WantedOperators
 
@@ -43,6 +45,39 @@ class Drafter:
         """The method that drafts by it."""
         assert self.arch.drafts is not None
         return self.arch.drafts
+
+
+class Published(NamedTuple):
+    """A kind of drafter that people publish as checkpoints of their own; ``read.PUBLISHED`` lists them.
+
+    Attributes:
+        matches: whether a config.json is of such a drafter.
+        read: (its checkpoint, the target) -> the drafter, checked.
+        assumed: target -> one as they are published, without weights, and the boundaries that it looks at.
+        says: what that assumes, for plans.
+        usual_for: whether a model of this architecture usually has one.
+    """
+
+    matches: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Checkpoint, Architecture], Drafter]
+    assumed: Callable[[Architecture], tuple[Architecture, tuple[int, ...]]]
+    says: str
+    usual_for: Callable[[Architecture], bool] = lambda _: False
+
+
+def layers_like(target: Architecture, count: int) -> dict[str, Any]:
+    """Make a configuration of ``count`` layers of the target's sizes."""
+    facts = target.facts
+    return {
+        "vocab_size": facts.vocab,
+        "hidden_size": facts.hidden,
+        "intermediate_size": facts.intermediate,
+        "num_hidden_layers": count,
+        "num_attention_heads": facts.heads,
+        "num_key_value_heads": facts.kv_heads,
+        "head_dim": facts.head_dim,
+        "max_position_embeddings": facts.context,
+    }
 
 
 def with_head_norms(arch: Architecture, rule: AttentionRule, layer: int) -> AttentionRule:

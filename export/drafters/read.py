@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from edgespec.drafters.registry import ASSISTANT, DFLASH
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.drafters.assistant import is_assistant, read_assistant
-from edgespec.export.drafters.dflash import is_dflash, read_dflash
-from edgespec.export.drafters.drafter import Drafter, check_size
+from edgespec.export.drafters import assistant, dflash
+from edgespec.export.drafters.drafter import Drafter, Published, check_size
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
 from edgespec.export.drafters.heads import CUT, FUSE
 from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Held, Own, Rows
 from edgespec.export.source.source import Checkpoint
 
+# those whose config.json says what they are; what is none of them must be EAGLE-3
+PUBLISHED: dict[str, Published] = {ASSISTANT: assistant.PUBLISHED, DFLASH: dflash.PUBLISHED}
 TAPS = "eagle_aux_hidden_state_layer_ids"
 EMBEDDING, HEAD, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
 COMPARED = 64  # rows of a copy of the embedding that are looked at
@@ -41,10 +43,9 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
         ExportError: not a drafter that is known, pickles alone, or one of another model.
     """
     source = _opened(path)
-    if is_assistant(source.config):
-        return read_assistant(source, target)
-    if is_dflash(source.config):
-        return read_dflash(source, target)
+    for kind in PUBLISHED.values():
+        if kind.matches(source.config):
+            return kind.read(source, target)
     config, said = _configuration(source, target)
     source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
     tapped, note = _tapped(source, said, target.facts.layers)

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.architectures.gemma4 import Gemma4
-from edgespec.export.drafters.assistant import Assistant
-from edgespec.export.drafters.dflash import DFlash
+from edgespec.export.drafters.drafter import layers_like
 from edgespec.export.drafters.eagle3 import Eagle3
 from edgespec.export.drafters.heads import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile, read_description, read_heads
 from edgespec.export.source.derived import ExtendedCheckpoint
@@ -151,48 +149,8 @@ def assumed_draft(target: Architecture) -> Architecture:
 def assumed_drafter(target: Architecture) -> tuple[Eagle3, tuple[int, ...]]:
     """A drafter of the shape that ``edgespec train eagle`` gives by default, and where it looks at the target."""
     tapped = choose_taps(target.facts.layers)
-    source = ConfigOnly(target.source.path, _layers_like(target, 1))
+    source = ConfigOnly(target.source.path, layers_like(target, 1))
     return Eagle3(source, len(tapped), target.facts.context), tapped
-
-
-def assumed_blocks(target: Architecture) -> tuple[DFlash, tuple[int, ...]]:
-    """A DFlash drafter as they are published: 5 layers, blocks of 16 rows, 5 boundaries."""
-    config = _layers_like(target, 5) | {"block_size": 16, "mask_token_id": 1, "tie_word_embeddings": False}
-    tapped = tuple(np.linspace(1, target.facts.layers, 5).astype(int).tolist())
-    return DFlash(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
-
-
-def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]:
-    """An assistant as they are published for Gemma 4's E2B and E4B.
-
-    Raises:
-        ExportError: the model is another one.
-    """
-    if not isinstance(target, Gemma4):
-        raise ExportError(f"--method assistant: assistants are for Gemma 4, but this model is {target.model_type}")
-    same = ("head_dim", "num_key_value_heads", "global_head_dim", "per_layer_config", "sliding_window",
-            "rope_parameters", "rms_norm_eps", "hidden_activation")  # fmt: skip
-    config = _layers_like(target, 4) | {key: value for key in same if (value := target.settings.get(key)) is not None}
-    kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    hidden = target.facts.hidden
-    config |= {"hidden_size": min(256, hidden), "intermediate_size": 2048, "num_attention_heads": 4,
-               "layer_types": kinds, "backbone_hidden_size": hidden}  # fmt: skip
-    return Assistant(ConfigOnly(target.source.path, config), target), (target.facts.layers,)
-
-
-def _layers_like(target: Architecture, count: int) -> dict[str, Any]:
-    """The configuration of so many layers of the target's sizes."""
-    facts = target.facts
-    return {
-        "vocab_size": facts.vocab,
-        "hidden_size": facts.hidden,
-        "intermediate_size": facts.intermediate,
-        "num_hidden_layers": count,
-        "num_attention_heads": facts.heads,
-        "num_key_value_heads": facts.kv_heads,
-        "head_dim": facts.head_dim,
-        "max_position_embeddings": facts.context,
-    }
 
 
 def _described(name: str) -> HeadsFile:

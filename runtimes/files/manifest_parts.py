@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -12,6 +12,26 @@ from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
 DrafterKind = Literal["eagle", "mtp", "dflash", "assistant"]
+
+
+class Fusing(NamedTuple):
+    """How a kind of drafter takes in the target's hidden states.
+
+    Attributes:
+        joined: the embedding goes through the matrix that fuses them, too.
+        once: by a round's first step alone; further ones go on without that matrix.
+    """
+
+    joined: bool = False
+    once: bool = False
+
+
+FUSING: dict[DrafterKind, Fusing] = {
+    "eagle": Fusing(once=True),
+    "mtp": Fusing(joined=True),
+    "dflash": Fusing(),
+    "assistant": Fusing(joined=True),
+}
 
 
 def _inside(path: str) -> str:
@@ -109,6 +129,11 @@ class DecoderPart(Part):
     block: Guesses | None = None
     mask: Count | None = None
     reads: Layers = Field(default_factory=list)
+
+    @property
+    def fusing(self) -> Fusing:
+        """How it takes in the target's hidden states."""
+        return FUSING[self.kind]
 
 
 class HeadVocab(Part):
