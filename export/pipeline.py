@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
-from edgespec.export.bundle.drafter import drafter_bytes, write_drafter
+from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
 from edgespec.export.bundle.model import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing
 from edgespec.export.bundle.writer import (
@@ -27,7 +27,7 @@ from edgespec.export.bundle.writer import (
     staged_folder,
     write_manifest,
 )
-from edgespec.export.drafters.drafter import Drafter, check_drafter, cut_drafter
+from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter, with_tokens
@@ -82,14 +82,16 @@ class Exporter:
         for warning in self.target.remedies:  # at once: what to do about it is another option
             self.progress("warning", 1, 1, warning)
         check_layers(self.methods, self.target.facts)
-        check_operators(self.target.facts, options.operators)
+        if isinstance(self.target, EmittedModel):
+            check_operators(self.target.arch, options.operators)
         self.codec = open_codec(self.target.source.path)
         self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
         self.sampling = sampling_part(self.target.source.path)
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))
-            check_operators(self.draft.facts, options.operators)
+            if isinstance(self.draft, EmittedModel):
+                check_operators(self.draft.arch, options.operators)
             self.notes += [f"draft: {note}" for note in self.draft.source.notes]
             check_same_vocabulary(self.target, self.draft, self.codec, open_codec(self.draft.source.path))
             self.draft.limit(self.target.facts.context)

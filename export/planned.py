@@ -109,7 +109,7 @@ def planned_bundle(
     arch = _opened(path, context, text_only)
     check_devices(arch, devices)
     check_layers(wanted, arch.facts)
-    check_operators(arch.facts, layout)
+    check_operators(arch, layout)
     its_heads = planned_heads(name, heads, wanted, arch.facts)
     assumed = list(its_heads.assumed)
     skip = _skip_set(arch.facts.layers)

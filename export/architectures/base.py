@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, Value
+from edgespec.export.architectures.ops import AttentionRule, Block, Linear, LogitsRule, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
-from edgespec.export.architectures.shapes import ShapeOps
+from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Extra, Own, Rows
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
@@ -177,14 +177,9 @@ class Architecture:
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the decoder reads, in its order, with the shape that config.json implies."""
-        ops = ShapeOps(self.facts, self.width)
-        self.build(ops)
-        return ops.found
-
-    @property
-    def native_only(self) -> str:
-        """What only native operators compute; "" = stock ones compute it all."""
-        return "drafts of whole blocks" if self.block else self.facts.native_only
+        shapes = Shapes(self.facts, self.width)
+        shapes.run(self.trace())
+        return shapes.found
 
     @property
     def most_context(self) -> int:
@@ -195,8 +190,13 @@ class Architecture:
 
     # -- the decoder -----------------------------------------------------------------------------------------------
 
+    def trace(self) -> Block:
+        """Record the whole decoder as a list of operations."""
+        ops = Ops()
+        return ops.block(lambda: self.build(ops))
+
     def build(self, ops: Ops) -> Value:
-        """The whole decoder, embedding to logits."""
+        """Say the whole decoder, embedding to logits."""
         x = self.embed(ops)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)

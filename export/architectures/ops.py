@@ -1,38 +1,18 @@
-"""What an architecture may say: the operations of a decoder, and who interprets them.
+"""What a model is made of: the operations of a decoder, recorded once as a list.
 
-``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
-one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
-them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators, and ``ShapeOps``
-(architectures/shapes.py) finds the tensors and their shapes; of those, ``StockPlan`` and ``NativePlan``
-(storage/) say what is stored where.  An architecture file is written once, for all.
+``Architecture.trace`` plays ``build`` to an ``Ops``, which records an ``Operation`` for every call.  Whatever works
+with a model is a pass over that list (``trace.Pass``): shapes, plans of weight files, ONNX graphs, programs of native
+operators, the numpy reference, calibration, and the choice of parts that become int8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, NamedTuple
 
-Value: TypeAlias = Any  # an activation [1, T, width]: a value name in a graph, an array in numpy
 Kind = Literal["attention", "mlp", "embedding"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-    "xielu": "xielu",
-}
-"""What config.json calls them: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation.
-
-``relu2`` is the square of relu (arXiv 2109.08668).  ``xielu`` (arXiv 2411.13010) reads learnt numbers p, n, b: p x^2 +
-b x above zero, n (e^x - 1 - x) + b x below.
-"""
 
 
 @dataclass(frozen=True)
@@ -154,7 +134,7 @@ class LayerEmbedding:
 
 @dataclass(frozen=True)
 class ExpertsRule:
-    """A mixture of experts: each row goes to the likeliest few by the router's scores (arXiv 1701.06538).
+    """A mixture of experts (arXiv 1701.06538): each row goes to the likeliest few; sizes are ``facts.experts``.
 
     Attributes:
         router: [experts, hidden].
@@ -186,126 +166,333 @@ class LogitsRule:
     cap: float = 0.0
 
 
-class Ops(Protocol):
-    """The operations."""
+# -- operations -----------------------------------------------------------------------------------------------------
+
+
+class Value(NamedTuple):
+    """An activation [1, T, width], by its number in the trace."""
+
+    number: int
+
+
+class Block(NamedTuple):
+    """Operations that belong together, with the values that each makes, and the value that they end in."""
+
+    steps: tuple[tuple[Operation, tuple[Value, ...]], ...]
+    result: Value | None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation; its fields are values, blocks, rules and names of tensors.
+
+    Attributes:
+        method: of the passes that handle it; its parameters have the names of the fields.
+    """
+
+    method: ClassVar[str]
+
+    @property
+    def what(self) -> str:
+        """Name what it computes, in the plural, for messages: "this model has ..."."""
+        return f"operations of the kind {self.method}"
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """Values that it reads; of a block the one that it ends in."""
+        given = (each.result if isinstance(each, Block) else each for each in vars(self).values())
+        several = (each if type(each) is tuple else (each,) for each in given)
+        return tuple(one for each in several for one in each if isinstance(one, Value))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks inside it, in order."""
+        return tuple(each for each in vars(self).values() if isinstance(each, Block))
+
+
+@dataclass(frozen=True)
+class Embed(Operation):
+    method = "embed"
+    weight: str
+    scale: float = 1.0
+    positions: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenEmbeddings(Operation):
+    method, what = "token_embeddings", "layers that share keys and values, or have embeddings of their own"
+    weight: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Normalize(Operation):
+    method = "norm"
+    x: Value
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class Multiply(Operation):
+    method = "linear"
+    x: Value
+    parts: tuple[Linear, ...]
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class Attend(Operation):
+    method, what = "attention", "attention"
+    q: Value
+    k: Value
+    v: Value
+    rule: AttentionRule
+
+
+@dataclass(frozen=True)
+class AttendOver(Operation):
+    method, what = "attention_over", "layers that read the model's keys and values"
+    q: Value
+    rule: AttentionRule
+
+
+@dataclass(frozen=True)
+class Convolve(Operation):
+    method, what = "convolution", "short convolutions"
+    x: Value
+    rule: ConvolutionRule
+
+
+@dataclass(frozen=True)
+class Recur(Operation):
+    method = "delta"
+    x: Value
+    z: Value
+    a: Value
+    b: Value
+    rule: DeltaRule
+
+    @property
+    def what(self) -> str:
+        return "state spaces" if self.rule.norm is None else "gated delta rules"
+
+
+@dataclass(frozen=True)
+class SigmoidGate(Operation):
+    method, what = "sigmoid_gate", "gates on the output of attention"
+    x: Value
+    gate: Value
+
+
+@dataclass(frozen=True)
+class GatedActivation(Operation):
+    method = "gated"
+    gate: Value
+    up: Value
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Activate(Operation):
+    method = "activate"
+    x: Value
+    activation: Activation
+    numbers: str | None = None
+
+
+@dataclass(frozen=True)
+class MixExperts(Operation):
+    method, what = "experts", "mixtures of experts"
+    h: Value
+    rule: ExpertsRule
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class EmbedLayer(Operation):
+    method, what = "layer_embedding", TokenEmbeddings.what
+    gate: Value
+    base: Value
+    rule: LayerEmbedding
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class SubLayer(Operation):
+    method, what = "sublayer", "sub-layers"
+    kind: Kind
+    layer: int
+    x: Value
+    body: Block
+    scale: str | None = None
+
+
+@dataclass(frozen=True)
+class Head(Operation):
+    method = "head"
+    x: Value
+    norm: Norm
+    head: Linear
+
+
+@dataclass(frozen=True)
+class InputSlice(Operation):
+    method = "input_slice"
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class SelectInput(Operation):
+    method = "select_input"
+    fused: Block
+    recycled: Block
+
+
+@dataclass(frozen=True)
+class PrefillContext(Operation):
+    method, what = "prefill_context", "drafts of whole blocks"
+    context: Block
+
+
+@dataclass(frozen=True)
+class Append(Operation):
+    method, what = "append", PrefillContext.what
+    q: Value
+    k: Value
+    v: Value
+    rule: AttentionRule
+
+
+@dataclass(frozen=True)
+class Join(Operation):
+    method = "join"
+    parts: tuple[Value, ...]
+
+
+class Ops:
+    """Records what an architecture says.  Values are activations [1, T, width]."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Operation, tuple[Value, ...]]] = []
+        self._count = 0
+
+    def add(self, operation: Operation, results: int = 1) -> tuple[Value, ...]:
+        """Record an operation; returns the values that it makes."""
+        made = tuple(Value(self._count + number) for number in range(results))
+        self._count += results
+        self._steps.append((operation, made))
+        return made
+
+    def block(self, body: Callable[[], Value | None]) -> Block:
+        """Record what ``body`` says as a block of its own."""
+        outer, self._steps = self._steps, []
+        result = body()
+        steps, self._steps = tuple(self._steps), outer
+        return Block(steps, result)
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Value:
-        """Rows of the embedding matrix for the ids of this pass, times ``scale`` -> [1, T, hidden].
-
-        Args:
-            positions: a matrix [context, hidden] whose rows are added, by position.
-        """
-        ...
+        """Look up the ids' rows of a matrix, times ``scale``, plus those of ``positions`` [context, hidden]."""
+        return self.add(Embed(weight, scale, positions))[0]
 
     def token_embeddings(self, weight: str, scale: float) -> Value:
-        """The same rows once more -> [1, T, hidden]: those of the ids, whatever the stream began with."""
-        ...
+        """Look up token embeddings [1, T, hidden], even if the pass started from hidden states."""
+        return self.add(TokenEmbeddings(weight, scale))[0]
 
     def norm(self, x: Value, norm: Norm) -> Value:
-        """Over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
-        ...
+        """Norm over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
+        return self.add(Normalize(x, norm))[0]
 
     def linear(self, x: Value, *parts: Linear, joined: bool = False) -> tuple[Value, ...]:
-        """x @ weight.T + bias for every part.
+        """Compute x @ weight.T + bias for every part.
 
         Parts given together share their input, which an operator may use (one quantization of x, one fused kernel).
-
-        Args:
-            joined: the parts are also consumed together: they may be stored and multiplied as one matrix.
+        ``joined`` ones are also consumed together: they may be stored and multiplied as one matrix.
         """
-        ...
+        return self.add(Multiply(x, parts, joined), len(parts))
 
     def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
-        """Norms of heads, rotary positions, then causal grouped attention over the layer's KV.
+        """Norm heads, rotate positions, then attend causally over the layer's keys and values, grouped by heads.
 
         Args:
-            q: [1, T, heads * head_dim].
+            q: [1, T, heads * head_dim], like the result.
             k: [1, T, kv_heads * head_dim], appended to the layer's keys after rotation.
             v: [1, T, kv_heads * head_dim], appended to the layer's values.
             rule: how.  Without k and v the queries read what layer ``rule.layer`` has appended, of a drafter's target.
-
-        Returns [1, T, heads * head_dim].
         """
-        ...
+        return self.add(AttendOver(q, rule) if k is None or v is None else Attend(q, k, v, rule))[0]
 
     def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
-        """Causal, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v), [1, T, hidden]."""
-        ...
+        """Convolve causally, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v)."""
+        return self.add(Convolve(x, rule))[0]
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
-        """A gated delta rule, or a state space, over the tokens before a row.
+        """Run a gated delta rule (linear attention), or a state space, over the tokens before a row.
 
         Args:
             x: [1, T, 2 * keys * key_dim + values * value_dim], queries, keys and values before the convolution.
-            z: [1, T, values * value_dim], whose silu gates what comes out.
-            a, b: [1, T, values]: of how much is forgotten, and of how much a token changes; state spaces read a alone.
+            z: [1, T, values * value_dim] like the result, which its silu gates.
+            a: [1, T, values]: of how much is forgotten.
+            b: [1, T, values]: of how much a token changes; state spaces do not read it.
             rule: which vectors go with it.
-
-        Returns [1, T, values * value_dim].
         """
-        ...
+        return self.add(Recur(x, z, a, b, rule))[0]
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:
-        """x * sigmoid(gate), for x that attention gives; a gate [1, T, heads] is that of whole heads."""
-        ...
+        """Compute x * sigmoid(gate), for x that attention gives; a gate [1, T, heads] is that of whole heads."""
+        return self.add(SigmoidGate(x, gate))[0]
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
-        """activation(gate) * up."""
-        ...
+        """Compute activation(gate) * up."""
+        return self.add(GatedActivation(gate, up, activation))[0]
 
     def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
-        """activation(x); ``numbers`` [3]: those of ``xielu``."""
-        ...
+        """Compute activation(x); ``numbers`` [3]: those of ``xielu``."""
+        return self.add(Activate(x, activation, numbers))[0]
 
     def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
-        """The weighted sum of what a row's experts make of it: down(activation(gate h) * up h), [1, T, hidden].
+        """Sum what a row's experts make of it, weighted: down(activation(gate h) * up h), [1, T, hidden]."""
+        return self.add(MixExperts(h, rule, activation))[0]
 
-        The sizes are the model's (``facts.experts``).
-        """
-        ...
-
-    def layer_embedding(self, gate: Value, given: Value, rule: LayerEmbedding, activation: Activation) -> Value:
-        """activation(gate) * (given + the ids' rows of the layer), [1, T, width] each."""
-        ...
+    def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
+        """Compute activation(gate) * (base + the ids' rows of the layer), [1, T, width] each."""
+        return self.add(EmbedLayer(gate, base, rule, activation))[0]
 
     def sublayer(
         self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None = None
     ) -> Value:
-        """(x + body(x)) * scale; in a gated graph all of it can be left out, pass by pass.
+        """Compute (x + body(x)) * scale; in a gated graph all of it can be left out, pass by pass.
 
         The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.  An
         attention whose keys and values others read, and the sub-layer of a layer's own embedding, are left out only
         with the whole layer.
 
-        Args:
-            scale: a tensor of one number; for a body that ends in a norm.
+        ``scale`` is a tensor of one number, for a body that ends in a norm.
         """
-        ...
+        return self.add(SubLayer(kind, layer, x, self.block(lambda: body(x)), scale))[0]
 
     def head(self, x: Value, norm: Norm, head: Linear) -> Value:
-        """Final norm and LM head on the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
-        ...
+        """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
+        return self.add(Head(x, norm, head))[0]
 
-
-class DrafterOps(Ops, Protocol):
-    """What decoders conditioned on another model's hidden states need beside."""
+    # -- of decoders conditioned on another model's hidden states ------------------------------------------------------
 
     def input_slice(self, first: int, width: int) -> Value:
-        """Columns of the rows that a drafter's pass is given -> [1, T, width]."""
-        ...
+        """Take columns of the float rows that a drafter's pass reads -> [1, T, width]."""
+        return self.add(InputSlice(first, width))[0]
 
     def select_input(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
-        """A drafter's residual stream: from hidden states of the target, or from its own -> [1, T, hidden]."""
-        ...
+        """Take fused target states on a drafter's first step, its own last state afterwards -> [1, T, hidden]."""
+        return self.add(SelectInput(self.block(fused), self.block(recycled)))[0]
 
     def prefill_context(self, context: Callable[[], None]) -> None:
-        """What a pass over hidden states of the target does, of which nothing is guessed: entries for later ones."""
-        ...
+        """Fill the drafter's KV cache from target states: a pass without logits."""
+        self.add(PrefillContext(self.block(context)), 0)
 
     def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
-        """Keys and values as ``attention`` makes them, which nothing reads yet."""
-        ...
+        """Append keys and values as ``attention`` makes them, without attending."""
+        self.add(Append(q, k, v, rule), 0)
 
     def join(self, *parts: Value) -> Value:
-        """Norms side by side -> [1, T, sum of their widths]."""
-        ...
+        """Put norms side by side -> [1, T, sum of their widths]."""
+        return self.add(Join(parts))[0]

@@ -8,12 +8,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.ops import ACTIVATIONS, Activation
+from edgespec.export.architectures.ops import Activation
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.json_file import validated
 from edgespec.runtimes.files.manifest import ModelFacts
 
 Made = TypeVar("Made", bound=Part)
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+"""What config.json calls them: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation.
+
+``relu2`` is the square of relu (arXiv 2109.08668).  ``xielu`` (arXiv 2411.13010) reads learnt numbers p, n, b: p x^2 +
+b x above zero, n (e^x - 1 - x) + b x below.
+"""
 
 
 def model_facts(path: Path, **fields: Any) -> ModelFacts:

@@ -1,8 +1,9 @@
-"""Which tensors a decoder reads and what shapes they must have: found by running the architecture over sizes."""
+"""Which tensors a decoder reads and what shapes they must have: a pass over the widths of its activations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from edgespec.export.architectures.ops import (
     Activation,
@@ -15,16 +16,30 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
+from edgespec.export.architectures.trace import Pass
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
-class ShapeOps:
-    """Runs a decoder over the widths of its activations and notes the tensors, by name, in ``found``.
+class Shapes(Pass[int]):
+    """The tensors of an architecture; an activation is its width.
 
     Args:
         facts: sizes that all layers share.
         width: rows of a matrix that are others, by its name; None = they are not.
+
+    Attributes:
+        found: shapes by name, in the order of the trace.
     """
+
+    heeds: ClassVar[dict[type, str]] = {
+        Linear: "weight bias",
+        Norm: "weight bias centered",
+        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives",
+        ConvolutionRule: "layer taps bias length",
+        DeltaRule: "layer taps bias rate norm skip taps_bias times eps",
+        LayerEmbedding: "table layer layers width scale",
+        ExpertsRule: "router gate up down normed scale always sigmoid bias",
+    }
 
     def __init__(self, facts: ModelFacts, width: Callable[[str], int | None]) -> None:
         self.facts, self._own_width = facts, width
@@ -40,59 +55,47 @@ class ShapeOps:
             self._widths |= {"in_proj_qkv": facts.delta.mixed, "in_proj_z": inner, "in_proj_a": values,
                              "in_proj_b": values}  # fmt: skip
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> int:
+    def embed(self, weight: str, scale: float, positions: str | None) -> int:
         self.found[weight] = self.facts.vocab, self.facts.hidden
         if positions is not None:
             self.found[positions] = self.facts.context, self.facts.hidden
         return self.facts.hidden
 
-    def input_slice(self, first: int, width: int) -> int:
-        return width
-
-    def select_input(self, fused: Callable[[], int], recycled: Callable[[], int]) -> int:
-        fused()
-        return recycled()
-
-    def prefill_context(self, context: Callable[[], None]) -> None:
-        context()
-
-    def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
-        self.attention(q, k, v, rule)
-
-    def join(self, *parts: int) -> int:
-        return sum(parts)
-
     def token_embeddings(self, weight: str, scale: float) -> int:
         return self.facts.hidden
 
     def norm(self, x: int, norm: Norm) -> int:
-        self.found[norm.weight] = (x,)
-        if norm.bias is not None:
-            self.found[norm.bias] = (x,)
+        self._vectors(x, norm.weight, norm.bias)
         return x
 
-    def linear(self, x: int, *parts: Linear, joined: bool = False) -> tuple[int, ...]:
+    def linear(self, x: int, parts: tuple[Linear, ...], joined: bool) -> tuple[int, ...]:
         return tuple(
             self._linear(x, part, self._own_width(part.weight) or self._widths[part.weight.split(".")[-2]])
             for part in parts
         )
 
-    def attention(self, q: int, k: int | None, v: int | None, rule: AttentionRule) -> int:
+    def attention(self, q: int, k: int, v: int, rule: AttentionRule) -> int:
+        return self.attention_over(q, rule)
+
+    def attention_over(self, q: int, rule: AttentionRule) -> int:
         for norm in (rule.q_norm, rule.k_norm, rule.v_norm):
             if norm is not None:
                 self.norm(rule.dim or self.facts.head_dim, norm)
         return q
 
+    def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
+        self.attention_over(q, rule)
+
     def convolution(self, x: int, rule: ConvolutionRule) -> int:
-        self.found[rule.taps] = (rule.length * self.facts.hidden,)
-        if rule.bias is not None:
-            self.found[rule.bias] = (self.facts.hidden,)
+        self._vectors(rule.length * self.facts.hidden, rule.taps)
+        self._vectors(self.facts.hidden, rule.bias)
         return self.facts.hidden
 
     def delta(self, x: int, z: int, a: int, b: int, rule: DeltaRule) -> int:
         assert self.facts.delta is not None
         sizes = {"w": self.facts.taps * x, "norm": self.facts.delta.value_dim, "upbias": x}
-        self.found |= {name: (sizes.get(key, a),) for key, name in rule.vectors.items()}
+        for key, name in rule.vectors.items():
+            self._vectors(sizes.get(key, a), name)
         return z
 
     def sigmoid_gate(self, x: int, gate: int) -> int:
@@ -101,9 +104,8 @@ class ShapeOps:
     def gated(self, gate: int, up: int, activation: Activation) -> int:
         return up
 
-    def activate(self, x: int, activation: Activation, numbers: str | None = None) -> int:
-        if numbers is not None:
-            self.found[numbers] = (3,)
+    def activate(self, x: int, activation: Activation, numbers: str | None) -> int:
+        self._vectors(3, numbers)
         return x
 
     def experts(self, h: int, rule: ExpertsRule, activation: Activation) -> int:
@@ -112,25 +114,38 @@ class ShapeOps:
         self.found[rule.router] = facts.count, h
         self.found |= dict.fromkeys((rule.gate, rule.up), (facts.count * facts.inner, h))
         self.found[rule.down] = facts.count * h, facts.inner
-        if rule.bias is not None:
-            self.found[rule.bias] = (facts.count - rule.always,)
+        self._vectors(facts.count - rule.always, rule.bias)
         return h
 
-    def layer_embedding(self, gate: int, given: int, rule: LayerEmbedding, activation: Activation) -> int:
+    def layer_embedding(self, gate: int, base: int, rule: LayerEmbedding, activation: Activation) -> int:
         self.found[rule.table] = self.facts.vocab, rule.layers * rule.width
         return rule.width
 
-    def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int], scale: str | None = None) -> int:
+    def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int], scale: str | None) -> int:
         body(x)
-        if scale is not None:
-            self.found[scale] = (1,)
+        self._vectors(1, scale)
         return x
 
     def head(self, x: int, norm: Norm, head: Linear) -> int:
         return self._linear(self.norm(x, norm), head, self.facts.vocab)
 
+    def input_slice(self, first: int, width: int) -> int:
+        return width
+
+    def select_input(self, fused: Callable[[], int], recycled: Callable[[], int]) -> int:
+        fused()
+        return recycled()
+
+    def prefill_context(self, context: Callable[[], int]) -> None:
+        context()
+
+    def join(self, parts: tuple[int, ...]) -> int:
+        return sum(parts)
+
     def _linear(self, x: int, part: Linear, width: int) -> int:
         self.found[part.weight] = width, x
-        if part.bias is not None:
-            self.found[part.bias] = (width,)
+        self._vectors(width, part.bias)
         return width
+
+    def _vectors(self, size: int, *names: str | None) -> None:
+        self.found |= {name: (size,) for name in names if name is not None}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.head_choice import write_tokens
 from edgespec.export.emit.plans import storage_plans
+from edgespec.export.emit.stock import native_only
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.runtimes.files.manifest import Layout, ModelPart
+from edgespec.runtimes.files.operators import WantedOperators
 
 PREFIX = "drafter/"
 
@@ -47,3 +51,20 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
 def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int:
     """Bytes of its weight file."""
     return storage_plans(drafter.arch, choice.format, choice.drafter_head, drafter.plan)[layout].end
+
+
+def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:
+    """Refuse a drafter of another method than is wanted, and operators that cannot run it.
+
+    Raises:
+        ExportError: see above.
+    """
+    if drafter.method not in methods:
+        raise ExportError(
+            f"{drafter.arch.source.path}: is a drafter for --method {drafter.method}", f"add --method {drafter.method}"
+        )
+    if operators == "stock" and (what := native_only(drafter.arch)):
+        raise ExportError(
+            f"--operators stock: --method {drafter.method} has {what}, which only native operators compute",
+            "leave --operators out",
+        )

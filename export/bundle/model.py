@@ -11,12 +11,11 @@ from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.fill import fill
-from edgespec.export.emit.layout import HEADROOM, WEIGHTS, converted_name
-from edgespec.export.emit.native import NativeOps
-from edgespec.export.emit.plan import StoragePlan, index_text
-from edgespec.export.emit.plans import storage_plans
+from edgespec.export.emit.plan import HEADROOM, WEIGHTS, StoragePlan, converted_name
+from edgespec.export.emit.plans import index_text, storage_plans
+from edgespec.export.emit.program import native_graph
 from edgespec.export.emit.standard import StandardOps
-from edgespec.export.emit.stock import GraphOps
+from edgespec.export.emit.stock import GraphOps, native_only
 from edgespec.export.emit.wide_heads import least_length
 from edgespec.export.quantization.quantizer import LevelSource
 from edgespec.export.source.source import Checkpoint, ConfigOnly
@@ -76,7 +75,7 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
     Raises:
         UnsupportedModel: capped scores, which the provider's attention leaves uncapped; what needs native operators.
     """
-    if devices and (what := arch.facts.native_only):
+    if devices and (what := native_only(arch)):
         raise UnsupportedModel(
             f"--device {devices[0]}: this model has {what}, which only native operators compute",
             "use it on the CPU",
@@ -101,13 +100,13 @@ def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
         )
 
 
-def check_operators(facts: ModelFacts, operators: WantedOperators) -> None:
+def check_operators(arch: Architecture, operators: WantedOperators) -> None:
     """Refuse stock operators for a model that they cannot run.
 
     Raises:
         UnsupportedModel: states of convolutions, shared keys and values, embeddings of each layer.
     """
-    if operators == "stock" and (what := facts.native_only):
+    if operators == "stock" and (what := native_only(arch)):
         raise UnsupportedModel(
             f"--operators stock: this model has {what}, which only native operators compute",
             "leave --operators out",
@@ -134,7 +133,7 @@ def stock_graphs(
     and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the layout of stock operators a
     target has a standard one as well, which other programs open (``emit_standard``).
     """
-    if arch.native_only:  # see check_operators
+    if native_only(arch):  # see check_operators
         return {}
     if draft:
         return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
@@ -234,17 +233,15 @@ def write_model(
         head_vocab: the tokens of the plan's cut LM head.
         progress: called with (bytes of weights written, of) as it grows.
     """
-    plans = storage_plans(arch, form, head, plan, fine, layout)
+    trace, plans = arch.trace(), storage_plans(arch, form, head, plan, fine, layout)
     hidden = bool(arch.input_width or (plan and not draft))
     graphs = stock_graphs(arch, gated, draft, hidden, prefix, layout)
     for name, graph in graphs.items():
         kind = StandardOps if name == STANDARD else GraphOps
         ops = kind(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
-        arch.build(ops)
+        ops.run(trace)
         ops.graph.save(folder / graph.file.removeprefix(prefix))
-    native = NativeOps(plans["native"])
-    arch.build(native)
-    native.graph.save(folder / NATIVE)
+    native_graph(plans["native"]).save(folder / NATIVE)
     errors = fill(folder / WEIGHTS, plans[layout], chosen, progress)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
     part = model_part(

@@ -13,7 +13,7 @@ The clusters of an ordered LM head, which only save reading it, are not used: it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
-from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
+from edgespec.export.architectures.ops import Linear, Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
 from edgespec.export.drafters.drafter import Drafter, Published, layers_like
 from edgespec.export.drafters.heads import FUSE
@@ -87,13 +87,9 @@ class Assistant(Gemma4):
         """The target's layer whose keys and values a layer reads."""
         return max(at for at in range(self.target.owners) if self.target.kinds[at] == self.kinds[layer])
 
-    @property
-    def native_only(self) -> str:
-        return "layers that read the model's keys and values"
-
     def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, size = cast(DrafterOps, ops), self.target.facts.hidden
+        size = self.target.facts.hidden
 
         def entered(state: Value) -> Value:
             return ops.linear(ops.join(ops.input_slice(0, size), state), Linear(FUSE))[0]

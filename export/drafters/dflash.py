@@ -12,14 +12,14 @@ Embedding and LM head are the target's.  A window w of a layer hides what lies m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
+from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like, with_head_norms
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
@@ -57,7 +57,7 @@ class DFlash(Architecture):
 
     def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, hidden = cast(DrafterOps, ops), self.facts.hidden
+        hidden = self.facts.hidden
 
         def context() -> None:
             c = ops.norm(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind
-from edgespec.runtimes.files.operators import WantedOperators
 
 
 @dataclass(frozen=True)
@@ -99,23 +98,6 @@ def check_size(arch: Architecture, target: Architecture) -> None:
         raise ExportError(
             f"{arch.source.path}: a drafter for a model of hidden size {ours}, but this model's is {theirs}",
             "take the drafter that was made for this model",
-        )
-
-
-def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:
-    """Refuse a drafter of another method than is wanted, and operators that cannot run it.
-
-    Raises:
-        ExportError: see above.
-    """
-    if drafter.method not in methods:
-        raise ExportError(
-            f"{drafter.arch.source.path}: is a drafter for --method {drafter.method}", f"add --method {drafter.method}"
-        )
-    if operators == "stock" and (what := drafter.arch.native_only):
-        raise ExportError(
-            f"--operators stock: --method {drafter.method} has {what}, which only native operators compute",
-            "leave --operators out",
         )
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import cast
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
+from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
 from edgespec.export.drafters.drafter import with_head_norms
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import Extra, Own
@@ -60,7 +59,7 @@ class Eagle3(Architecture):
 
     def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, hidden = cast(DrafterOps, ops), self.facts.hidden
+        hidden = self.facts.hidden
         before = self.settings.flag("norm_before_residual")
 
         def stream(g: Value) -> Value:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
+from edgespec.export.architectures.ops import Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
@@ -75,7 +75,7 @@ class Mtp(Architecture):
 
     def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, hidden = cast(DrafterOps, ops), self.facts.hidden
+        hidden = self.facts.hidden
 
         def normed(norm: str) -> Value:
             return ops.norm(ops.input_slice(hidden, hidden), self.norm(norm))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
 from edgespec.export.architectures.ops import AttentionRule, Norm
-from edgespec.export.emit.graph import MICROSOFT
+from edgespec.export.emit.graph import INT64, MICROSOFT
 from edgespec.export.emit.pieces import GraphPieces
 from edgespec.export.emit.vectors import rope_vectors
 from edgespec.runtimes.slots.stock import HIDE
@@ -117,7 +116,7 @@ class AttentionEmitter:
         count = graph.node("Squeeze", [graph.node("Shape", ["position_ids"], start=1, end=2)])
         zero, one = graph.constant("scalar_0", np.array(0, np.int64)), graph.constant("scalar_1", np.array(1, np.int64))
         places = graph.node("Range", [zero, width, one])  # [P]
-        last = graph.node("Squeeze", [graph.node("Cast", ["seqlens_k"], to=TensorProto.INT64)])
+        last = graph.node("Squeeze", [graph.node("Cast", ["seqlens_k"], to=INT64)])
         first = graph.node("Sub", [graph.node("Add", [last, one]), count])
         own = graph.node("Range", [first, graph.node("Add", [first, count]), one])  # [A]
         rows = graph.node("Squeeze", ["position_ids", numbers("int_0", 0)])  # [A]

@@ -19,8 +19,8 @@ from edgespec.decoding.target import SkipSet
 from edgespec.export.architectures.ops import AttentionRule, Kind, Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.attention import AttentionEmitter
+from edgespec.export.emit.graph import FLOAT, INT32, INT64
 from edgespec.export.emit.heads import group_rows
-from edgespec.export.emit.pieces import FLOAT, INT32, INT64
 from edgespec.export.emit.plan import StoragePlan
 from edgespec.export.emit.stock import GraphOps
 from edgespec.runtimes.devices.slot import BEST
@@ -107,10 +107,10 @@ class DeviceOps(GraphOps):
     def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
         return DeviceAttention(self, rules)
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> str:
+    def embed(self, weight: str, scale: float, positions: str | None) -> str:
         return super().embed(weight, scale, positions) if self._range.start == 0 else "hidden_in"
 
-    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str], scale: str | None = None) -> str:
+    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
         skipped = self.skip.attention if kind == "attention" else self.skip.mlp
         if layer not in self._range or layer in skipped:
             return x

@@ -11,10 +11,9 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import DeviceHeads, DeviceOps
-from edgespec.export.emit.graph import GraphBuilder
+from edgespec.export.emit.graph import FLOAT, INT64, GraphBuilder
 from edgespec.export.emit.half import to_half
-from edgespec.export.emit.layout import WeightLayout
-from edgespec.export.emit.pieces import FLOAT, INT64
+from edgespec.export.emit.plan import WeightLayout
 from edgespec.export.emit.plans import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import DEVICE_FORMATS
@@ -53,7 +52,7 @@ def add_device_graphs(
         )
     plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)
     storage = storage_plans(arch, part.format, part.head_format, plan, fine, part.layout)["stock"]
-    found = dict(part.graphs)
+    trace, found = arch.trace(), dict(part.graphs)
 
     def add(which: str, graph: GraphBuilder, **facts: Any) -> None:
         name = graph_name(device, precision, which)
@@ -65,7 +64,7 @@ def add_device_graphs(
 
     def decoder(which: str, facts: dict[str, Any] | None = None, **kind: Any) -> None:
         ops = DeviceOps(storage, plan=plan, **kind)
-        arch.build(ops)
+        ops.run(trace)
         add(which, ops.graph, **(facts or {}))
 
     decoder("", {"hidden": True})
@@ -75,7 +74,7 @@ def add_device_graphs(
         decoder("skip", {"skip": skip}, skip=SkipSet(tuple(skip.attention), tuple(skip.mlp)))
     for group in part.heads:
         heads = DeviceHeads(storage, group, cut=plan.cut)
-        arch.build(heads)
+        heads.run(trace)
         add(f"heads/{group.name}", heads.graph)
     edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
     for first, last in combinations(edges, 2):  # a request may use some of the exits

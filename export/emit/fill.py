@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.emit.layout import HEADROOM, Stored
-from edgespec.export.emit.plan import Matrix, StoragePlan
+from edgespec.export.emit.plan import HEADROOM, Matrix, StoragePlan, Stored
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels, LevelSource
 

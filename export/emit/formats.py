@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from onnx import TensorProto
 
-from edgespec.export.emit.graph import MICROSOFT, GraphBuilder
+from edgespec.export.emit.graph import FLOAT, MICROSOFT, UINT8, GraphBuilder
 from edgespec.export.quantization.levels import BLOCK, BLOCKS
 from edgespec.runtimes.files.formats import Format
 
@@ -69,7 +68,7 @@ class ChannelFormat:
         # uint8 x int8: the int8 x int8 kernel of ONNX Runtime is 25 times slower
         middle = graph.constant("middle", np.array(128, np.uint8))
         product = graph.node("MatMulInteger", [levels, graph.stored(f"{name}.levels"), middle])
-        product = graph.node("Cast", [product], to=TensorProto.FLOAT)
+        product = graph.node("Cast", [product], to=FLOAT)
         y = graph.node("Mul", [graph.node("Mul", [product, graph.stored(f"{name}.scales")]), scale])
         return graph.node("Add", [y, bias]) if bias else y
 
@@ -81,7 +80,7 @@ class ChannelFormat:
         scale = graph.node("Mul", [largest, graph.constant("one_127th", np.array(1 / 127, np.float32))])
         rounded = graph.node("Round", [graph.node("Div", [x, scale])])
         shifted = graph.node("Add", [rounded, graph.constant("middle_float", np.array(128, np.float32))])
-        levels = graph.node("Cast", [shifted], to=TensorProto.UINT8)
+        levels = graph.node("Cast", [shifted], to=UINT8)
         return levels, scale
 
     def lookup(self, graph: GraphBuilder, ids: str, name: str) -> str:
@@ -90,7 +89,7 @@ class ChannelFormat:
         rows = graph.node("Transpose", [columns], perm=[1, 2, 0])
         scale = graph.node("Gather", [graph.stored(f"{name}.scales"), ids])
         scale = graph.node("Unsqueeze", [scale, graph.constant("last_axis", np.array([-1], np.int64))])
-        return graph.node("Mul", [graph.node("Cast", [rows], to=TensorProto.FLOAT), scale])
+        return graph.node("Mul", [graph.node("Cast", [rows], to=FLOAT), scale])
 
 
 class FloatFormat:
@@ -118,4 +117,4 @@ def table_rows(graph: GraphBuilder, ids: str, name: str) -> str:
     if f"{name}.table_scales" not in graph.weights.entries:
         return rows
     scale = graph.node("Gather", [graph.stored(f"{name}.table_scales"), ids])
-    return graph.node("Mul", [graph.node("Cast", [rows], to=TensorProto.FLOAT), scale])
+    return graph.node("Mul", [graph.node("Cast", [rows], to=FLOAT), scale])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
-from edgespec.export.emit.layout import WeightLayout
+from edgespec.export.emit.plan import WeightLayout
+
+if TYPE_CHECKING:
+    import onnx
 
 T = TypeVar("T")
 MICROSOFT = "com.microsoft"
 EDGESPEC = "edgespec"  # runtimes/native
 OPSET = 23  # RMSNormalization and RotaryEmbedding as operators
 IR_VERSION = 11
+FLOAT, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # of onnx, which planning does without
+Declared = tuple[str, int, Sequence[int | str]]  # name, kind and sizes of a value
+Branch: TypeAlias = "onnx.GraphProto"
 
 
 class GraphBuilder:
@@ -45,12 +49,12 @@ class GraphBuilder:
 
     def input(self, name: str, kind: int, dims: Sequence[int | str]) -> str:
         """Declare a graph input; returns its name."""
-        self.inputs.append(helper.make_tensor_value_info(name, kind, dims))
+        self.inputs.append(declared(name, kind, dims))
         return name
 
     def output(self, name: str, kind: int, dims: Sequence[int | str]) -> None:
         """Declare a graph output."""
-        self.outputs.append(helper.make_tensor_value_info(name, kind, dims))
+        self.outputs.append(declared(name, kind, dims))
 
     def unique(self, stem: str) -> str:
         """A value name nothing else uses."""
@@ -69,13 +73,17 @@ class GraphBuilder:
         """Add a node; returns the name of its first output."""
         outputs = outputs or [self.unique(kind)]
         name = self.unique(f"node_{kind}")
+        from onnx import helper
+
         self._nodes.append(helper.make_node(kind, inputs, outputs, name=name, domain=domain, **attributes))
         return outputs[0]
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
         """A small tensor inside the graph file."""
         if name not in self._initializers:
-            self._initializers[name] = onnx.numpy_helper.from_array(np.asarray(value), name)
+            from onnx import numpy_helper
+
+            self._initializers[name] = numpy_helper.from_array(np.asarray(value), name)
         return name
 
     def stored(self, name: str) -> str:
@@ -84,15 +92,18 @@ class GraphBuilder:
             self._initializers[name] = stored_tensor(self.weights, name)
         return name
 
-    def branch(self, name: str, body: Callable[[], list[onnx.ValueInfoProto]]) -> onnx.GraphProto:
+    def branch(self, name: str, body: Callable[[], list[Declared]]) -> onnx.GraphProto:
         """Record the nodes that ``body`` adds as a branch of an ``If``; body returns the branch's outputs."""
+        from onnx import helper
+
         if self._outer is not None:
             raise AssertionError("an If inside an If is never pre-packed by ONNX Runtime: emit at depth one only")
         self._outer, self._nodes = self._nodes, []
         memo, self._memo = self._memo, {}  # values of a branch are not seen outside it
         outputs = body()
         nodes, self._nodes, self._outer, self._memo = self._nodes, self._outer, None, memo
-        return helper.make_graph(alive(nodes, {output.name for output in outputs}), name, [], outputs)
+        made = [declared(*output) for output in outputs]
+        return helper.make_graph(alive(nodes, {output.name for output in made}), name, [], made)
 
     def rewrite(self, change: Callable[[list[onnx.NodeProto]], list[onnx.NodeProto]]) -> None:
         """Replace the nodes by what ``change`` makes of those that outputs need."""
@@ -100,6 +111,8 @@ class GraphBuilder:
 
     def save(self, path: Path) -> None:
         """Write the graph; its weights stay in the weight file beside it."""
+        from onnx import helper
+
         nodes = alive(self._nodes, {output.name for output in self.outputs})
         read = {name for node in nodes for name in reads(node)}  # ONNX Runtime warns of others
         kept = [tensor for name, tensor in self._initializers.items() if name in read]
@@ -112,8 +125,17 @@ class GraphBuilder:
         path.write_bytes(model.SerializeToString())
 
 
+def declared(name: str, kind: int, dims: Sequence[int | str]) -> onnx.ValueInfoProto:
+    """Describe a value of a graph."""
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, kind, dims)
+
+
 def stored_tensor(weights: WeightLayout, name: str) -> onnx.TensorProto:
-    """A tensor of the weight file as an initializer of a graph beside it."""
+    """Make an initializer of a tensor of the weight file beside the graph."""
+    from onnx import TensorProto, helper
+
     entry = weights.entries[name]
     tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(entry.dtype))
     tensor.dims.extend(entry.dims)

@@ -18,8 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from edgespec.export.emit.graph import GraphBuilder
-from edgespec.export.emit.pieces import FLOAT
+from edgespec.export.emit.graph import FLOAT, GraphBuilder
 
 FLOAT16 = onnx.TensorProto.FLOAT16
 HIDE_HALF = np.float32(-30000)  # far below every score

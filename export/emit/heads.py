@@ -70,7 +70,7 @@ def _group(ops: GraphPieces, h: str, group: HeadGroup) -> str:
         inner = tuple(graph.unique("part") for _ in range(group.count))
         graph.node("Split", [outer, sizes], inner, axis=-1)
     else:
-        inner = tuple(ops.silu(part) for part in ops.linear(h, *matrices.first, joined=True))
+        inner = tuple(ops.silu(part) for part in ops.linear(h, matrices.first, joined=True))
     rows = [graph.node("Add", [h, part]) for part in inner]
     return graph.node("Concat", rows, axis=1) if len(rows) > 1 else rows[0]
 

@@ -1,8 +1,8 @@
-"""From an architecture to one ``Decoder`` node of native operators.
+"""From a trace to the program of one ``Decoder`` node of native operators.
 
 The node's attribute is a program, one step a line (runtimes/native/program.h); its inputs are the weights,
-memory-mapped and used in place.  The operations of an architecture arrive one by one, as for the stock graph, and are
-fused while they are written down: a norm waits for the matrices that read it, a matrix for what happens to its product.
+memory-mapped and used in place.  Operations are fused while they are written down: a norm waits for the matrices that
+read it, a matrix for what happens to its product.  The plan of the weight file stores what the program names.
 
 ::
 
@@ -14,12 +14,15 @@ fused while they are written down: a norm waits for the matrices that read it, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
+    Block,
     ConvolutionRule,
     DeltaRule,
     ExpertsRule,
@@ -28,45 +31,92 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
-from edgespec.export.emit.native_heads import emit_heads
-from edgespec.export.emit.plan import StoragePlan
-from edgespec.export.emit.program import Acts, Floats, ProgramWriter, activation_form
-from edgespec.export.emit.values import Given, Mixture, Normed, Product, Value
-from edgespec.export.emit.vectors import rope_vectors
+from edgespec.export.architectures.shapes import Shapes
+from edgespec.export.architectures.trace import Pass
+from edgespec.export.drafters.heads import cut_head, group_matrices
+from edgespec.export.emit.program import Acts, Field, Floats, NativePlan, Program, Scalar, activation_form
+from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_runner import Gates
 
 
-class NativeOps:
-    """Collects the program of one decoder; ``save`` happens through ``graph``.
+@dataclass(frozen=True)
+class LazyNorm:
+    """A norm that is computed when a matrix needs it, or when it is added to the residual stream."""
+
+    x: Floats
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class LazySlice:
+    """Columns of the rows that the pass reads, loaded when they are needed."""
+
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class LazyProduct:
+    """A matrix product that waits for what happens to it; ``part`` of the matrices that share its input."""
+
+    x: Value
+    parts: tuple[Linear, ...]
+    part: int
+
+
+@dataclass(frozen=True)
+class LazyExperts:
+    """A mixture of experts, emitted once its destination buffer is known."""
+
+    x: Value
+    rule: ExpertsRule
+    activation: Activation
+
+
+Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts
+
+
+def lower(trace: Block, plan: NativePlan) -> None:
+    """Write the program of a trace, whose heads are those of the plan; the plan stores what it names."""
+    NativeOps(plan).run(trace)
+
+
+class NativeOps(Pass[Value]):
+    """Writes the program of one decoder.
 
     Args:
-        storage: where the weights lie, those of heads included.
+        plan: of the weights.
     """
 
-    def __init__(self, storage: StoragePlan) -> None:
-        self.arch, self.storage, self.plan = storage.arch, storage, storage.heads
-        self.gates = Gates(self.arch.facts.layers, len(self.plan.groups), bool(self.plan.tapped))
-        self.program = ProgramWriter(storage)
-        self.graph = self.program.graph
+    heeds: ClassVar[dict[type, str]] = Shapes.heeds | {
+        AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives"
+    }
+
+    def __init__(self, plan: NativePlan) -> None:
+        self.arch, self.plan, self.heads = plan.arch, plan, plan.heads
+        self.gates = Gates(self.arch.facts.layers, len(self.heads.groups), bool(self.heads.tapped))
+        self.program = plan.program
+        self.program.gates = self.gates.count
         self._inside = False  # a sub-layer
         self._beside = 0  # norms computed between sub-layers, in this layer
         self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
 
     # -- the operations ------------------------------------------------------------------------------------------------
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Value:
+    def embed(self, weight: str, scale: float, positions: str | None) -> Value:
         facts, program = self.arch.facts, self.program
         out = program.floats("x", facts.hidden)
-        more: dict[str, int | float] = {"scale": float(scale)} if scale != 1 else {}
+        more: dict[str, Field] = {"scale": float(scale)} if scale != 1 else {}
         if positions is not None:
-            more["positions"] = program.stored(positions)
+            self.plan.store_positions(positions)
+            more["positions"] = program.input(positions)
         self._look_up(weight, out, more)
         program.gate_all(self.gates.embed)
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
         return out
 
     def input_slice(self, first: int, width: int) -> Value:
-        return Given(first, width)
+        return LazySlice(first, width)
 
     def select_input(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
         out = self.program.floats("x", self.arch.facts.hidden)
@@ -85,14 +135,14 @@ class NativeOps:
         self._ready.clear()
 
     def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
-        self._heads(q, k, v, rule)
+        self._heads((q, k, v), rule)
 
-    def join(self, *parts: Value) -> Value:
-        rows = [part if isinstance(part, Normed) else self._as_floats(part, "given") for part in parts]
-        floats = [part.x if isinstance(part, Normed) else part for part in rows]
+    def join(self, parts: tuple[Value, ...]) -> Value:
+        rows = [part if isinstance(part, LazyNorm) else self._as_floats(part, "given") for part in parts]
+        floats = [part.x if isinstance(part, LazyNorm) else part for part in rows]
         out, at = self.program.floats("joined", sum(x.width for x in floats)), 0
         for part, x in zip(rows, floats, strict=True):
-            norm = self.program.norm(part.norm) if isinstance(part, Normed) else {"norm": -1}
+            norm = self.program.norm(part.norm) if isinstance(part, LazyNorm) else {"norm": -1}
             self.program.step("norm", x=x.id, **norm, k=x.width, out=out.id, n=out.width, at=at)
             at += x.width
         return out
@@ -104,21 +154,28 @@ class NativeOps:
 
     def norm(self, x: Value, norm: Norm) -> Value:
         # a buffer for each projection: q and k wait side by side
-        use = x.parts[x.part].weight.split(".")[-2] if isinstance(x, Product) else "normed"
+        use = x.parts[x.part].weight.split(".")[-2] if isinstance(x, LazyProduct) else "normed"
         floats = self._as_floats(x, use)
         if self._inside:
-            return Normed(floats, norm)
+            return LazyNorm(floats, norm)
         self._beside += 1  # the stream will have changed before anybody reads it
-        return self._computed(Normed(floats, norm), f"beside.{self._beside}")
+        return self._computed(LazyNorm(floats, norm), f"beside.{self._beside}")
 
-    def linear(self, x: Value, *parts: Linear, joined: bool = False) -> tuple[Value, ...]:
+    def linear(self, x: Value, parts: tuple[Linear, ...], joined: bool) -> tuple[Value, ...]:
         if joined:
-            return tuple(Product(x, parts, i) for i in range(len(parts)))
-        return tuple(Product(x, (part,), 0) for part in parts)
+            return tuple(LazyProduct(x, parts, i) for i in range(len(parts)))
+        return tuple(LazyProduct(x, (part,), 0) for part in parts)
 
-    def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
+    def attention(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> Value:
+        self._heads((q, k, v), rule)
+        return self._attend(rule)
+
+    def attention_over(self, q: Value, rule: AttentionRule) -> Value:
+        self._heads((q,), rule)
+        return self._attend(rule)
+
+    def _attend(self, rule: AttentionRule) -> Value:
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
-        self._heads(q, k, v, rule)
         out = program.floats("attention", facts.heads * dim)
         limits = {"window": rule.window} if rule.window else {}
         caps = {"cap": float(rule.cap)} if rule.cap else {}
@@ -155,11 +212,11 @@ class NativeOps:
         return out
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
-        if not (isinstance(gate, Product) and isinstance(up, Product) and gate.x == up.x):
+        if not (isinstance(gate, LazyProduct) and isinstance(up, LazyProduct) and gate.x == up.x):
             raise ExportError("native operators expect gate and up to be products of one input")
         parts = gate.parts[gate.part], up.parts[up.part]
         act = self._acts(gate.x, "hidden", parts)
-        n = self.storage.width(parts[0])
+        n = self.plan.width(parts[0])
         kind = self.program.kind(parts[0].weight)
         # a scale a row (c8) is known only when the whole row is: floats first
         out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
@@ -169,39 +226,40 @@ class NativeOps:
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
         return out
 
-    def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
+    def activate(self, x: Value, activation: Activation, numbers: str | None) -> Value:
         out = self._as_floats(x, "mlp")
         more = {"w": self.program.vector(numbers)} if numbers else {}
         self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
         return out
 
     def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
-        return Mixture(h, rule, activation)
+        return LazyExperts(h, rule, activation)
 
-    def layer_embedding(self, gate: Value, given: Value, rule: LayerEmbedding, activation: Activation) -> Value:
+    def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         program, table = self.program, f"{rule.table}.table"
-        out, base = self._as_floats(gate, "layer gate"), self._as_floats(given, "layer")
-        program.step("blend", x=out.id, base=base.id, **self._rows(table), n=self.arch.facts.vocab, k=rule.width,
+        out, added = self._as_floats(gate, "layer gate"), self._as_floats(base, "layer")
+        self.plan.store_layer_embedding(rule)
+        program.step("blend", x=out.id, base=added.id, **self._rows(table), n=self.arch.facts.vocab, k=rule.width,
                      times=rule.layers, first=rule.layer, scale=float(rule.scale), fn=activation)  # fmt: skip
         return out
 
-    def sublayer(
-        self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None = None
-    ) -> Value:
+    def sublayer(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None) -> Value:
         x = self._as_floats(x, "x")
         if kind == "attention":
             self._tap(x, layer)
 
         def steps() -> None:
             y = body(x)
-            if isinstance(y, Normed):
-                self._norm(y, x, add=1, scale=1.0 if scale is None else float(self.arch.source.read(scale)[0]))
-            elif isinstance(y, Product):
+            if isinstance(y, LazyNorm):
+                self._norm(y, x, add=1, scale=scale)
+            elif scale is not None:
+                raise ExportError("native operators expect a scaled sub-layer to end in a norm")
+            elif isinstance(y, LazyProduct):
                 self._multiply(y, x, add=True)
-            elif isinstance(y, Mixture):
+            elif isinstance(y, LazyExperts):
                 self._mix(y, x, add=True)
             else:
-                raise ExportError("native operators expect a sub-layer to end in a matrix, or in its norm")
+                raise ExportError("native operators expect a sub-layer to end in a linear, norm or experts operation")
 
         self._ready.clear()
         self._inside = True
@@ -216,126 +274,175 @@ class NativeOps:
     def head(self, x: Value, norm: Norm, head: Linear) -> Value:
         floats = self._as_floats(x, "x")
         self._tap(floats, self.arch.facts.layers)
-        emit_heads(self.program, floats, norm, head, self.plan, self.gates)
-        self.program.close(self.gates.count)
+        emit_heads(self.program, floats, norm, head, self.gates)
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _heads(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> None:
-        """Queries, keys and values of a layer."""
+    def _heads(self, given: tuple[Value, ...], rule: AttentionRule) -> None:
+        """Make queries, keys and values of a layer; of queries alone where another layer has the rest."""
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
-        fields: dict[str, int | float] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
-                                          "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
+        fields: dict[str, Field] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
+                                    "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
-            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
-            fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
-            fields |= {"growth": program.input(growth)} if growth else {}
+            fields |= program.rotation(rule.rotary)
         norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
         if any(norms.values()):
             fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
             fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
-        given = [value for value in (q, k, v) if value is not None]
-        products = [value for value in given if isinstance(value, Product)]
-        if len(products) == len(given) and isinstance(q, Product) and all(value.x == q.x for value in products):
+        products, q = [value for value in given if isinstance(value, LazyProduct)], given[0]
+        if len(products) == len(given) and isinstance(q, LazyProduct) and all(value.x == q.x for value in products):
             parts = tuple(value.parts[value.part] for value in products)
-            fields |= {"shared": 1} if k is None else {}
+            fields |= {"shared": 1} if len(given) == 1 else {}
             act = self._acts(q.x, "hidden", parts)
-            program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
+            program.step("heads", act=act.id, w=program.matrix(*parts, head_dim=dim), k=act.width,
                          kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
         else:
             rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
             program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
 
     def _tap(self, x: Floats, layers: int) -> None:
-        """Give the residual stream after so many layers, where it is tapped."""
-        for at in [i for i, tapped in enumerate(self.plan.tapped) if tapped == layers]:
+        """Store the residual stream after ``layers`` layers, where a drafter reads it."""
+        for at in [i for i, tapped in enumerate(self.heads.tapped) if tapped == layers]:
             store = partial(self.program.step, "store", x=x.id, k=x.width, at=(1 + at) * x.width)
             self.program.gated(self.gates.taps, store)
 
     def _write(self, x: Value, out: Floats) -> None:
-        """A value into a buffer."""
-        if isinstance(x, Given):
+        """Compute a value into a buffer."""
+        if isinstance(x, LazySlice):
             self.program.step("load", out=out.id, k=x.width, at=x.first)
-        elif isinstance(x, Normed):
+        elif isinstance(x, LazyNorm):
             self._norm(x, out)
-        elif isinstance(x, Product):
+        elif isinstance(x, LazyProduct):
             self._multiply(x, out, add=False)
         else:
             raise ExportError("native operators expect what a pass is given, its norm or a product")
 
-    def _look_up(self, weight: str, out: Floats, more: dict[str, int | float]) -> None:
-        """Rows of the embedding into a buffer."""
+    def _look_up(self, weight: str, out: Floats, more: dict[str, Field]) -> None:
+        """Load rows of the embedding into a buffer."""
+        self.plan.store_embedding(weight)
         program, sizes = self.program, {"n": self.arch.facts.vocab, "k": out.width, "out": out.id}
-        if (table := f"{weight}.table") in self.storage.entries:
+        if (table := f"{weight}.table") in self.plan.entries:
             program.step("embed", **self._rows(table), **sizes, **more)
         else:
             program.step("embed", w=program.matrix(Linear(weight)), kind=program.kind(weight), **sizes, **more)
 
-    def _rows(self, table: str) -> dict[str, int | str]:
-        """A table that is only looked up, as steps name it."""
+    def _rows(self, table: str) -> dict[str, Field]:
+        """Name a table that is only looked up, as steps do."""
         scales = f"{table}_scales"
-        if scales not in self.storage.entries:
-            return {"w": self.program.stored(table), "kind": "r32"}
-        return {"w": self.program.stored(table), "kind": "r8", "bias": self.program.stored(scales)}
+        if scales not in self.plan.entries:
+            return {"w": self.program.input(table), "kind": "r32"}
+        return {"w": self.program.input(table), "kind": "r8", "bias": self.program.input(scales)}
 
     def _as_floats(self, x: Value, use: str) -> Floats:
-        """A value as float32, computing what still waits."""
+        """Turn a value into float32, computing what still waits."""
         if isinstance(x, Floats):
             return x
-        if isinstance(x, Given):
+        if isinstance(x, LazySlice):
             out = self.program.floats(f"given {x.first}", x.width)
             self._write(x, out)
             return out
-        if isinstance(x, Product):
-            out = self.program.floats(use, self.storage.width(x.parts[x.part]))
-            self._multiply(Product(x.x, (x.parts[x.part],), 0), out, add=False)
+        if isinstance(x, LazyProduct):
+            out = self.program.floats(use, self.plan.width(x.parts[x.part]))
+            self._multiply(LazyProduct(x.x, (x.parts[x.part],), 0), out, add=False)
             return out
-        if isinstance(x, Normed):
+        if isinstance(x, LazyNorm):
             return self._computed(x, f"normed {use}")
-        if isinstance(x, Mixture):
+        if isinstance(x, LazyExperts):
             out = self.program.floats(use, self.arch.facts.hidden)
             self._mix(x, out, add=False)
             return out
         raise ExportError("native operators cannot turn quantized activations into floats")
 
-    def _computed(self, x: Normed, use: str) -> Floats:
-        """A norm as floats, now."""
+    def _computed(self, x: LazyNorm, use: str) -> Floats:
+        """Compute a norm as floats, now."""
         out = self.program.floats(use, x.x.width)
         self._norm(x, out)
         return out
 
-    def _norm(self, x: Normed, out: Floats, add: int = 0, scale: float = 1.0) -> None:
-        more: dict[str, int | float] = ({"add": add} if add else {}) | ({"scale": scale} if scale != 1 else {})
+    def _norm(self, x: LazyNorm, out: Floats, add: int = 0, scale: str | None = None) -> None:
+        more: dict[str, Field] = {"add": add} if add else {}
+        if scale:
+            more["scale"] = Scalar(scale)
         self.program.step("norm", x=x.x.id, **self.program.norm(x.norm), k=x.x.width, out=out.id, **more)
 
     def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
-        """Activations of a value for these matrices, quantized once a sub-layer."""
+        """Quantize a value for these matrices, once a sub-layer."""
         if isinstance(x, Acts):
             return x
-        norm = x.norm if isinstance(x, Normed) else None
-        floats = x.x if isinstance(x, Normed) else self._as_floats(x, use)
+        norm = x.norm if isinstance(x, LazyNorm) else None
+        floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
         key = x, activation_form(self.program.kind(parts[0].weight))
         if key not in self._ready:
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]
 
-    def _mix(self, mixture: Mixture, out: Floats, add: bool) -> None:
+    def _mix(self, mixture: LazyExperts, out: Floats, add: bool) -> None:
         program, facts, rule = self.program, self.arch.facts.experts, mixture.rule
         assert facts is not None
         router, gate, up, down = map(Linear, (rule.router, rule.gate, rule.up, rule.down))
         scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
         program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
         act = self._acts(mixture.x, "hidden", (gate,))
-        how: dict[str, int | str] = {"first": rule.always} if rule.always else {}
+        how: dict[str, Field] = {"first": rule.always} if rule.always else {}
         how |= ({"fn": "sigmoid"} if rule.sigmoid else {}) | ({"bias": program.vector(rule.bias)} if rule.bias else {})
         program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
                      add=int(rule.normed), **how)  # fmt: skip
         other = {} if mixture.activation == "silu" else {"fn": mixture.activation}
-        program.step("experts", act=act.id, x=chosen.id, gate=program.matrix(gate), up=program.matrix(up),
-                     w=program.matrix(down), kind=program.kind(rule.gate), n=facts.inner, k=act.width,
-                     times=facts.count, heads=facts.chosen, out=out.id, add=int(add), **other)  # fmt: skip
+        program.step("experts", act=act.id, x=chosen.id, gate=program.matrix(gate, head_dim=facts.inner),
+                     up=program.matrix(up, head_dim=facts.inner), w=program.matrix(down, head_dim=out.width),
+                     kind=program.kind(rule.gate), n=facts.inner, k=act.width, times=facts.count,
+                     heads=facts.chosen, out=out.id, add=int(add), **other)  # fmt: skip
 
-    def _multiply(self, product: Product, out: Floats, add: bool) -> None:
+    def _multiply(self, product: LazyProduct, out: Floats, add: bool) -> None:
         parts = (product.parts[product.part],)
         self.program.linear(self._acts(product.x, "inner", parts), parts, out, add=add)
+
+
+def emit_heads(program: Program, x: Floats, norm: Norm, head: Linear, gates: Gates) -> None:
+    """Write the end of a decoder: hidden states, the model's LM head, and groups of heads, each behind a gate.
+
+    A group begins with the final norm of the rows that reach an LM head; ``runtimes.manifest.HeadGroup`` says what
+    follows.  Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
+
+    Args:
+        program: where to.
+        x: the residual stream.
+        norm: the final norm.
+        head: the model's LM head.
+        gates: where each gate stands.
+    """
+    plan = program.plan.heads
+    own = cut_head(head) if plan.only else head
+    shared = cut_head(head) if plan.cut else head
+    program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
+    program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
+    for number, group in enumerate(plan.groups):
+        program.gated(gates.heads[number], lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
+
+
+def _group(program: Program, x: Floats, norm: Norm, shared: Linear, group: HeadGroup) -> None:
+    matrices = group_matrices(group)
+    first, second = matrices.first, matrices.second
+    width = program.plan.width(*first)
+    if group.kind == "exit":
+        y = program.floats("heads", width)
+        program.linear(program.quantize(x, "head", first[0].weight, norm=norm, rows=1), first, y, rows=1)
+    else:
+        h = program.floats("normed", x.width)
+        program.step("norm", x=x.id, **program.norm(norm), k=x.width, out=h.id, rows=1)
+        inner = program.floats("heads", width)
+        program.linear(program.quantize(h, "head", first[0].weight, rows=2), first, inner, rows=1)
+        program.step("silu", x=inner.id, k=width)
+        if second is not None:
+            outer = program.floats("heads", program.plan.width(second))
+            program.linear(program.quantize(inner, "inner", second.weight, rows=2), (second,), outer, rows=1)
+            inner = outer
+        y = program.floats("split", x.width)
+        program.step("split", x=inner.id, base=h.id, n=x.width, times=group.count, out=y.id)
+    if matrices.heads:  # each reads rows of its own
+        for at, own in enumerate(matrices.heads):
+            program.logits(program.quantize(y, "head", own.weight, rows=2, first=at), own, first=at, raw=True)
+    else:
+        act = program.quantize(y, "head", shared.weight, rows=2, times=group.count)
+        program.logits(act, shared, times=group.count)

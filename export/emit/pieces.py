@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.formats import LINEAR
-from edgespec.export.emit.graph import MICROSOFT, GraphBuilder
+from edgespec.export.emit.graph import FLOAT, MICROSOFT, Branch, GraphBuilder
 from edgespec.export.emit.plan import StoragePlan, stacked_name
 from edgespec.export.emit.vectors import stacked_bias, vector
 from edgespec.export.emit.wide_heads import least_length
-
-FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
 
 
 class GraphPieces:
@@ -43,7 +39,7 @@ class GraphPieces:
         kind = "LayerNormalization" if norm.centered else "RMSNormalization"
         return graph.node(kind, inputs, axis=-1, epsilon=self.arch.eps)
 
-    def linear(self, x: str, *parts: Linear, joined: bool = False) -> tuple[str, ...]:
+    def linear(self, x: str, parts: tuple[Linear, ...], joined: bool) -> tuple[str, ...]:
         # one node a part unless joined: a Split costs more than it saves for gate and up (docs/project/log.md)
         name = stacked_name(part.weight for part in parts)
         if not joined or len(parts) == 1 or name not in self.storage.matrices:
@@ -80,11 +76,11 @@ class GraphPieces:
     ) -> str:
         """One of two values [1, rows, width]; what is left out costs nothing."""
 
-        def branch(side: str, body: Callable[[], str]) -> onnx.GraphProto:
+        def branch(side: str, body: Callable[[], str]) -> Branch:
             # sizes of the same name share buffers: each branch has its own
             columns = width if isinstance(width, int) else self.graph.unique(width)
             dims: list[int | str] = [1, self.graph.unique("rows"), columns]
-            return self.graph.branch(f"{name}.{side}", lambda: [helper.make_tensor_value_info(body(), FLOAT, dims)])
+            return self.graph.branch(f"{name}.{side}", lambda: [(body(), FLOAT, dims)])
 
         branches = {"then_branch": branch("on", then), "else_branch": branch("off", otherwise)}
         return self.graph.node("If", [gate], [self.graph.unique(name)], **branches)

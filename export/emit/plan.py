@@ -1,30 +1,93 @@
-"""The weight file of a model, planned from shapes alone: an architecture run over its tensors' names.
+"""The weight file of a model, planned from shapes alone.
 
 Nothing is read, so that a config.json is enough.  The plan is the one truth about what is stored, in which order and
-form: ``fill`` writes by it, graphs and native programs name what it has, and sizes are its end.
+form: ``fill`` writes by it, graphs and native programs name what it has, and sizes are its end.  ``StockPlan`` is a
+pass over the trace; the program of native operators stores what it names while it is written (``native.py``).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import ExpertsRule, LayerEmbedding, Linear, Norm
-from edgespec.export.drafters.heads import HeadPlan, is_head
-from edgespec.export.emit.layout import HEADROOM, INLINE_BYTES, WeightLayout
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    DeltaRule,
+    ExpertsRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
+from edgespec.export.architectures.shapes import Shapes
+from edgespec.export.architectures.trace import Pass
+from edgespec.export.drafters.heads import HeadPlan, cut_head, group_matrices, is_head
 from edgespec.export.quantization.levels import BLOCK, BLOCKS
 from edgespec.export.source.derived import ExtendedCheckpoint
 from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.files.packing import Packed
 
 Content = Literal["matrix", "rows", "parts", "vector", "angles", "positions"]
+WEIGHTS = "model.data"
+INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
+SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
+HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
+
+
+def converted_name(operators: str) -> str:
+    """What graphs call weights in the layout of these operators, where the bundle has them in the other layout.
+
+    No bundle has a file of that name, so nobody reads the wrong layout; ``runtimes/files/repack.py`` makes it in the
+    cache.
+    """
+    return f"model.{operators}.data"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies in the weight file."""
+
+    offset: int
+    length: int
+    dims: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class WeightLayout:
+    """The tensors of a weight file, one behind the other.
+
+    Attributes:
+        entries: by name, in order.
+        end: bytes of the file.
+        file: what graphs call it.
+    """
+
+    def __init__(self) -> None:
+        self.file = WEIGHTS
+        self.entries: dict[str, Stored] = {}
+        self.end = 0
+
+    def add(self, name: str, dims: tuple[int, ...], dtype: Any) -> Stored:
+        """Place one more tensor."""
+        dtype = np.dtype(dtype)
+        length = prod(dims) * dtype.itemsize
+        align = LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN
+        offset = -(-self.end // align) * align
+        self.end = offset + length
+        self.entries[name] = Stored(offset, length, dims, dtype)
+        return self.entries[name]
+
+    def alias(self, name: str, of: str, dims: tuple[int, ...]) -> None:
+        """Name the same bytes a second time with another shape."""
+        entry = self.entries[of]
+        self.entries[name] = Stored(entry.offset, entry.length, dims, entry.dtype)
 
 
 @dataclass(frozen=True)
@@ -59,6 +122,7 @@ class StoragePlan(WeightLayout):
         contents: what is stored, in order: tensors of the checkpoint, and tables by the name of their rotation.
         matrices: by the names of their parts, joined by ``+``.
         inline: bytes of what sits inside the graph's file instead, by name.
+        stacked: biases of matrices stacked along n, by the name that they have together.
     """
 
     def __init__(
@@ -72,6 +136,7 @@ class StoragePlan(WeightLayout):
         self.contents: list[tuple[Content, str]] = []
         self.matrices: dict[str, Matrix] = {}
         self.inline: dict[str, int] = {}
+        self.stacked: dict[str, tuple[Linear, ...]] = {}
 
     def form_of(self, name: str) -> Format:
         """How a matrix is stored."""
@@ -85,7 +150,8 @@ class StoragePlan(WeightLayout):
         """Rows of matrices stacked along n."""
         return sum(self.shapes[part.weight][0] for part in parts)
 
-    def _vectors(self, *names: str | None) -> None:
+    def store_vectors(self, *names: str | None) -> None:
+        """Store vectors; small ones sit inside the graph's file."""
         for name in names:
             if name is None or name in self.entries:
                 continue
@@ -95,16 +161,20 @@ class StoragePlan(WeightLayout):
                 self.contents.append(("vector", name))
                 self.add(name, self.shapes[name], np.float32)
 
-    def _norm(self, norm: Norm) -> None:
-        self._vectors(norm.weight, norm.bias)
+    def store_norm(self, norm: Norm) -> None:
+        """Store weight and bias of a norm."""
+        self.store_vectors(norm.weight, norm.bias)
 
-    def _bias(self, parts: Sequence[Linear]) -> None:
+    def store_bias(self, parts: Sequence[Linear]) -> None:
+        """Store the biases of matrices that are stored as one."""
         if len(parts) == 1:
-            self._vectors(parts[0].bias)
+            self.store_vectors(parts[0].bias)
         elif any(part.bias for part in parts):
-            self.inline[stacked_name(part.bias for part in parts)] = 4 * self.width(*parts)
+            name = stacked_name(part.bias for part in parts)
+            self.inline[name], self.stacked[name] = 4 * self.width(*parts), tuple(parts)
 
-    def _angles(self, rotary: str) -> None:
+    def store_angles(self, rotary: str) -> None:
+        """Store cosines and sines of all positions, and how queries grow there."""
         if f"{rotary}_cos" not in self.entries:
             self.contents.append(("angles", rotary))
             dims = self.arch.facts.context + HEADROOM, self.arch.rotaries[rotary].dims // 2
@@ -113,34 +183,35 @@ class StoragePlan(WeightLayout):
             if self.arch.rotaries[rotary].growth(dims[0]) is not None:
                 self.add(f"{rotary}_growth", dims[:1], np.float32)
 
-    def _positions(self, name: str | None) -> None:
+    def store_positions(self, name: str | None) -> None:
+        """Store learnt positions."""
         if name is not None:
             self.contents.append(("positions", name))
             self.add(name, (self.arch.facts.context + HEADROOM, self.arch.facts.hidden), np.float32)
 
-    def _embedding(self, name: str) -> None:
-        """As a matrix where rows of one can be looked up cheaply, else as a table that is only looked up."""
+    def store_embedding(self, name: str) -> None:
+        """Store an embedding: as a matrix where rows of one can be looked up cheaply, else as a table."""
         n, k = self.shapes[name]
         if k % BLOCK == 0 if self.form in BLOCKS else self.arch.head.weight == name:
-            self._matrix(Linear(name))
+            self.store_matrix(Linear(name))
+            return
+        if f"{name}.table" in self.entries:
             return
         self.contents.append(("rows", name))
         self.add(f"{name}.table", (n, k), np.float32 if self.form == "fp32" else np.int8)
         if self.form != "fp32":
             self.add(f"{name}.table_scales", (n, 1), np.float32)
 
-    def _experts(self, rule: ExpertsRule) -> None:
-        """A router, and the matrices of all experts, each expert's in tiles of its own."""
+    def store_experts(self, rule: ExpertsRule) -> None:
+        """Store the matrices of all experts, each expert's in tiles of its own."""
         facts = self.arch.facts
         assert facts.experts is not None
-        self._matrix(Linear(rule.router))
-        self._vectors(rule.bias)
         for name in (rule.gate, rule.up):
-            self._matrix(Linear(name), head_dim=facts.experts.inner)
-        self._matrix(Linear(rule.down), head_dim=facts.hidden)
+            self.store_matrix(Linear(name), head_dim=facts.experts.inner)
+        self.store_matrix(Linear(rule.down), head_dim=facts.hidden)
 
-    def _layer_embedding(self, rule: LayerEmbedding) -> None:
-        """The embeddings of all layers, [vocab, layers * width], only looked up: a scale for each layer's part."""
+    def store_layer_embedding(self, rule: LayerEmbedding) -> None:
+        """Store the embeddings of all layers, [vocab, layers * width], with a scale for each layer's part."""
         name, (vocab, width) = rule.table, self.shapes[rule.table]
         if f"{name}.table" not in self.entries:
             self.contents.append(("parts", name))
@@ -148,7 +219,8 @@ class StoragePlan(WeightLayout):
             if self.form != "fp32":
                 self.add(f"{name}.table_scales", (vocab, rule.layers), np.float32)
 
-    def _matrix(self, *parts: Linear, head_dim: int = 0) -> None:
+    def store_matrix(self, *parts: Linear, head_dim: int = 0) -> None:
+        """Store matrices stacked along n as one, packed in tiles of ``head_dim`` rows (0 = of all)."""
         names = tuple(part.weight for part in parts)
         name, form = stacked_name(names), self.form_of(names[0])
         if name not in self.matrices:
@@ -166,17 +238,109 @@ def stacked_name(names: Any) -> str:
     return "+".join(map(str, names))
 
 
-def index_text(plans: Mapping[Layout, StoragePlan]) -> str:
-    """Where each tensor lies in either layout, and which matrices differ between them, as JSON.
+class StockPlan(StoragePlan, Pass[None]):
+    """What stock operators read, in their layout: every operation stores at once, in the order of the trace."""
 
-    With it a bundle's weights can be converted without looking into its graphs.
-    """
-    packed = {name: asdict(matrix.packed) for name, matrix in plans["native"].matrices.items() if matrix.packed}
-    entries = {
-        layout: {
-            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
-            for name, entry in plans[layout].entries.items()
-        }
-        for layout in ("stock", "native")
-    }
-    return json.dumps({"matrices": packed, **entries})
+    heeds: ClassVar[dict[type, str]] = Shapes.heeds
+
+    def __init__(
+        self, arch: Architecture, form: Format, head: Format, heads: HeadPlan, fine: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__(arch, form, head, heads, fine)
+        for layer in range(arch.facts.layers):
+            if rotary := arch.rule(layer).rotary:
+                self.store_angles(rotary)
+
+    def embed(self, weight: str, scale: float, positions: str | None) -> None:
+        self.store_embedding(weight)
+        self.store_positions(positions)
+
+    def token_embeddings(self, weight: str, scale: float) -> None: ...
+
+    def norm(self, x: None, norm: Norm) -> None:
+        self.store_norm(norm)
+
+    def linear(self, x: None, parts: tuple[Linear, ...], joined: bool) -> tuple[None, ...]:
+        # a float matrix [k, n] is written whole: two would be held at once
+        for together in (parts,) if joined and self.form != "fp32" else ((part,) for part in parts):
+            self._multiply(*together)
+        return (None,) * len(parts)
+
+    def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.attention_over(q, rule)
+
+    def attention_over(self, q: None, rule: AttentionRule) -> None:
+        for norm in (rule.q_norm, rule.k_norm, rule.v_norm):
+            if norm is not None:
+                self.store_norm(norm)
+
+    def append(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.attention_over(q, rule)
+
+    def convolution(self, x: None, rule: ConvolutionRule) -> None:
+        self.store_vectors(rule.taps, rule.bias)
+
+    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
+        self.store_vectors(*rule.vectors.values())
+
+    def sigmoid_gate(self, x: None, gate: None) -> None: ...
+
+    def gated(self, gate: None, up: None, activation: Activation) -> None: ...
+
+    def activate(self, x: None, activation: Activation, numbers: str | None) -> None:
+        self.store_vectors(numbers)
+
+    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
+        self.store_matrix(Linear(rule.router))
+        self.store_vectors(rule.bias)
+        self.store_experts(rule)
+
+    def layer_embedding(self, gate: None, base: None, rule: LayerEmbedding, activation: Activation) -> None:
+        self.store_layer_embedding(rule)
+
+    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None) -> None:
+        body(x)
+
+    def head(self, x: None, norm: Norm, head: Linear) -> None:
+        self.store_norm(norm)
+        for group in self.heads.groups:
+            matrices = group_matrices(group)
+            self.linear(x, matrices.first, joined=True)
+            if matrices.second is not None:
+                self._multiply(matrices.second)
+        if not self.heads.only:
+            self._multiply(head)
+        if self.heads.cut and (self.heads.groups or self.heads.only):
+            self._multiply(cut_head(head))
+        for group in self.heads.groups:
+            for own in group_matrices(group).heads:
+                self._multiply(own)
+
+    def input_slice(self, first: int, width: int) -> None: ...
+
+    def select_input(self, fused: Callable[[], None], recycled: Callable[[], None]) -> None:
+        fused()
+        recycled()
+
+    def prefill_context(self, context: Callable[[], None]) -> None:
+        context()
+
+    def join(self, parts: tuple[None, ...]) -> None: ...
+
+    def _multiply(self, *parts: Linear) -> None:
+        self.store_matrix(*parts)
+        self.store_bias(parts)
+
+    def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
+        n, k = matrix.n, matrix.k
+        if matrix.form == "fp32":
+            self.add(name, (k, n), np.float32)
+        elif matrix.form == "w8a8":
+            self.add(f"{name}.levels", (k, n), np.int8)
+            self.add(f"{name}.scales", (n,), np.float32)
+        else:
+            _, blocks, width = BLOCKS[matrix.form].stock_shape(n, k)
+            self.add(f"{name}.levels", (n, blocks, width), np.uint8)
+            self.add(f"{name}.scales", (n, blocks), np.float32)
+            self.alias(f"{name}.rows", f"{name}.levels", (n, blocks * width))
+        return matrix

@@ -1,15 +1,25 @@
-"""The weight file of a model in either layout."""
+"""The weight file of a model in either layout, and the program over the native one."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from typing import TypedDict
+
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.layout import converted_name
-from edgespec.export.emit.native_plan import NativePlan
-from edgespec.export.emit.plan import StoragePlan
-from edgespec.export.emit.stock_plan import StockPlan
+from edgespec.export.emit.native import lower
+from edgespec.export.emit.plan import StockPlan, converted_name
+from edgespec.export.emit.program import NativePlan
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout
+
+
+class Plans(TypedDict):
+    """The weight file in either layout."""
+
+    stock: StockPlan
+    native: NativePlan
 
 
 def storage_plans(
@@ -19,8 +29,8 @@ def storage_plans(
     heads: HeadPlan | None,
     fine: frozenset[str] = frozenset(),
     written: Layout | None = None,
-) -> dict[Layout, StoragePlan]:
-    """The weight file in either layout.
+) -> Plans:
+    """Plan the weight file in either layout.
 
     Args:
         arch: the model, with the tensors of its heads; its own tensors have the shapes that config.json implies.
@@ -31,11 +41,27 @@ def storage_plans(
         written: the layout that the bundle has; the other one's file has a name of its own.  None = either is written.
     """
     given = arch, form, head or form, heads or HeadPlan(), fine
-    stock, native = StockPlan(*given), NativePlan(*given)
-    arch.build(stock)
-    arch.build(native)
-    plans: dict[Layout, StoragePlan] = {"stock": stock, "native": native}
-    for layout, plan in plans.items():
-        if written not in (None, layout):
-            plan.file = converted_name(layout)
-    return plans
+    trace, stock, native = arch.trace(), StockPlan(*given), NativePlan(*given)
+    stock.run(trace)
+    lower(trace, native)
+    if written == "native":
+        stock.file = converted_name("stock")
+    elif written == "stock":
+        native.file = converted_name("native")
+    return {"stock": stock, "native": native}
+
+
+def index_text(plans: Plans) -> str:
+    """Say where each tensor lies in either layout, and which matrices differ between them, as JSON.
+
+    With it a bundle's weights can be converted without looking into its graphs.
+    """
+    packed = {name: asdict(matrix.packed) for name, matrix in plans["native"].matrices.items() if matrix.packed}
+    entries = {
+        layout: {
+            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
+            for name, entry in plans[layout].entries.items()
+        }
+        for layout in ("stock", "native")
+    }
+    return json.dumps({"matrices": packed, **entries})

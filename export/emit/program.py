@@ -1,17 +1,25 @@
-"""Writing the program of a ``Decoder`` node (runtimes/native/program.h): steps, buffers, gates and weights."""
+"""The program of a ``Decoder`` node (runtimes/native/program.h): steps, buffers, gates and weights.
+
+A program is written from shapes alone, and the plan stores what it names, in that order.  ``native_graph`` reads the
+small tensors and puts the node down.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from onnx import TensorProto
+import numpy as np
 
+from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Linear, Norm
-from edgespec.export.emit.graph import EDGESPEC, GraphBuilder
-from edgespec.export.emit.plan import StoragePlan, stacked_name
+from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
+from edgespec.export.emit.plan import Matrix, StoragePlan, stacked_name
 from edgespec.export.emit.vectors import stacked_bias, vector
-from edgespec.runtimes.files.formats import KINDS, SPECS, Kind
+from edgespec.runtimes.files.formats import KINDS, SPECS, Format, Kind
+from edgespec.runtimes.files.packing import Packed
 
 PLAN, CONTROLS = 6, 8
 
@@ -32,30 +40,45 @@ class Acts:
     width: int
 
 
-class ProgramWriter:
+@dataclass(frozen=True)
+class Scalar:
+    """A number of the checkpoint, read when the program becomes text; a step without it has 1."""
+
+    name: str
+
+
+Field: TypeAlias = "int | float | str | Scalar"
+
+
+class Program:
     """Collects the steps of one decoder.
 
     Args:
-        storage: where the weights lie.
+        plan: of the weights; it stores what the program names.
+
+    Attributes:
+        inputs: index of each weight among the node's weight inputs.
+        tensors: the same weights, in the order that they were stored.
+        gates: how many there are.
     """
 
-    def __init__(self, storage: StoragePlan) -> None:
-        self.arch, self.storage = storage.arch, storage
-        self.graph = GraphBuilder(storage)
-        self._inputs: dict[str, int] = {}  # weight -> index among the node's weight inputs
-        self._steps: list[str] = []
+    def __init__(self, plan: StoragePlan) -> None:
+        self.arch, self.plan = plan.arch, plan
+        self.inputs: dict[str, int] = {}
+        self.tensors: dict[str, None] = {}
+        self.gates = 0
+        self._steps: list[tuple[str, dict[str, Field]]] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
         self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(self.arch.borrowed_kv_dims)]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, op: str, **fields: int | float | str) -> None:
+    def step(self, op: str, **fields: Field) -> None:
         """Add a step as it stands in program.h."""
-        self._steps.append(" ".join([op, *(f"{key}={value:.9g}" if isinstance(value, float) else f"{key}={value}"
-                                           for key, value in fields.items())]))  # fmt: skip
+        self._steps.append((op, fields))
 
     def gated(self, index: int, body: Callable[[], None], other: int | None = None) -> None:
-        """The steps that ``body`` adds, behind a gate, or behind two of which one is enough."""
+        """Put the steps that ``body`` adds behind a gate, or behind two of which one is enough."""
         outer, self._steps = self._steps, []
         body()
         inner, self._steps = self._steps, outer
@@ -78,22 +101,22 @@ class ProgramWriter:
         times: int = 1,
         first: int = 0,
     ) -> Acts:
-        """(Normed) floats in the form that ``matrix`` multiplies."""
+        """Quantize floats, normed first if asked for, to the form that ``matrix`` multiplies."""
         out = self.acts(use, x.width)
         kind = activation_form(self.kind(matrix))
-        repeated: dict[str, int] = {"times": times, "first": first} if rows == 2 else {}
-        normed = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
+        repeated: dict[str, Field] = {"times": times, "first": first} if rows == 2 else {}
+        normed: dict[str, Field] = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
         self.step("quantize", x=x.id, **normed, k=x.width, kind=kind, out=out.id, rows=rows, **repeated)
         return out
 
     def linear(self, act: Acts, parts: tuple[Linear, ...], out: Floats, *, add: bool = False, rows: int = 0) -> None:
-        """The product with matrices stacked along n, plus their biases."""
+        """Multiply by matrices stacked along n, and add their biases."""
         self.step(
             "linear",
             act=act.id,
             w=self.matrix(*parts),
             kind=self.kind(parts[0].weight),
-            n=self.storage.width(*parts),
+            n=self.plan.width(*parts),
             k=act.width,
             bias=self.bias(parts),
             out=out.id,
@@ -101,30 +124,34 @@ class ProgramWriter:
             rows=rows,
         )
 
-    def norm(self, norm: Norm) -> dict[str, int | float]:
-        """The fields of a step that say a norm."""
-        fields: dict[str, int | float] = {"norm": self.vector(norm.weight), "eps": float(self.arch.eps)}
+    def norm(self, norm: Norm) -> dict[str, Field]:
+        """Name a norm: the fields of a step that say it."""
+        fields: dict[str, Field] = {"norm": self.vector(norm.weight), "eps": float(self.arch.eps)}
         if norm.bias is not None:
             fields["beta"] = self.vector(norm.bias)
         return fields | ({"center": 1} if norm.centered else {})
 
-    def logits(self, act: Acts, head: Linear, *, times: int = 1, first: int = 0, own: bool = False) -> None:
-        """An LM head; its rows follow those of the heads before it that are on at the same time.
+    def logits(self, act: Acts, head: Linear, *, times: int = 1, first: int = 0, raw: bool = False) -> None:
+        """Add an LM head; its output rows are appended after those of earlier active heads.
 
         Args:
-            own: it is not the model's: what the architecture does to its logits is not done.
+            act: its input.
+            head: its matrix.
+            times: rows of heads that share the matrix, for each row asked for.
+            first: which of these rows come first.
+            raw: a trained head's own matrix: the model's logit scale and cap are left out.
         """
-        rule: dict[str, int | float] = {} if head.bias is None else {"bias": self.bias((head,))}
-        if not own:
+        rule: dict[str, Field] = {} if head.bias is None else {"bias": self.bias((head,))}
+        if not raw:
             rule |= {"scale": float(self.arch.logits.scale)} if self.arch.logits.scale != 1 else {}
             rule |= {"cap": float(self.arch.logits.cap)} if self.arch.logits.cap else {}
         self.step("logits", act=act.id, w=self.matrix(head), kind=self.kind(head.weight),
-                  n=self.storage.width(head), k=act.width, times=times, first=first, **rule)  # fmt: skip
+                  n=self.plan.width(head), k=act.width, times=times, first=first, **rule)  # fmt: skip
 
     # -- what steps name -----------------------------------------------------------------------------------------------
 
     def buffer(self, kind: str, use: str, width: int) -> int:
-        """A buffer that is used again wherever use and width are the same."""
+        """Declare a buffer, which is used again wherever use and width are the same."""
         key = kind, use
         if key not in self._buffers:
             number = sum(1 for other, _ in self._buffers if other == kind)
@@ -136,67 +163,115 @@ class ProgramWriter:
         return number
 
     def floats(self, use: str, width: int) -> Floats:
-        """See ``buffer``."""
+        """Declare a float32 buffer; see ``buffer``."""
         return Floats(self.buffer("floats", use, width), width)
 
     def acts(self, use: str, width: int) -> Acts:
-        """See ``buffer``."""
+        """Declare a buffer of quantized rows; see ``buffer``."""
         return Acts(self.buffer("acts", use, width), width)
 
     def kind(self, name: str) -> Kind:
-        """How the matrix ``name`` is stored."""
-        return SPECS[self.storage.form_of(name)].kind
+        """Look up how the matrix ``name`` is stored."""
+        return SPECS[self.plan.form_of(name)].kind
 
-    def matrix(self, *parts: Linear) -> int:
-        """Matrices stacked along n, stored as one."""
-        return self.stored(f"{stacked_name(part.weight for part in parts)}.packed")
-
-    def stored(self, name: str) -> int:
-        """A tensor of the weight file."""
-        return self.input(self.graph.stored(name))
+    def matrix(self, *parts: Linear, head_dim: int = 0) -> int:
+        """Name matrices stacked along n, stored as one."""
+        self.plan.store_matrix(*parts, head_dim=head_dim)
+        return self.input(f"{stacked_name(part.weight for part in parts)}.packed")
 
     def bias(self, parts: Sequence[Linear]) -> int:
-        """Their biases, -1 if there are none."""
-        name = stacked_bias(self.graph, self.storage, parts)
-        return -1 if name is None else self.input(name)
+        """Name their biases; -1 if there are none."""
+        if all(part.bias is None for part in parts):
+            return -1
+        self.plan.store_bias(parts)
+        return self.input(str(parts[0].bias) if len(parts) == 1 else stacked_name(part.bias for part in parts))
 
     def vector(self, name: str) -> int:
-        """A vector of the checkpoint."""
-        return self.input(vector(self.graph, self.storage, name))
+        """Name a vector of the checkpoint."""
+        self.plan.store_vectors(name)
+        return self.input(name)
+
+    def rotation(self, rotary: str) -> dict[str, Field]:
+        """Name a rotary table: the fields of a step that say it."""
+        self.plan.store_angles(rotary)
+        growth, cos, sin = (f"{rotary}_{name}" for name in ("growth", "cos", "sin"))
+        grows = growth in self.plan.entries
+        self.tensors |= dict.fromkeys((growth, cos, sin) if grows else (cos, sin))
+        fields: dict[str, Field] = {"rotary": self.arch.rotaries[rotary].dims, "cos": self.input(cos)}
+        return fields | {"sin": self.input(sin)} | ({"growth": self.input(growth)} if grows else {})
 
     def input(self, name: str) -> int:
-        """The index of a weight among the node's."""
-        return self._inputs.setdefault(name, len(self._inputs))
+        """Find the index of a tensor of the weight file among the node's weight inputs."""
+        self.tensors.setdefault(name)
+        return self.inputs.setdefault(name, len(self.inputs))
 
-    # -- the node ------------------------------------------------------------------------------------------------------
+    def text(self) -> str:
+        """Write the program down; reads the numbers that stand in it."""
+        return "\n".join([*self._declared, *(self._line(op, fields) for op, fields in self._steps)])
 
-    def close(self, gates: int) -> None:
-        """Write the node down."""
-        graph, hidden = self.graph, self.arch.facts.hidden
-        inputs: dict[str, tuple[int, list[int | str]]] = {
-            "plan": (TensorProto.INT64, [PLAN, "T"]),
-            "rows": (TensorProto.INT64, ["R"]),
-            "gates": (TensorProto.BOOL, [gates]),
-            "moves": (TensorProto.INT64, ["M", 3]),
-            "kv": (TensorProto.UINT8, ["S", "B"]),
-            "control": (TensorProto.INT64, [CONTROLS]),
-            "tables": (TensorProto.FLOAT, ["N"]),
-            "hidden_in": (TensorProto.FLOAT, ["H", self.arch.input_width or hidden]),
-        }
-        outputs: dict[str, tuple[int, list[int | str]]] = {
-            "logits": (TensorProto.FLOAT, ["L", "V"]),
-            "ids": (TensorProto.INT64, ["K", "top"]),
-            "values": (TensorProto.FLOAT, ["K", "top"]),
-            "hidden": (TensorProto.FLOAT, ["G", "W" if self.storage.heads.tapped else hidden]),
-        }
-        for name, (kind, dims) in inputs.items():
-            graph.input(name, kind, dims)
-        graph.node("Decoder", [*inputs, *self._inputs], list(outputs), domain=EDGESPEC,
-                   program="\n".join([*self._declared, *self._steps]), constant_weights=1)  # fmt: skip
-        for name, (kind, dims) in outputs.items():
-            graph.output(name, kind, dims)
+    def _line(self, op: str, fields: dict[str, Field]) -> str:
+        words = [op]
+        for key, value in fields.items():
+            value = float(self.arch.source.read(value.name)[0]) if isinstance(value, Scalar) else value
+            if fields[key] is not value and value == 1:
+                continue
+            words.append(f"{key}={value:.9g}" if isinstance(value, float) else f"{key}={value}")
+        return " ".join(words)
+
+
+class NativePlan(StoragePlan):
+    """What native operators read, packed as they read it.
+
+    Attributes:
+        program: over these weights.
+    """
+
+    def __init__(
+        self, arch: Architecture, form: Format, head: Format, heads: HeadPlan, fine: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__(arch, form, head, heads, fine)
+        self.program = Program(self)
+
+    def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
+        rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
+        packed = Packed(SPECS[matrix.form].kind, matrix.n, matrix.k, head_dim, rows)
+        self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
+        return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)
+
+
+def native_graph(plan: NativePlan) -> GraphBuilder:
+    """Put the node of native operators into a graph."""
+    graph, hidden, program = GraphBuilder(plan), plan.arch.facts.hidden, plan.program
+    for name in program.tensors:
+        if name in plan.stacked:
+            stacked_bias(graph, plan, plan.stacked[name])
+        else:
+            vector(graph, plan, name)
+    inputs: dict[str, tuple[int, list[int | str]]] = {
+        "plan": (INT64, [PLAN, "T"]),
+        "rows": (INT64, ["R"]),
+        "gates": (BOOL, [program.gates]),
+        "moves": (INT64, ["M", 3]),
+        "kv": (UINT8, ["S", "B"]),
+        "control": (INT64, [CONTROLS]),
+        "tables": (FLOAT, ["N"]),
+        "hidden_in": (FLOAT, ["H", plan.arch.input_width or hidden]),
+    }
+    outputs: dict[str, tuple[int, list[int | str]]] = {
+        "logits": (FLOAT, ["L", "V"]),
+        "ids": (INT64, ["K", "top"]),
+        "values": (FLOAT, ["K", "top"]),
+        "hidden": (FLOAT, ["G", "W" if plan.heads.tapped else hidden]),
+    }
+    for name, (kind, dims) in inputs.items():
+        graph.input(name, kind, dims)
+    graph.node("Decoder", [*inputs, *program.inputs], list(outputs), domain=EDGESPEC,
+               program=program.text(), constant_weights=1)  # fmt: skip
+    for name, (kind, dims) in outputs.items():
+        graph.output(name, kind, dims)
+    return graph
 
 
 def activation_form(kind: Kind) -> str:
-    """The form of activations that matrices of a kind multiply; q4 and q8 read the same."""
+    """Look up the form of activations that matrices of a kind multiply; q4 and q8 read the same."""
     return KINDS[kind].acts

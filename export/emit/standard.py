@@ -12,7 +12,7 @@ import numpy as np
 
 from edgespec.export.architectures.ops import AttentionRule, Linear, Norm
 from edgespec.export.emit.attention import AttentionEmitter
-from edgespec.export.emit.pieces import INT32, INT64
+from edgespec.export.emit.graph import INT32, INT64
 from edgespec.export.emit.stock import GraphOps
 
 

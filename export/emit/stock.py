@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
-from onnx import ValueInfoProto, helper
 
-from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
-    ConvolutionRule,
-    DeltaRule,
-    ExpertsRule,
     Kind,
-    LayerEmbedding,
     Linear,
     Norm,
 )
+from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import HeadPlan, cut_head
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.formats import LINEAR, table_rows
+from edgespec.export.emit.graph import BOOL, FLOAT, INT32, INT64, Declared
 from edgespec.export.emit.heads import head_logits
-from edgespec.export.emit.pieces import BOOL, FLOAT, INT32, INT64, GraphPieces
+from edgespec.export.emit.pieces import GraphPieces
 from edgespec.export.emit.plan import StoragePlan
 
 
-class GraphOps(GraphPieces):
+def native_only(arch: Architecture) -> str:
+    """Name what of a model only native operators compute; "" = stock ones compute it all."""
+    return GraphOps.lacks(arch.trace())
+
+
+class GraphOps(GraphPieces, Pass[str]):
     """Emits one decoder graph with stock operators.
 
     ::
@@ -46,6 +49,11 @@ class GraphOps(GraphPieces):
     a group of heads (emit_heads.py).
     """
 
+    heeds: ClassVar[dict[type, str]] = {
+        Linear: "weight bias",
+        Norm: "weight bias centered",
+        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms",
+    }
     rows = "R"  # that reach the LM head
 
     def __init__(
@@ -113,7 +121,7 @@ class GraphOps(GraphPieces):
 
     # -- the operations --------------------------------------------------------------------------------------------
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> str:
+    def embed(self, weight: str, scale: float, positions: str | None) -> str:
         graph, x = self.graph, self._lookup(weight)
         if scale != 1:
             x = graph.node("Mul", [x, graph.constant("embedding_scale", np.float32(scale))])
@@ -133,42 +141,19 @@ class GraphOps(GraphPieces):
     def select_input(self, fused: Callable[[], str], recycled: Callable[[], str]) -> str:
         return self.choose("gate_embed", "stream", self.arch.facts.hidden, fused, recycled)
 
-    def prefill_context(self, context: Callable[[], None]) -> None:
-        raise UnsupportedModel("drafts of whole blocks need native operators")
-
-    def append(self, q: str, k: str, v: str, rule: AttentionRule) -> None:
-        raise UnsupportedModel("drafts of whole blocks need native operators")
-
-    def join(self, *parts: str) -> str:
+    def join(self, parts: tuple[str, ...]) -> str:
         return self.graph.node("Concat", list(parts), axis=-1)
 
-    def token_embeddings(self, weight: str, scale: float) -> str:
-        raise UnsupportedModel("embeddings of each layer need native operators")
-
-    def experts(self, h: str, rule: ExpertsRule, activation: Activation) -> str:
-        raise UnsupportedModel("mixtures of experts need native operators")
-
-    def layer_embedding(self, gate: str, given: str, rule: LayerEmbedding, activation: Activation) -> str:
-        raise UnsupportedModel("embeddings of each layer need native operators")
-
-    def attention(self, q: str, k: str | None, v: str | None, rule: AttentionRule) -> str:
-        if k is None or v is None:
-            raise UnsupportedModel("layers that share keys and values need native operators")
+    def attention(self, q: str, k: str, v: str, rule: AttentionRule) -> str:
         return self._attention.emit(q, k, v, self.packed.get((q, k, v)), rule, self._kv_names)
-
-    def convolution(self, x: str, rule: ConvolutionRule) -> str:
-        raise UnsupportedModel("short convolutions need native operators: ONNX Runtime's own cannot take guesses back")
-
-    def delta(self, x: str, z: str, a: str, b: str, rule: DeltaRule) -> str:
-        raise UnsupportedModel("gated delta rules need native operators: ONNX Runtime's own cannot take guesses back")
 
     def sigmoid_gate(self, x: str, gate: str) -> str:
         return self.graph.node("Mul", [x, self.graph.node("Sigmoid", [gate])])
 
     def gated(self, gate: str, up: str, activation: Activation) -> str:
-        return self.graph.node("Mul", [self.activate(gate, activation), up])
+        return self.graph.node("Mul", [self.activate(gate, activation, None), up])
 
-    def activate(self, x: str, activation: Activation, numbers: str | None = None) -> str:
+    def activate(self, x: str, activation: Activation, numbers: str | None) -> str:
         if activation == "silu":
             return self.silu(x)
         if numbers is not None:
@@ -178,7 +163,7 @@ class GraphOps(GraphPieces):
             return y if activation == "relu" else self.graph.node("Mul", [y, y])
         return self.graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
 
-    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str], scale: str | None = None) -> str:
+    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
         graph = self.graph
         if kind == "attention":
             self._tap(x, layer)
@@ -188,13 +173,13 @@ class GraphOps(GraphPieces):
             return graph.node("Add", [x, body(x)])
         past = [f"past_key_values.{layer}.{name}" for name in ("key", "value")] if kv else []
 
-        def then() -> list[ValueInfoProto]:
+        def then() -> list[Declared]:
             inner = [f"then.{name}" for name in kv]
             self._kv_names = (inner[0], inner[1]) if kv else ("", "")
             y = graph.node("Add", [x, body(x)])
             return self._branch_outputs([y, *inner])
 
-        def otherwise() -> list[ValueInfoProto]:
+        def otherwise() -> list[Declared]:
             return self._branch_outputs([graph.node("Identity", [name]) for name in (x, *past)])
 
         gate = f"gate_{'attn' if kind == 'attention' else 'mlp'}.{layer}"
@@ -237,6 +222,6 @@ class GraphOps(GraphPieces):
             return table_rows(self.graph, "input_ids", weight)
         return LINEAR[self.storage.matrices[weight].form].lookup(self.graph, "input_ids", weight)
 
-    def _branch_outputs(self, names: list[str]) -> list[ValueInfoProto]:
+    def _branch_outputs(self, names: list[str]) -> list[Declared]:
         dims = [self.x_dims] + [self.kv_dims] * (len(names) - 1)
-        return [helper.make_tensor_value_info(name, FLOAT, dim) for name, dim in zip(names, dims, strict=True)]
+        return [(name, FLOAT, dim) for name, dim in zip(names, dims, strict=True)]

@@ -17,9 +17,9 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Kind
 from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.emit.plan import StockPlan
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.emit.stock_plan import StockPlan
-from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
+from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps, part_of
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
@@ -184,18 +184,18 @@ class _Parts(StockPlan):
     def __init__(self, arch: Architecture, form: Format) -> None:
         super().__init__(arch, form, form, HeadPlan())
         self.names: dict[str, frozenset[str]] = {EMBEDDING: frozenset()}
-        arch.build(self)
+        self.run(arch.trace())
         head = frozenset({arch.head.weight})
         self.names[EMBEDDING] = self._blocks(set()) & {arch.embedding} - head
         self.names[HEAD] = self._blocks(set()) & head
 
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None = None) -> None:
+    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None) -> None:
         before = set(self.matrices)
         super().sublayer(kind, layer, x, body, scale)
-        part = f"{'attention' if kind == 'attention' else 'mlp'}.{layer}"
+        part = part_of(kind, layer)
         self.names[part] = self.names.get(part, frozenset()) | self._blocks(before)
 
     def _blocks(self, before: set[str]) -> frozenset[str]:
-        """Those that came since."""
+        """Find those that came since."""
         new = (matrix for name, matrix in self.matrices.items() if name not in before and matrix.form in BLOCKS)
         return frozenset(name for matrix in new for name in matrix.parts)

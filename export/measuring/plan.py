@@ -16,8 +16,7 @@ from edgespec.export.bundle.model import counted, model_part, stock_graphs
 from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.drafters.head_choice import HEAD_TOKENS, check_size
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.plan import StoragePlan, index_text
-from edgespec.export.emit.plans import storage_plans
+from edgespec.export.emit.plans import Plans, index_text, storage_plans
 from edgespec.export.measuring.planned_heads import PlannedHeads, Shaped, cut_shapes
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
@@ -52,7 +51,7 @@ HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
 DEVICE_BYTES = 6000  # of a device's graph, a layer
 
 
-def model_files(part: ModelPart, plans: Mapping[Layout, StoragePlan]) -> dict[str, int]:
+def model_files(part: ModelPart, plans: Plans) -> dict[str, int]:
     """Files of a model, and their sizes; ``plans``: of its weights."""
     files = {part.weights: plans[part.layout].end}
     for name, graph in part.graphs.items():

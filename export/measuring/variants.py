@@ -22,6 +22,11 @@ EMBEDDING = "embedding"  # one that is not
 TOGETHER = 4  # choices whose logits are in memory at once
 
 
+def part_of(kind: Kind, layer: int) -> str:
+    """Name the part that a sub-layer belongs to; a layer's own embedding belongs to its MLP."""
+    return f"{'attention' if kind == 'attention' else 'mlp'}.{layer}"
+
+
 class Rounded:
     """A checkpoint whose matrices read as they come back from blocks.
 
@@ -84,10 +89,10 @@ class VariantOps(NumpyOps):
 
     def divergences(self) -> list[float]:
         """Runs the model: mean KL in nats of each choice from the exact model."""
-        found: Array = self.arch.build(self)
+        found = self.run(self.arch.trace())
         return [float(value) for value in found[1:]]
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
+    def embed(self, weight: str, scale: float, positions: str | None) -> Array:
         self._enter(HEAD if weight == self.arch.head.weight else EMBEDDING)
         both = [super().embed(weight, scale, positions)]
         if self._coarse.any():
@@ -96,19 +101,17 @@ class VariantOps(NumpyOps):
             self.source = self.arch.source
         return np.concatenate([both[int(coarse)] for coarse in self._coarse])
 
-    def sublayer(
-        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
-    ) -> Array:
-        self._enter(f"{'attention' if kind == 'attention' else 'mlp'}.{layer}")
+    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
+        self._enter(part_of(kind, layer))
         return super().sublayer(kind, layer, x, body, scale)
 
-    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         found: list[Array] = []
         for at, differs in enumerate(self._differs):
             own = slice(at, at + 1)
             self.given = ChainMap(self._given[at], self._given[0])
             keys, values = None if k is None else k[own], None if v is None else v[own]
-            found.append(super().attention(q[own], keys, values, rule) if differs else found[0])
+            found.append(super().attended(q[own], keys, values, rule) if differs else found[0])
         return np.concatenate(found)
 
     def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:

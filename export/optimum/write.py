@@ -23,7 +23,7 @@ from edgespec.export.bundle.model import MAIN, STRICT
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
-from edgespec.export.emit.layout import INLINE_BYTES, WEIGHTS, WeightLayout
+from edgespec.export.emit.plan import INLINE_BYTES, WEIGHTS, WeightLayout
 from edgespec.export.measuring.parity import ROWS, compare_logits, error_by_layer, plain_logits, relative_error
 from edgespec.export.optimum.graph import ForeignGraph, Matrix, double_last_rows
 from edgespec.export.quantization import levels as quantize

@@ -16,14 +16,15 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
-    ConvolutionRule,
-    DeltaRule,
-    ExpertsRule,
+    Block,
     Kind,
     LayerEmbedding,
     Linear,
+    Multiply,
     Norm,
+    SubLayer,
 )
+from edgespec.export.architectures.trace import walk
 from edgespec.export.quantization.gptq import Correction
 from edgespec.export.quantization.levels import (
     BLOCK,
@@ -99,12 +100,12 @@ class CalibrationOps(NumpyOps):
     ) -> None:
         super().__init__(arch, sequences[0].tolist(), None, progress)
         self.sequences, self.quantizer, self.blocks, self.spool = sequences, quantizer, blocks, spool
-        self._writers = residual_writers(arch)
+        self._writers = residual_writers(arch.trace())
         self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
         self._product = True  # whether anybody needs what a matrix gives
         self._stream: Array = np.empty(0, np.float32)  # before this sub-layer
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
+    def embed(self, weight: str, scale: float, positions: str | None) -> Array:
         wanted, inverse = np.unique(self.sequences, return_inverse=True)
         found, at = [], 0
         for piece in self.source.pieces(weight):
@@ -117,7 +118,7 @@ class CalibrationOps(NumpyOps):
             seen = dequantize_block(*quantize_searched(rows, form), k, form.bits)
         return self._placed(np.concatenate([rows[inverse], seen[inverse]]), scale, positions)
 
-    def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
+    def linear(self, x: Array, parts: tuple[Linear, ...], joined: bool) -> tuple[Array, ...]:
         seen = x[len(x) // 2 :].reshape(-1, x.shape[-1])
         products = seen.T @ seen / np.float32(len(seen))
         if not np.isfinite(products).all():
@@ -129,32 +130,30 @@ class CalibrationOps(NumpyOps):
         correction = self._correction(x, parts[0], products) if self.quantizer.corrects else None
         return tuple(self._quantized(x, part, quantize, correction) for part in parts)
 
-    def sublayer(
-        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
-    ) -> Array:
+    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
         self._stream = x
         return super().sublayer(kind, layer, x, body, scale)
 
-    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         found = []
         for s in range(len(q)):
             self.given = self._given.setdefault(s, {})
             own = slice(s, s + 1)
             keys, values = None if k is None else k[own], None if v is None else v[own]
-            found.append(super().attention(q[own], keys, values, rule))
+            found.append(super().attended(q[own], keys, values, rule))
         return np.concatenate(found)
 
-    def layer_embedding(self, gate: Array, given: Array, rule: LayerEmbedding, activation: Activation) -> Array:
+    def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
         columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)
         rows = self._rows(rule.table, self.sequences, columns) * np.float32(rule.scale)
-        return self.gated(gate, given + np.concatenate([rows, rows]), activation)
+        return self.gated(gate, base + np.concatenate([rows, rows]), activation)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         for s in range(len(gate)):  # in place: the widest of all activations
             gate[s] = super().gated(gate[s], up[s], activation)
         return gate
 
-    def activate(self, x: Array, activation: Activation, numbers: str | None = None) -> Array:
+    def activate(self, x: Array, activation: Activation, numbers: str | None) -> Array:
         for s in range(len(x)):
             x[s] = super().activate(x[s], activation, numbers)
         return x
@@ -163,7 +162,7 @@ class CalibrationOps(NumpyOps):
         """The head is quantized; nobody needs its logits."""
         x = self.norm(x, norm)
         self._product = False
-        self.linear(x, head)
+        self.linear(x, (head,), joined=False)
         return x
 
     def _quantized(self, x: Array, part: Linear, quantize: PieceQuantizer, correction: Correction | None) -> Array:
@@ -192,59 +191,10 @@ class CalibrationOps(NumpyOps):
         return Correction(products, exact.T @ seen / count - products, residual)
 
 
-class _Trace:
-    """Names of the matrices that end each sub-layer; activations are nothing."""
-
-    def __init__(self) -> None:
-        self.last, self.ends = "", set[str]()
-
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None: ...
-
-    def norm(self, x: None, norm: Norm) -> None:
-        self.last = ""
-
-    def linear(self, x: None, *parts: Linear, joined: bool = False) -> tuple[None, ...]:
-        self.last = parts[-1].weight if len(parts) == 1 else ""
-        return (None,) * len(parts)
-
-    def token_embeddings(self, weight: str, scale: float) -> None: ...
-
-    def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
-        self.last = ""
-
-    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
-        self.last = ""
-
-    def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:
-        self.last = ""
-
-    def convolution(self, x: None, rule: ConvolutionRule) -> None:
-        self.last = ""
-
-    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
-        self.last = ""
-
-    def sigmoid_gate(self, x: None, gate: None) -> None:
-        self.last = ""
-
-    def gated(self, gate: None, up: None, activation: Activation) -> None:
-        self.last = ""
-
-    def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
-        self.last = ""
-
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None = None) -> None:
-        body(None)
-        self.ends.add(self.last)
-
-    def head(self, x: None, norm: Norm, head: Linear) -> None: ...
-
-
-def residual_writers(arch: Architecture) -> set[str]:
-    """Names of the matrices whose outputs are added to the residual stream as they are."""
-    trace = _Trace()
-    arch.build(trace)
-    return trace.ends - {""}
+def residual_writers(trace: Block) -> set[str]:
+    """Find the matrices whose outputs are added to the residual stream as they are."""
+    ends = (each.body.steps[-1][0] for each in walk(trace) if isinstance(each, SubLayer))
+    return {end.parts[0].weight for end in ends if isinstance(end, Multiply) and len(end.parts) == 1}
 
 
 @contextmanager
@@ -274,7 +224,7 @@ def chosen_levels(
         return
     with tempfile.TemporaryFile(dir=folder) as file:
         spool = SpooledLevels(file, quantizer)
-        arch.build(CalibrationOps(arch, texts, quantizer, blocks, spool, progress))
+        CalibrationOps(arch, texts, quantizer, blocks, spool, progress).run(arch.trace())
         yield spool
 
 

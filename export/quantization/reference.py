@@ -7,6 +7,7 @@ graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,15 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
+from edgespec.export.architectures.shapes import Shapes
+from edgespec.export.architectures.trace import Pass
 from edgespec.export.quantization.delta import gated_delta, mixed, sigmoid, state_space
 from edgespec.runtimes.files.facts import ExpertFacts
 
 Array = NDArray[np.float32]
 
 
-class NumpyOps:
+class NumpyOps(Pass[Array]):
     """Computes a decoder on one text, causally, from an empty past.
 
     Args:
@@ -38,6 +41,8 @@ class NumpyOps:
         rows: which positions get logits; None = all.
         progress: called after every sub-layer with the number done so far.
     """
+
+    heeds: ClassVar[dict[type, str]] = Shapes.heeds
 
     def __init__(
         self,
@@ -56,11 +61,11 @@ class NumpyOps:
         self._own: Array | None = None  # the tokens' rows in the embeddings of all layers
         self.given: MutableMapping[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:  # [1, T, hidden]
+    def embed(self, weight: str, scale: float, positions: str | None) -> Array:  # [1, T, hidden]
         return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
 
     def token_embeddings(self, weight: str, scale: float) -> Array:
-        return self.embed(weight, scale)
+        return self.embed(weight, scale, None)
 
     def norm(self, x: Array, norm: Norm) -> Array:
         x = x - x.mean(-1, keepdims=True) if norm.centered else x
@@ -68,10 +73,17 @@ class NumpyOps:
         y = x / np.sqrt(mean + np.float32(self.arch.eps)) * self.source.read(norm.weight)
         return y if norm.bias is None else y + self.source.read(norm.bias)
 
-    def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
+    def linear(self, x: Array, parts: tuple[Linear, ...], joined: bool) -> tuple[Array, ...]:
         return tuple(self._linear(x, part) for part in parts)
 
-    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
+        return self.attended(q, k, v, rule)
+
+    def attention_over(self, q: Array, rule: AttentionRule) -> Array:
+        return self.attended(q, None, None, rule)
+
+    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+        """Attend; without k and v over what another layer left."""
         facts = self.arch.facts
         q = self._placed_heads(self._heads(q, facts.heads), rule.q_norm, rule)
         if k is None or v is None:
@@ -123,9 +135,9 @@ class NumpyOps:
         return x * np.repeat(sigmoid(gate), x.shape[-1] // gate.shape[-1], -1)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
-        return self.activate(gate, activation) * up
+        return self.activate(gate, activation, None) * up
 
-    def activate(self, x: Array, activation: Activation, numbers: str | None = None) -> Array:
+    def activate(self, x: Array, activation: Activation, numbers: str | None) -> Array:
         return xielu(x, self.source.read(numbers)) if numbers else ACTIVATE[activation](x)
 
     def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
@@ -143,11 +155,11 @@ class NumpyOps:
             y[rows] += made * weights[rows, ranks][:, None]
         return y.reshape(h.shape)
 
-    def layer_embedding(self, gate: Array, given: Array, rule: LayerEmbedding, activation: Activation) -> Array:
+    def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
         if self._own is None:
             self._own = self._rows(rule.table, self.tokens, slice(None))  # [T, layers * width]
         own = self._own[:, rule.layer * rule.width : (rule.layer + 1) * rule.width]
-        return self.gated(gate, given + own * np.float32(rule.scale), activation)
+        return self.gated(gate, base + own * np.float32(rule.scale), activation)
 
     def _rows(self, name: str, ids: NDArray[np.int64], columns: slice) -> Array:  # [..] -> [.., columns]
         """Some columns of the rows of a matrix that belong to tokens."""
@@ -155,16 +167,13 @@ class NumpyOps:
         rows = [self.source.read(name, slice(int(token), int(token) + 1), columns) for token in wanted]
         return np.concatenate(rows)[inverse.reshape(ids.shape)]
 
-    def sublayer(
-        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
-    ) -> Array:
+    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
         y = x + body(x)
-        if kind == "embedding":
-            return y if scale is None else y * self.source.read(scale)
-        self.done += 1
-        if self.progress:
-            self.progress(self.done)
-        return y
+        if kind != "embedding":  # which is left out only with the layer
+            self.done += 1
+            if self.progress:
+                self.progress(self.done)
+        return y if scale is None else y * self.source.read(scale)
 
     def head(self, x: Array, norm: Norm, head: Linear) -> Array:  # [1, R, vocab]
         rule = self.arch.logits
@@ -233,7 +242,7 @@ def relu2(x: Array) -> Array:
     return np.square(relu(x))
 
 
-def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see ops.ACTIVATIONS
+def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see settings.ACTIVATIONS
     """What apertus calls xIELU."""
     above, below, slope = numbers
     low = np.minimum(x, 0)
@@ -256,7 +265,7 @@ def reference_logits(
     progress: Callable[[int], None] | None = None,
 ) -> Array:  # [R, vocab]
     """Float32 logits of the source model at the given rows of a text."""
-    logits: Array = arch.build(NumpyOps(arch, tokens, rows, progress))[0]
+    logits: Array = NumpyOps(arch, tokens, rows, progress).run(arch.trace())[0]
     return logits
 
 

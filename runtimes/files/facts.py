@@ -97,12 +97,3 @@ class ModelFacts(Part):
     def dims(self) -> list[int]:
         """Size of a head of each layer with keys and values."""
         return self.head_dims or [self.head_dim] * self.kv_layers
-
-    @property
-    def native_only(self) -> str:
-        """What of the model only native operators compute; "" = nothing."""
-        if self.convolutions:
-            return self.delta.kind if self.delta else "short convolutions"
-        if self.experts:
-            return "mixtures of experts"
-        return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""

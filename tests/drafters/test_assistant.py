@@ -16,8 +16,9 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.errors import ExportError
+from edgespec.export.bundle.drafter import check_drafter
 from edgespec.export.bundle.model import open_model
-from edgespec.export.drafters.drafter import check_drafter, cut_drafter
+from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.read import read_drafter
 from edgespec.runtimes.files.formats import Attention
 from edgespec.runtimes.files.kv import ATTENTION

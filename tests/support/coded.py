@@ -67,7 +67,7 @@ def expected_logits(
     made: Prepared, kv: KvFormat, tokens: Sequence[int], stored: dict[str, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
     """[T, vocab]: what the model says where keys and values are those ``stored``."""
-    logits: NDArray[np.float32] = made.arch.build(_CodedOps(made, kv, tokens, stored))[0]
+    logits: NDArray[np.float32] = _CodedOps(made, kv, tokens, stored).run(made.arch.trace())[0]
     return logits
 
 

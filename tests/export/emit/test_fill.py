@@ -15,7 +15,7 @@ import pytest
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
 from edgespec.export.emit.fill import WeightFile, fill
-from edgespec.export.emit.layout import LARGE_ALIGN, Stored, WeightLayout
+from edgespec.export.emit.plan import LARGE_ALIGN, Stored, WeightLayout
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions

@@ -17,9 +17,8 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.formats import LINEAR, table_rows
 from edgespec.export.emit.graph import GraphBuilder
-from edgespec.export.emit.layout import LARGE_ALIGN, SMALL_ALIGN, WeightLayout
+from edgespec.export.emit.plan import LARGE_ALIGN, SMALL_ALIGN, StockPlan, WeightLayout
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.emit.stock_plan import StockPlan
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.levels import EMBEDDING_LEVELS, Blocks
 from edgespec.export.quantization.reference import Array, NumpyOps
@@ -175,11 +174,11 @@ def test_a_model_computes_with_what_is_stored(
     def rounded(size: int) -> Array:  # -> [T, vocab]
         ops = StoredOps(made.arch, tokens)
         ops.form, ops.size = form, size
-        found: Array = made.arch.build(ops)[0]
+        found: Array = ops.run(made.arch.trace())[0]
         return found
 
     by_size = {size: rounded(size) for size in {32, BLOCKS[form].size if form in BLOCKS else 32}}
-    unrounded: Array = made.arch.build(NumpyOps(made.arch, tokens))[0]
+    unrounded: Array = NumpyOps(made.arch, tokens).run(made.arch.trace())[0]
     for graph, about in made.part.graphs.items():
         if graph == "standard":  # no slot drives it: tests/export/bundle/test_standard.py
             continue

@@ -241,7 +241,7 @@ def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp
 
     with (tmp_path / "spool").open("w+b") as file:
         ops = Head(arch, rows, QUANTIZERS["awq"], lambda _: Blocks(8), SpooledLevels(file, QUANTIZERS["awq"]))
-        hidden = arch.build(ops)  # [2 S, T, hidden]
+        hidden = ops.run(arch.trace())  # [2 S, T, hidden]
     normed = ops.norm(hidden[:2], arch.final_norm) @ arch.source.read(arch.head.weight).T
     for row, logits in zip(rows, normed, strict=True):
         np.testing.assert_allclose(logits, reference_logits(arch, row.tolist()), atol=1e-3)
@@ -250,7 +250,7 @@ def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp
 
 def test_which_matrices_write_into_the_stream() -> None:
     arch = open_model(sources.resolve(TARGET), None)
-    writers = residual_writers(arch)
+    writers = residual_writers(arch.trace())
     assert len(writers) == 2 * arch.facts.layers
     assert {name.split(".")[-2] for name in writers} == {"o_proj", "down_proj"}
 

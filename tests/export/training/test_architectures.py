@@ -54,6 +54,6 @@ def test_a_target_scores_as_the_export_does(torch: Any, checkpoint: Callable[[st
         def head(self, x: Any, norm: Any, head: Any) -> Any:
             return self.norm(x, norm)
 
-    np.testing.assert_allclose(hidden[0].numpy(), arch.build(Stream(arch, tokens.tolist()))[0], atol=1e-4)
+    np.testing.assert_allclose(hidden[0].numpy(), Stream(arch, tokens.tolist()).run(arch.trace())[0], atol=1e-4)
     (exit_,) = target.exits(torch.from_numpy(tokens)[None], [arch.facts.layers - 1])[1]
     assert exit_.shape == hidden.shape

@@ -1,0 +1,151 @@
+"""Passes over a trace: each says what it handles, and anything else raises before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from inspect import signature
+from typing import Any, ClassVar, Generic, TypeVar
+
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.ops import Block, Operation, SubLayer, Value
+
+X = TypeVar("X")
+
+
+class Pass(Generic[X]):
+    """Interprets a trace.  ``X`` is what an activation becomes: a value name in a graph, an array in numpy.
+
+    A subclass handles an operation by a method of its name (``Operation.method``), whose parameters are the operation's
+    fields.  A block arrives as a function that runs it: that of ``sublayer`` takes the residual stream.  An operation
+    without a method, a field that is no parameter, and a field of a rule that ``heeds`` does not name raise, unless the
+    field has its default value: nothing is dropped in silence.
+
+    Attributes:
+        heeds: fields of each rule that the pass computes by, or may ignore for a reason.
+    """
+
+    heeds: ClassVar[dict[type, str]] = {}
+
+    @classmethod
+    def lacks(cls, trace: Block) -> str:
+        """Name what of a model this pass does not handle, in words; "" = nothing."""
+        for operation in walk(trace):
+            if (handled := _parameters(cls, operation.method)) is None:
+                return operation.what
+            for name, value, default in _settings(operation):
+                if value != default and name not in handled:
+                    return f"{operation.what} with {name}"
+                for rule in value if isinstance(value, tuple) else (value,):
+                    if is_dataclass(rule) and (field := _unheeded(cls, rule)):
+                        return f"{operation.what} with {field}"
+        return ""
+
+    def run(self, trace: Block) -> X:
+        """Interpret a trace; returns what its last value is.
+
+        Raises:
+            UnsupportedModel: an operation, or a field of a rule, that the pass does not handle.
+        """
+        if what := self.lacks(trace):
+            raise UnsupportedModel(f"this model has {what}, which {type(self).__name__} does not handle")
+        self._known: dict[Value, X] = {}
+        self._last = last_uses(trace)
+        return self._block(trace)
+
+    def _block(self, block: Block) -> X:
+        for operation, made in block.steps:
+            self._step(operation, made)
+        found: Any = None if block.result is None else self._known[block.result]
+        return found
+
+    def _step(self, operation: Operation, made: tuple[Value, ...]) -> None:
+        handled = _parameters(type(self), operation.method) or ()
+        given = {name: self._field(operation, value) for name, value, _ in _settings(operation) if name in handled}
+        found: Any = getattr(self, operation.method)(**given)
+        if operation.method == "linear":
+            self._known.update(zip(made, found, strict=True))
+        elif made:
+            self._known[made[0]] = found
+        for value in self._last.get(id(operation), ()):  # an activation can be large
+            self._known.pop(value, None)
+
+    def _field(self, operation: Operation, value: Any) -> Any:
+        """What a field becomes for the method."""
+        if isinstance(value, Value):
+            return self._known[value]
+        if isinstance(value, Block):
+            if not isinstance(operation, SubLayer):
+                return lambda: self._block(value)
+
+            def body(x: X) -> X:
+                self._known[operation.x] = x
+                return self._block(value)
+
+            return body
+        if type(value) is tuple and value and isinstance(value[0], Value):
+            return tuple(self._known[one] for one in value)
+        return value
+
+
+def walk(block: Block) -> Iterator[Operation]:
+    """Go through the operations of a trace in order, an operation before those of its blocks."""
+    for operation, _ in block.steps:
+        yield operation
+        for inner in operation.blocks:
+            yield from walk(inner)
+
+
+def last_uses(trace: Block) -> dict[int, tuple[Value, ...]]:
+    """Find the values that nothing reads after an operation, by the operation's ``id``."""
+    last: dict[Value, int] = {}
+
+    def read(block: Block) -> None:
+        for operation, made in block.steps:
+            for inner in operation.blocks:
+                read(inner)
+            last.update(dict.fromkeys((*made, *operation.inputs), id(operation)))
+
+    read(trace)
+    if trace.result is not None:
+        del last[trace.result]
+    found: dict[int, tuple[Value, ...]] = {}
+    for value, operation in last.items():
+        found[operation] = (*found.get(operation, ()), value)
+    return found
+
+
+def _parameters(kind: type, method: str) -> tuple[str, ...] | None:
+    found = getattr(kind, method, None)
+    return None if found is None else _names(found)
+
+
+@cache
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(signature(function).parameters)[1:]
+
+
+def _settings(operation: Operation) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and default of every field."""
+    for field in fields(operation):
+        yield field.name, getattr(operation, field.name), field.default
+
+
+def _unheeded(kind: type[Pass[Any]], rule: Any, known: Sequence[str] = ()) -> str:
+    """Find the first field of a rule, not at its default, that a pass does not heed.
+
+    Args:
+        kind: the pass.
+        rule: a dataclass.
+        known: fields that it heeds here, if the rule around it says so (``q_norm.weight``); else those of ``heeds``.
+    """
+    known = known or next((kind.heeds[each] for each in type(rule).__mro__ if each in kind.heeds), "").split()
+    for field in fields(rule):
+        value, inside = getattr(rule, field.name), [name.partition(".")[2] for name in known
+                                                     if name.startswith(f"{field.name}.")]  # fmt: skip
+        if field.name not in known and not inside and (field.default is MISSING or value != field.default):
+            return field.name
+        if is_dataclass(value) and (inner := _unheeded(kind, value, inside)):
+            return f"{field.name}.{inner}"
+    return ""

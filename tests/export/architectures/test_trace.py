@@ -1,0 +1,148 @@
+"""Every pass over a trace raises at what it does not handle: an operation, a field of one, a field of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.ops import (
+    Attend,
+    AttentionRule,
+    Block,
+    Multiply,
+    Norm,
+    Normalize,
+    Operation,
+    SubLayer,
+    Value,
+)
+from edgespec.export.architectures.shapes import Shapes
+from edgespec.export.architectures.trace import Pass, last_uses, walk
+from edgespec.export.bundle.model import open_model
+from edgespec.export.emit.device import DeviceHeads, DeviceOps
+from edgespec.export.emit.native import NativeOps
+from edgespec.export.emit.plan import StockPlan
+from edgespec.export.emit.standard import StandardOps
+from edgespec.export.emit.stock import GraphOps, native_only
+from edgespec.export.measuring.mixer import _Parts
+from edgespec.export.measuring.variants import VariantOps
+from edgespec.export.quantization.calibrate import CalibrationOps
+from edgespec.export.quantization.reference import NumpyOps, reference_logits
+from edgespec.export.source.source import resolve
+from tests.conftest import TARGET
+from tests.support import hf
+
+PASSES: list[type[Pass[Any]]] = [Shapes, StockPlan, NativeOps, GraphOps, StandardOps, DeviceOps, DeviceHeads,
+                                 NumpyOps, CalibrationOps, VariantOps, _Parts]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unknown(Operation):
+    method = "unheard_of"
+    x: Value
+
+
+@dataclass(frozen=True)
+class OtherAttend(Attend):
+    sinks: int = 0
+
+
+@dataclass(frozen=True)
+class OtherRule(AttentionRule):
+    sinks: int = 0
+
+
+@dataclass(frozen=True)
+class OtherNorm(Norm):
+    power: float = 2.0
+
+
+def all_passes(kind: type[Any] = Pass) -> Iterator[type[Any]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from all_passes(each)
+
+
+@pytest.fixture(scope="module")
+def arch() -> Architecture:
+    return open_model(resolve(TARGET), None)
+
+
+def changed(block: Block, kind: type[Operation], change: Callable[[Any], Operation]) -> Block:
+    """The block with every operation of a kind changed, in its sub-layers, too."""
+    steps = []
+    for operation, made in block.steps:
+        if isinstance(operation, SubLayer):
+            operation = replace(operation, body=changed(operation.body, kind, change))
+        steps.append((change(operation) if type(operation) is kind else operation, made))
+    return Block(tuple(steps), block.result)
+
+
+def as_other(attend: Attend, sinks: int) -> OtherAttend:
+    return OtherAttend(**{each.name: getattr(attend, each.name) for each in fields(attend)}, sinks=sinks)
+
+
+def with_rule(attend: Attend, sinks: int) -> Attend:
+    rule = {each.name: getattr(attend.rule, each.name) for each in fields(attend.rule)}
+    return replace(attend, rule=OtherRule(**rule, sinks=sinks))
+
+
+def test_every_pass_is_here() -> None:
+    assert {kind for kind in all_passes() if kind.__module__.startswith("edgespec.")} == set(PASSES)
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_what_a_pass_does_not_know_raises_before_it_begins(arch: Architecture, kind: type[Pass[Any]]) -> None:
+    trace = arch.trace()
+    assert not kind.lacks(trace)
+    unknown: dict[str, Block] = {
+        "unheard_of": changed(trace, Normalize, lambda norm: Unknown(norm.x)),
+        "attention with sinks": changed(trace, Attend, lambda attend: as_other(attend, 4)),
+        "attention with sinks ": changed(trace, Attend, lambda attend: with_rule(attend, 4)),
+        "with power": changed(trace, Normalize, lambda norm: replace(norm, norm=OtherNorm(norm.norm.weight, power=3))),
+        "with q_norm.power": changed(trace, Attend, lambda attend: replace(
+            attend, rule=replace(attend.rule, q_norm=OtherNorm("any", power=3)))),
+    }  # fmt: skip
+    for what, other in unknown.items():
+        assert what.strip() in kind.lacks(other), what
+        with pytest.raises(UnsupportedModel, match=what.strip()):
+            kind.run(kind.__new__(kind), other)
+    # at its default a field says nothing new
+    for same in (changed(trace, Attend, lambda attend: as_other(attend, 0)),
+                 changed(trace, Attend, lambda attend: with_rule(attend, 0))):  # fmt: skip
+        assert not kind.lacks(same)
+
+
+@pytest.mark.parametrize("name", sorted(hf.CONFIGS))
+def test_what_stock_operators_lack_is_computed(checkpoint: Callable[[str], Any], name: str) -> None:
+    assert bool(native_only(open_model(checkpoint(name), hf.CONTEXTS.get(name)))) == (name in hf.NATIVE_ONLY)
+
+
+def test_head_norms_of_native_operators_have_no_bias(arch: Architecture) -> None:
+    def biased(attend: Attend) -> Attend:
+        return replace(attend, rule=replace(attend.rule, k_norm=Norm("weight", "bias")))
+
+    assert NativeOps.lacks(changed(arch.trace(), Attend, biased)) == "attention with k_norm.bias"
+
+
+def test_activations_are_forgotten_after_their_last_use(arch: Architecture) -> None:
+    trace, held = arch.trace(), []
+
+    class Watched(NumpyOps):
+        def linear(self, x: Any, parts: Any, joined: bool) -> Any:
+            held.append(len(self._known))
+            return super().linear(x, parts, joined)
+
+    tokens = [3, 4, 5]
+    found = Watched(arch, tokens).run(trace)[0]
+    np.testing.assert_array_equal(found, reference_logits(arch, tokens))
+    assert max(held) <= 4
+    values = {value for operation in walk(trace) for value in operation.inputs}
+    assert values <= {value for dead in last_uses(trace).values() for value in dead} | {trace.result}
+    assert sum(isinstance(operation, Multiply) for operation in walk(trace)) == len(held)
