@@ -30,6 +30,7 @@ from edgespec.engine.sharing import PrefillBudget
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
+from tools.make_control_vectors import controls, guards
 from tools.make_drafter_vectors import drawing, searches
 from tools.make_plan_vectors import plans, turns
 from tools.vector_rows import params_of, row
@@ -284,6 +285,8 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "pace": pace,
     "drawing": drawing,
     "searches": searches,
+    "controls": controls,
+    "guards": guards,
 }
 
 

@@ -232,6 +232,7 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         val left = bandit.each.indexOfFirst { !it.out }
         if (left < 0) {
             bandit.take(null)
+            drafter = null
             return false
         }
         change(if (fallback) again() else left, why)

@@ -1,0 +1,107 @@
+package dev.edgespec.control
+
+import com.google.gson.JsonObject
+import dev.edgespec.decoding.*
+import dev.edgespec.decoding.Target
+import dev.edgespec.formulas.CostModel
+import dev.edgespec.support.*
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Test
+
+private val NOTHING = Pass(matrix(listOf(FloatArray(1))))
+private val CURVE = mapOf(1 to 1.0, 2 to 1.2, 8 to 2.1)
+private const val BUDGET = 8
+
+/** Named as Python's error, which the vectors quote. */
+private class ValueError(message: String) : Exception(message)
+
+/** A target that is asked for nothing but its size. */
+private class Empty(override val trees: Boolean = true) : Target {
+    override val vocabSize = 10
+    override val context = 1000
+    override val tokens = Tokens()
+
+    override fun follow(tokens: Tokens) = 0
+
+    override fun crop(length: Int) = 0
+
+    override fun prefill(tokens: IntArray) = Unit
+
+    override fun forward(tokens: IntArray, parents: IntArray?) = NOTHING
+
+    override fun keep(rows: IntArray) = Unit
+}
+
+/** Offers as many guesses as a script says in each round; -1 = it fails. */
+private class Scripted(override val name: String, override val cheap: Boolean, val script: IntArray) : Drafter {
+    var round = 0
+    val seen = intArrayOf(0, 0)
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        if (script[round] < 0) throw ValueError("no idea")
+        return Proposal(IntArray(minOf(script[round], budget)))
+    }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
+        seen[0] += proposal.size
+        seen[1] += verdict.path.size
+    }
+}
+
+class ControlTest {
+    private fun control(case: JsonObject, inside: List<Scripted>): Wrapper {
+        val made = inside.map { Adaptive(it, CostModel(CURVE, if (it.cheap) 0.0 else 0.15)) }
+        if (case.text("kind") == "chain") return Chain(if (case.flag("adaptive")) made else inside)
+        val (cheap, costly) = made
+        return Auto(listOf(Candidate("draft", 1.3, { costly }), Candidate("ngram", 1.0, { cheap }, true)), case.flag("adaptive"))
+    }
+
+    @Test
+    fun `chains and method auto decide as on the Python side`() {
+        for ((number, case) in vectors("controls").withIndex()) {
+            val scripts = case["scripts"].asJsonArray.map { it.ints() }
+            val stand = case["stand"].asJsonArray.map { it.ints() }
+            val inside = listOf(Scripted("ngram", true, scripts[0]), Scripted("draft", false, scripts[1]))
+            val control = control(case, inside)
+            val stats = Stats()
+            val guard = Guard(control, stats, emptySet(), Empty())
+            val params = SamplingParams(temperature = if (case.flag("seeded")) 1.0 else 0.0, seed = 1)
+            guard.begin(DraftRequest(Tokens(intArrayOf(1)), params, Noise(1), stats))
+            val what = "case $number, ${case.text("kind")}"
+            for (at in stand[0].indices) {
+                inside.forEach { it.round = at }
+                val proposal = guard.propose(Tokens(IntArray(at + 1) { 1 }), BUDGET)
+                val count = proposal.size
+                val by = if (count > 0) inside.indexOfFirst { it.name == guard.proposer } else -1
+                assertEquals(case.ints("who")[at] to case.ints("counts")[at], by to count, "$what, round $at")
+                val right = if (count > 0) minOf(count, stand[by][at]) else 0
+                val draft = if (count == 0 || inside[by].cheap) 0.0 else 0.8 * count
+                guard.observe(proposal, Verdict(IntArray(right) { it }, 0), NOTHING)
+                guard.timed(proposal, RoundTime(draft, 5.0 + 0.3 * count, count + 1))
+            }
+            assertEquals(case["seen"].asJsonArray.map { it.ints().asList() }, inside.map { it.seen.asList() }, what)
+            assertEquals(case.text("reason"), control.reason, what)
+            assertEquals(case.flag("dropped"), stats.droppedReason != null, what)
+            val switches = case["switches"].asJsonArray.map { one -> one.asJsonArray.map { it.asString } }
+            assertEquals(switches, stats.switches.map { listOf("${it.round}", it.left, it.taken) }, what)
+        }
+    }
+
+    @Test
+    fun `the guard lets through what the Python side does`() {
+        for (case in vectors("guards")) {
+            val q = case["q"]?.asJsonArray?.doubles()?.map { sum -> DoubleArray(10) { sum / 10 } }?.toTypedArray()
+            val given = Proposal(case.ints("tokens"), case.intsOrNull("parents"), q)
+            val drafter = object : Drafter {
+                override val name = "given"
+
+                override fun propose(tokens: Tokens, budget: Int) = given
+            }
+            val stats = Stats()
+            val guard = Guard(drafter, stats, setOf(9), Empty(case["trees"]?.asBoolean ?: true))
+            val made = guard.propose(Tokens(intArrayOf(1)), case["budget"]?.asInt ?: BUDGET)
+            assertEquals(case.flag("dropped"), stats.droppedReason != null, "$case")
+            assertEquals(case.ints("made").asList() to case.intsOrNull("above")?.asList(), made.tokens.asList() to made.parents?.asList(), "$case")
+        }
+    }
+}
