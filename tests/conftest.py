@@ -129,8 +129,7 @@ LONGEST = (
     "test_benchmarks.py",
     "fuzz/test_fuzz.py",
     "runtimes/slots/test_slot.py",
-    "planning/memory/test_limits.py",
-    "planning/memory/test_peak.py",
+    "planning/test_peak.py",
     "stress/test_stress.py",
 )
 

@@ -1,4 +1,4 @@
-"""``edgespec verify``."""
+"""``edgespec verify``, and commands whose texts it is for."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgespec.decoding.rows import Rows
 
 from edgespec import __version__
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import Rows
 from edgespec.decoding.verify import Accept
+from edgespec.export.emit import wide_heads
 from edgespec.reports import proof as running
 from edgespec.runtimes.files import checked
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.ort.native_library import native_library
 from tests.cli.conftest import Command, export
 from tests.conftest import TARGET
+from tests.support.wide import wide_bundle
 
 QUICK = ("--limit", 3, "--max-new-tokens", 32)
 PROOF = {"method", "prompts", "tokens", "equal", "exact", "lossless", "differences"}
@@ -230,3 +233,75 @@ def test_wrong_input(command: Command, demo: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lossy", [("--accept", "typical"), ("--set", "min-block=2")])
 def test_a_lossy_rule_has_nothing_to_prove(command: Command, demo: Path, lossy: tuple[object, ...]) -> None:
     command("verify", demo, *lossy).refused(2, "nothing to prove")
+
+
+SHORT = ("--prompt", "ROMEO:", "--max-new-tokens", 40, "--no-fallback", "--operators", "stock", "--json")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle for swift: no search at export."""
+    return export(tmp_path_factory.mktemp("swift") / "bundle", TARGET, "--method", "swift", "--operators", "stock")
+
+
+def test_swift_writes_the_same_text_and_its_sets_can_be_forgotten(
+    command: Command, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    plain = command("run", made, *SHORT, "--method", "ar").json
+    found = command("run", made, *SHORT, "--method", "swift", "--set", "kind=play").json
+    assert found["tokens"] == plain["tokens"]
+    assert "sets tried" in found["reason"]
+    command("run", made, *SHORT, "--method", "swift", "--set", "kind=../x").refused(1, "stream kind")
+    result = command("info", made, "--forget-skip-sets")
+    assert result.code == 0
+    assert "files deleted" in result.err
+    assert not list((tmp_path / "swift").glob("*.json"))
+
+
+def test_a_chain_writes_the_same_text(command: Command, made: Path) -> None:
+    plain = command("run", made, *SHORT, "--method", "ar").json
+    for wanted in (("--method", "chain"), ("--set", "proposers=swift,ngram")):
+        found = command("run", made, *SHORT, *wanted).json
+        assert found["tokens"] == plain["tokens"]
+        assert found["method_used"] == "chain"
+    command("run", made, *SHORT, "--method", "chain", "--set", "proposers=self-spec").refused(
+        1, "'self-spec' is not in this bundle", "export it with"
+    )
+    command("run", made, *SHORT, "--method", "chain", "--set", "proposers=nonsense").refused(1, "check the spelling")
+    command("run", made, *SHORT, "--method", "ar", "--set", "proposers=ngram").refused(2, "belongs to --method chain")
+
+
+STOCK = ("--operators", "stock", "--max-new-tokens", 90)
+
+
+def asked(folder: Path) -> tuple[str, Path]:
+    (folder / "prompts.txt").write_text("the boat that\nThere was nothing left to do but wait\n", "utf-8")
+    return "--prompts", folder / "prompts.txt"
+
+
+def test_an_older_bundle_with_wide_heads(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_NATIVE", "0")
+    with monkeypatch.context() as patch:
+        patch.setattr(wide_heads, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
+        older = wide_bundle(tmp_path / "older")
+    (tmp_path / "cache" / "rows.json").unlink(missing_ok=True)  # an export opens what it wrote
+    assert "tried when it is first opened here" in command("info", older).out
+    assert command("info", older, "--json").json["operators"]["exact_rows"] is None
+    done = command("verify", older, *STOCK, *asked(tmp_path))
+    assert done.code == 0
+    assert "near-ties may differ" in done.err
+    assert done.out.endswith("passed\n")
+    assert command("verify", older, *STOCK, *asked(tmp_path), "--json").json["strict"] is False
+    assert "approximate" in command("info", older).out
+    assert command("info", older, "--json").json["operators"]["exact_rows"] is False
+
+
+def test_one_of_today(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_NATIVE", "0")
+    today = wide_bundle(tmp_path / "today")
+    told = command("verify", today, *STOCK, *asked(tmp_path), "--json").json
+    assert (told["strict"], told["passed"]) == (True, True)
+    assert all(method["exact"] for method in told["methods"])
+    assert "the same bits in every pass" in command("info", today).out

@@ -1,11 +1,13 @@
-"""Intervals and figures of a benchmark."""
+"""Measurements of methods and passes, the advice that rests on them, and how they are timed."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,12 @@ from edgespec.decoding.stats import Stats
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
+from edgespec.formulas.cost import spread
+from edgespec.reports.advice import advise, label
 from edgespec.reports.bench import BASELINE, BenchEntry, MethodFigures, bench_all, bootstrap, check_plot, plot
+from edgespec.reports.calibrate import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
+from edgespec.reports.measuring import LEAST, MOST, profile_passes, take_turns, time_turns
+from edgespec.runtimes.ort.native_library import PARTS, Roofs
 from tests.conftest import PROMPTS
 
 Get = Callable[..., Engine]
@@ -133,3 +140,197 @@ def test_a_plot_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
     for name in ("x.svg", "x", "none/x.png"):
         with pytest.raises(InvalidRequest):
             check_plot(tmp_path / name)
+
+
+class Ticks:
+    """A clock that goes on by ``step`` seconds whenever it is read."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "turns"), [(1.0, 0.0, LEAST), (0.001, 1e9, MOST), (1.0, 25.0, 6), (1.0, 1e9, MOST)]
+)
+def test_how_often_is_what_time_allows(step: float, seconds: float, turns: int) -> None:
+    ran: Counter[str] = Counter()
+    # a turn reads the clock once for the limit (from the fourth on) and twice for each of two timed runs
+    runs = {name: lambda name=name: ran.update([name]) for name in ("a", "b")}
+    times = take_turns(runs, seconds, Ticks(step))
+    assert times == {"a": pytest.approx(1000 * step), "b": pytest.approx(1000 * step)}
+    assert ran == {"a": 1 + turns, "b": 1 + turns}
+
+
+def test_runs_take_turns_and_are_prepared() -> None:
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    take_turns(runs, 0.0, Ticks(1.0), prepare=lambda name: order.append(f"for {name}"), least=2)
+    assert order == ["for a", "a", "for b", "b"] * 3
+    order.clear()
+    take_turns(runs, 0.0, Ticks(1.0), least=1, warm=0)
+    assert order == ["a", "b"]
+
+
+def test_the_median_is_not_moved_by_one_slow_turn() -> None:
+    now, slow = [0.0], iter([0, 0, 0, 50, 0, 0])
+    times = take_turns({"a": lambda: now.__setitem__(0, now[0] + 1 + next(slow))}, 0, lambda: now[0], least=5)
+    assert times == {"a": 1000.0}
+
+
+def test_times_of_each_turn_and_how_they_differ() -> None:
+    now, slow = [0.0], iter([0, 0, 1, 2, 3, 4])
+    times = time_turns({"a": lambda: now.__setitem__(0, now[0] + 1 + next(slow))}, 0, lambda: now[0], least=5)
+    assert times == {"a": [1000.0, 2000.0, 3000.0, 4000.0, 5000.0]}
+    assert spread(times["a"]) == 2  # 4 s over 2 s
+    assert spread([7.0]) == spread([7.0] * 9) == 1
+
+
+def test_texts_are_as_long_as_time_allows() -> None:
+    assert _length(8.0, 10.0, 5, 1000) == 40  # four texts, five runs each, 10 ms a token
+    assert _length(7.5, 1.0, 5, 1000) == NEW
+    assert _length(7.5, 500.0, 5, 1000) == FEWEST_NEW
+    assert _length(7.5, 1.0, 5, 10) == 9
+    assert _length(7.5, 1.0, 5, 1) == 1
+
+
+def counted(times: dict[int, list[tuple[float, float]]], tokens: int, other: list[float]) -> Counts:
+    counts = Counts(rounds=sum(map(len, times.values())), tokens=tokens)
+    counts.times, counts.other_ms = times, other
+    return counts
+
+
+def test_a_mean_round_is_made_of_medians() -> None:
+    counts = counted({1: [(0.0, 10.0), (0.0, 11.0), (0.0, 900.0)], 3: [(1.0, 20.0), (3.0, 30.0)]}, 10, [0.5, 0.7, 9.0])
+    drafts, ms, rest = counts.means(pass_times([counts]))
+    assert drafts == pytest.approx((3 * 0 + 2 * 2) / 5)
+    assert ms == pytest.approx((3 * 11 + 2 * 25) / 5)
+    assert rest == 0.7
+
+
+def test_passes_over_the_same_graph_are_timed_together() -> None:
+    plain = counted({1: [(0.0, 10.0)] * 3}, 3, [0.0])
+    slow = counted({1: [(1.0, 12.0)] * 2}, 2, [0.0])  # in a slow moment
+    drafting = counted({1: [(1.0, 11.0)] * 4, 2: [(2.0, 15.0)] * 4}, 12, [0.0])
+    exits = counted({1: [(5.0, 6.0)] * 2}, 2, [0.0])
+    counts = {"ar": plain, "ngram": slow, "speculative": drafting, "paradecode": exits}
+    found = _trials(counts, apart=False)
+    assert found["ar"].speedup == pytest.approx(1)
+    assert found["ngram"].verify_ms == found["ar"].verify_ms == 11.0
+    assert found["ngram"].speedup == pytest.approx(11 / 12)  # its drafter cost 1 ms, its passes what all do
+    assert found["speculative"].speedup == pytest.approx(1.5 * 11 / (1.5 + 13))
+    assert found["paradecode"].speedup == pytest.approx(11 / 11)  # layers had run before
+    assert _trials(counts, apart=True)["ar"].verify_ms == 10.0  # a graph of its own
+    assert _trials(counts, apart=True)["ngram"].verify_ms == 11.0
+
+
+@pytest.mark.parametrize("operators", ["native"], indirect=True)
+def test_parts_of_a_pass(engine: Callable[..., Engine]) -> None:
+    target = engine()
+    facts = target.bundle.manifest.target.facts
+    found = profile_passes(target, rows=(1, 4), depth=50, turns=1)
+    assert (list(found.counts), found.depth) == ([1, 4], 50)
+    one, four = (found.counts[rows] for rows in (1, 4))
+    for counts in (one, four):
+        assert counts.passes == 1
+        assert list(counts.parts) == list(PARTS)
+        assert sum(part.seconds for part in counts.parts.values()) == pytest.approx(counts.inside)
+        assert counts.inside < counts.wall
+    assert four.parts["linear"].macs == 4 * one.parts["linear"].macs
+    assert four.parts["linear"].bytes == one.parts["linear"].bytes  # weights are read once
+    assert one.parts["head"].macs >= facts.vocab * facts.hidden
+    tokens = one.parts["attention"].macs / (2 * facts.kv_layers * facts.heads * -(-facts.head_dim // 16) * 16)
+    assert tokens == 51
+    shown = found.as_dict()
+    assert [row["rows"] for row in shown["passes"]] == [1, 4]
+    assert shown["passes"][0]["v"] == 1
+    assert all(row["least_ms"] > 0 and row["python_ms"] > 0 for row in shown["passes"])
+    target.generate("ROMEO:", max_new_tokens=4)  # is not counted: a profile begins with nothing
+    assert profile_passes(target, rows=(2,), depth=8, turns=1).counts[2].passes == 1
+
+
+def test_stock_operators_are_refused(engine: Callable[..., Engine]) -> None:
+    with pytest.raises(InvalidRequest, match="native operators"):
+        profile_passes(engine())
+
+
+def test_the_higher_roof_counts() -> None:
+    roofs = Roofs(bandwidth=10.0, dots=100.0)
+    assert roofs.seconds(20, 100) == 2.0
+    assert roofs.seconds(20, 400) == 4.0
+
+
+def row(bundle: str, method: str, speed: float, **changes: Any) -> dict[str, Any]:
+    made = {
+        "bundle": bundle,
+        "format": bundle,
+        "method": method,
+        "tokens_per_second": speed,
+        "speedup": 1.0,
+        "speedup_low": 1.0,
+        "speedup_high": 1.0,
+        "lossless": True,
+        "extra_bytes": 0,
+        "weight_bytes": {"int4": 50, "int8": 100}.get(bundle, 70),
+        "batch_tokens_per_second": None,
+    }
+    return made | changes
+
+
+PARITY = {"int4": {"top1_agreement": 0.9, "logit_rms_error": 0.3}, "int8": {"top1_agreement": 0.99}}
+PLAIN4, PLAIN8 = row("int4", "plain", 100), row("int8", "plain", 60)
+FAST4 = row("int4", "speculative", 150, speedup=1.5, speedup_low=1.3, extra_bytes=20)
+FAST8 = row("int8", "speculative", 120, speedup=2.0, speedup_low=1.8, extra_bytes=20)
+DOUBTFUL = row("int4", "ngram", 170, speedup=1.2, speedup_low=0.9)
+FREE = row("int4", "self-spec", 110, speedup=1.1, speedup_low=1.05)
+ROWS = [PLAIN4, FAST4, DOUBTFUL, FREE, PLAIN8, FAST8]
+
+
+def test_four_situations() -> None:
+    chat, batch, memory, quality = advise(ROWS, PARITY)
+    assert (chat.format, chat.method, chat.pays, len(chat.rests_on)) == ("int4", "speculative", True, 6)
+    assert (batch.format, batch.method, batch.measured) == ("int4", "ar", False)
+    assert "derived, not measured" in batch.why
+    assert batch.rests_on == ["int4 plain", "int8 plain"]
+    assert (memory.format, memory.method) == ("int4", "self-spec")
+    assert memory.rests_on == ["int4 plain", "int4 ngram", "int4 self-spec"]
+    assert (quality.format, quality.method) == ("int8", "speculative")
+    assert "top-1 agreement 99.0%" in quality.why
+
+
+def test_it_says_when_nothing_pays() -> None:
+    for item in advise([PLAIN4, DOUBTFUL], {}):
+        assert (item.method, item.pays) == ("ar", False)
+    chat, _, memory, quality = advise([PLAIN4, DOUBTFUL], {})
+    assert all("no method is surely faster" in item.why for item in (chat, memory, quality))
+    assert "no bundle has parity figures" in quality.why
+    assert not quality.measured
+
+
+def test_batches_are_judged_by_their_own_figures() -> None:
+    rows = [PLAIN4 | {"batch_tokens_per_second": 300.0}, FAST4 | {"batch_tokens_per_second": 250.0}]
+    batch = advise(rows, {})[1]
+    assert (batch.method, batch.measured) == ("ar", True)
+    assert "no method is faster than plain decoding in a batch" in batch.why
+    rows[1]["batch_tokens_per_second"] = 350.0
+    batch = advise(rows, {})[1]
+    assert (batch.method, batch.pays) == ("speculative", True)
+    assert "350.0, plain decoding 300.0" in batch.why
+
+
+def test_lossy_rows_are_named_so_and_are_no_quality() -> None:
+    lossy = FAST4 | {"lossless": False}
+    chat, *_, quality = advise([PLAIN4, lossy, FREE], PARITY)
+    assert "(lossy)" in chat.why
+    assert quality.method == "self-spec"
+    # a run under a lossy rule calls all its rows lossy, but plain decoding gives nothing away
+    *_, quality = advise([PLAIN4 | {"lossless": False}, lossy], PARITY)
+    assert (quality.method, "(lossy)" in quality.why) == ("ar", False)
+
+
+def test_bundles_of_one_format_are_told_apart_by_folder() -> None:
+    rows = [row("a/x", "plain", 1, format="int4"), row("b/y", "plain", 1, format="int4"), PLAIN8]
+    assert [label(at, rows) for at in rows] == ["x plain", "y plain", "int8 plain"]

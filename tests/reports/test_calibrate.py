@@ -33,7 +33,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET, THREADS, fixed_skip_set, use_operators
-from tests.reports.test_measuring import Ticks
+from tests.reports.test_bench import Ticks
 from tests.support.device import HostModel
 
 calibrating = importlib.import_module("edgespec.reports.calibrate")

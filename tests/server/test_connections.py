@@ -1,4 +1,4 @@
-"""Clients that mean harm, or are broken: each is told why and cut, and others are answered meanwhile."""
+"""Connections, who may use them, and hostile clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import errno
 import json
 import re
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,19 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
+from edgespec.engine.loading import load
+from edgespec.errors import InvalidRequest
+from edgespec.server.app import Access, make_app
+from edgespec.server.guard import client_of, is_local
 from edgespec.server.scheduler import Limits
 from edgespec.server.serving import with_limits
+from tests.fuzz.http import try_all
 from tests.server.conftest import Served, start, stop
+from tests.stress.attacks import ATTACKS, Place
+from tests.stress.hostile import attack
 
 MOST = 16  # connections
 ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 400, "temperature": 0, "stream": True}
@@ -236,3 +245,178 @@ def test_a_client_that_left_as_it_was_refused() -> None:
     cut, failures = asyncio.run(serve())
     assert failures == []
     assert cut
+
+
+ASK_GUARD: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 2, "temperature": 0}
+PAGE = {"Origin": "https://chat.example", "Host": "localhost:8000"}
+
+
+@pytest.fixture(scope="module")
+def bundle(bundles: Callable[..., Path]) -> Path:
+    return bundles("stock")
+
+
+@pytest.fixture(scope="module")
+def client(bundle: Path) -> Iterator[TestClient]:
+    access = Access(hosts=["edge.example"], origins=["https://chat.example"])
+    with TestClient(make_app(load(bundle, threads=1), "demo", access=access), base_url="http://localhost:8000") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plain(bundle: Path) -> Iterator[TestClient]:
+    with TestClient(make_app(load(bundle, threads=1), "demo"), base_url="http://localhost:8000") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.0.0.1:8000", "[::1]:8000", "192.168.1.7", "edge.example:80", "EDGE.example.", "a.localhost"],
+)
+def test_addresses_and_names_of_its_own_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "a@b", "[::1", "x:y"]
+)
+def test_a_name_that_was_made_to_point_here_is_refused(client: TestClient, host: str) -> None:
+    """DNS rebinding: the page's own name is in the Host."""
+    for path in ("/health", "/v1/models"):
+        answer = client.get(path, headers={"Host": host})
+        assert answer.status_code == 403
+        assert "--allow-host" in answer.json()["error"]["message"]
+    assert client.post("/v1/completions", json=ASK_GUARD, headers={"Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "http://127.0.0.1:8000"])
+def test_other_pages_may_not_use_it(client: TestClient, plain: TestClient, origin: str) -> None:
+    for one in (client, plain):
+        answer = one.post("/v1/completions", json=ASK_GUARD, headers={"Origin": origin})
+        assert answer.status_code == 403
+        assert "--allow-origin" in answer.json()["error"]["message"]
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        assert one.options("/v1/completions", headers=asked).status_code == 403
+
+
+def test_a_page_that_was_allowed_asks_first_and_reads_the_answer(client: TestClient, plain: TestClient) -> None:
+    asked = PAGE | {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    before = client.options("/v1/completions", headers=asked)
+    assert before.status_code == 200
+    assert before.headers["access-control-allow-origin"] == "https://chat.example"
+    answer = client.post("/v1/completions", json=ASK_GUARD, headers=PAGE)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    own = plain.post("/v1/completions", json=ASK_GUARD, headers={"Origin": "http://localhost:8000"})
+    assert own.status_code == 200  # a page of its own
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
+def test_a_body_must_be_declared_as_json(client: TestClient, kind: str | None) -> None:
+    """What a page can send without asking first is none of these."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client.post("/v1/completions", content=b'{"model": "demo", "prompt": "x"}', headers=headers)
+    assert answer.status_code == 415
+    declared = {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/completions", json=ASK_GUARD, headers=declared).status_code == 200
+
+
+def test_an_empty_key_is_refused() -> None:
+    for keys in ([""], [" "], ["right", ""]):
+        with pytest.raises(InvalidRequest, match="the API key is empty"):
+            Access(keys)
+
+
+def test_what_only_this_machine_reaches() -> None:
+    assert all(map(is_local, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_local, ("0.0.0.0", "::", "192.168.1.7", "host.example")))
+    assert client_of("2001:db8:1:2::7") == client_of("2001:db8:1:2:ffff::1") != client_of("2001:db8:1:3::7")
+    assert client_of("10.0.0.1") != client_of("10.0.0.2")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_one_client_asked_is_not_told_to_another(bundle: Path, shared: bool) -> None:
+    """A right guess of another one's text must not be told from a wrong one, but by whoever shares on purpose."""
+    secret = "The password of the king is a nightingale"
+    access = Access(["one", "two"], shared=shared)
+    app = make_app(load(bundle, threads=1), "demo", Limits(parallel=2), access)
+    with TestClient(app, base_url="http://localhost") as made:
+
+        def cached(key: str, text: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = made.post("/v1/completions", json=ASK_GUARD | {"prompt": text}, headers=headers).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("one", secret) == 0
+        own = cached("one", secret)
+        assert own > 8
+        found = cached("two", secret)
+        assert found == (own if shared else 0)
+
+
+SECONDS = 6.0
+EXAMPLES = 25
+
+
+@pytest.fixture(scope="module")
+def attacked(chat_bundle: Path) -> Iterator[Served]:
+    """A server that knows conversations; nothing of what it is asked may end in a traceback."""
+    running = start(chat_bundle, "--name", "demo", "--arrive", "2", "--connections", "64")
+    yield running
+    assert running.process.poll() is None
+    said = stop(running)
+    assert "Traceback" not in said, said
+
+
+@pytest.fixture(scope="module")
+def place(attacked: Served) -> Place:
+    host, _, port = attacked.url.removeprefix("http://").partition(":")
+    return Place(host, int(port), "demo")
+
+
+def test_others_are_answered_meanwhile(attacked: Served, place: Place) -> None:
+    found = attack(place, SECONDS, attacked.process.pid)
+    assert found.bad == []
+    assert found.health
+    assert {name for name in ATTACKS if any(one.startswith(name) for one in found.answers)} >= {*ATTACKS} - {
+        "behind a running one"  # which may still wait for its answer
+    }
+    assert any(one.endswith(" 400") for one in found.answers)
+    assert httpx.get(f"{attacked.url}/health", timeout=60).status_code == 200
+
+
+def test_a_short_request_overtakes_a_large_one(attacked: Served) -> None:
+    """48 texts of one request wait, and another one comes: it is not the last to end."""
+    url, ends = f"{attacked.url}/v1/completions", []
+    begun = threading.Event()
+
+    def large() -> None:
+        asked: dict[str, Any] = {
+            "model": "demo",
+            "prompt": ["The king", "O", "My"],
+            "n": 16,
+            "max_tokens": 60,
+            "stream": True,
+        }
+        with httpx.stream("POST", url, json=asked, timeout=300) as sent:
+            for line in sent.iter_lines():
+                begun.set()
+                if '"edgespec"' in line:  # the last event of a text
+                    ends.append("large")
+
+    thread = threading.Thread(target=large)
+    thread.start()
+    assert begun.wait(300)
+    short = httpx.post(url, json={"model": "demo", "prompt": "ROMEO:", "max_tokens": 4}, timeout=300)
+    at = len(ends)
+    thread.join(300)
+    assert short.status_code == 200
+    assert len(ends) == 48
+    assert at < 40
+
+
+def test_requests_made_from_the_description(attacked: Served) -> None:
+    found = try_all(attacked.url, EXAMPLES)
+    assert found.wrong == []
+    assert {200, 400} <= found.statuses.keys()
+    assert max(found.statuses) < 500

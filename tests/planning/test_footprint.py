@@ -1,4 +1,4 @@
-"""The memory model: parts against formulas and what bundles really hold, and predictions against measured processes."""
+"""The memory model: parts against formulas and what bundles really hold, predictions against processes."""
 
 from __future__ import annotations
 

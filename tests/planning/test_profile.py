@@ -1,4 +1,4 @@
-"""Device profiles: files, the cache, what makes a profile stale or foreign."""
+"""Device profiles: what is kept of them, and when they no longer hold."""
 
 from __future__ import annotations
 
