@@ -145,12 +145,12 @@ def _same(result: Result) -> str:
 
 
 def _method(result: Result) -> str:
-    """The method that decoded, and whether it was chosen here."""
+    """Name the method that decoded, and say whether it was chosen here."""
     return f"auto: {result.method_used}" if result.method_requested in (None, "auto") else result.method_used
 
 
 def result_lines(result: Result) -> list[str]:
-    """What a result says of itself, and ``stats_lines``."""
+    """List what a result says of itself, and ``stats_lines``."""
     return [
         f"result       {summary(result)}",
         f"method       {_method(result)}: {result.reason}",
@@ -161,7 +161,7 @@ def result_lines(result: Result) -> list[str]:
 
 
 def stats_lines(stats: Stats) -> list[str]:
-    """A line for each thing that was watched."""
+    """List a line for each thing that was watched."""
     lines = [
         f"prompt       {stats.prompt_tokens} tokens, {stats.reused_tokens} of them still in the cache",
         f"rounds       {stats.rounds}, {stats.tokens_per_round:.2f} tokens each: "
@@ -252,7 +252,7 @@ def show(engine: Engine, stream: Stream, drafts: bool) -> None:
 
 
 def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
-    """A round's piece: accepted guesses green, then the guesses the target refused in red, then its own token."""
+    """Colour a round's piece: accepted guesses green, then refused guesses in red, then the target's own token."""
     from rich.text import Text
 
     item = chunk.round
@@ -270,8 +270,6 @@ def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
 
 def conclude(engine: Engine, result: Result, settings: Settings, stats: bool) -> None:
     """One line about a result, or all of it, and whether its text was cut."""
-    from edgespec.cli.answer import result_lines, summary
-
     for line in result_lines(result) if stats else [summary(result)]:
         click.echo(line, err=True)
     if (notice := cut(engine, result, settings)) is not None:
@@ -279,7 +277,7 @@ def conclude(engine: Engine, result: Result, settings: Settings, stats: bool) ->
 
 
 def cut(engine: Engine, result: Result, settings: Settings) -> str | None:
-    """What cut a text short, and what to do; None = it came to its own end, or somebody stopped it."""
+    """Say what cut a text short, and what to do; None = it came to its own end, or somebody stopped it."""
     memory = result.finish == "length" and engine.ends_by_itself(settings)
     why = {
         "context": f"the context of {engine.context} tokens is full",
@@ -377,20 +375,26 @@ def converse(
         pressed = False
         if not (word := question.strip()):
             continue
+        if word == "/exit":
+            return
+        if word == "/reset":
+            conversation.messages = list(first)
+            continue
         if word.startswith("/") and len(word.split()) == 1:
-            if word == "/exit":
-                return
-            if word == "/reset":
-                conversation.messages = list(first)
-            elif word != "/help":
-                click.echo(f"no command {word}", err=True)
-            for name, what in COMMANDS.items() if word != "/reset" else ():
-                click.echo(f"  {name:<8}{what}", err=True)
+            _show_commands(word)
             continue
         try:
             ask(engine, conversation, question, settings, show_drafts, show_stats)
         except EdgespecError as error:
             click.echo(f"error: {error}", err=True)  # what was said so far stays
+
+
+def _show_commands(word: str) -> None:
+    """List the commands of a chat, after a word that asks for them or is none."""
+    if word != "/help":
+        click.echo(f"no command {word}", err=True)
+    for name, what in COMMANDS.items():
+        click.echo(f"  {name:<8}{what}", err=True)
 
 
 def ask(

@@ -139,7 +139,7 @@ def _terminated(_: int, frame: FrameType | None) -> NoReturn:
 
 
 def _told(error: Exception) -> EdgespecError | None:
-    """What a failure that is nobody's mistake here says to the user; None = it is a mistake here."""
+    """Turn a failure of the system or the user into an error to show; None = it is a defect of edgespec."""
     from edgespec.errors import EdgespecError
 
     if isinstance(error, EdgespecError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -16,20 +18,16 @@ from edgespec.cli.common import (
     PATH,
     GroupedCommand,
     ask_words,
-    drafting_options,
     emit_json,
-    grammar_options,
     group,
     json_option,
     length_option,
-    loading_options,
     make_settings,
-    memory_options,
     open_engine,
     option,
     progress,
     prompts_option,
-    sampling_options,
+    request_options,
     table_console,
 )
 from edgespec.drafters.registry import AR
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.reports.advice import Advice
+    from edgespec.reports.bench import MethodFigures
 
 
 def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
@@ -106,11 +105,7 @@ def _of_roof(share: float | None) -> str:
     show_default=False,
 )
 @length_option
-@memory_options
-@sampling_options
-@drafting_options
-@grammar_options
-@loading_options
+@request_options
 @group(
     OUTPUT,
     option("--profile", "Where the time of a pass goes, instead of methods.", bool),
@@ -120,21 +115,7 @@ def _of_roof(share: float | None) -> str:
     option("--plot", "Draw the speed-ups into this PNG.", PATH),
 )
 @json_option
-def command(
-    bundles: tuple[Path, ...],
-    methods: tuple[str, ...],
-    prompts: Path | None,
-    limit: int,
-    repeats: int,
-    sequences: int,
-    profile: bool,
-    verbose: bool,
-    report: Path | None,
-    compare: Path | None,
-    plot: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Compare every method of every bundle with plain decoding, and say which is fastest.
 
     One interleaved run.  The baseline is the fastest plain decoding of the same bundle: no gates, no padding.  A
@@ -151,88 +132,90 @@ def command(
     from edgespec.cli.prompts import read_prompts
     from edgespec.planning.profiles import Watch, busy_words
     from edgespec.reports.advice import advise
-    from edgespec.reports.bench import BenchEntry, bench_all, check_plot
-    from edgespec.reports.bench import plot as draw
-    from edgespec.reports.pages import check_page, read_llama_bench, write_page
+    from edgespec.reports.bench import BenchEntry, bench_all, check_output
+    from edgespec.reports.pages import read_llama_bench, write_page
 
-    if profile:
+    if options["profile"]:
         show_profiles(bundles, options, as_json)
         return
-    settings = make_settings(None, options)
-    settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
-    if not settings.sampling.greedy and settings.sampling.seed is None:
-        settings = settings.changed(seed=0)  # texts are compared: every round draws the same
+    settings = _settings(options)
+    report, compare, plot, batch = (options[name] for name in ("report", "compare", "plot", "sequences"))
     if compare and not report:
         raise click.UsageError("--compare belongs to --report")
     if plot:
-        check_plot(plot)  # before minutes of measuring
+        check_output(plot, ".png")  # before minutes of measuring
     if report:
-        check_page(report)
+        check_output(report, ".html", ".htm")
     foreign = read_llama_bench(compare) if compare else []
-    entries = []
-    for bundle in dict.fromkeys(bundles):
+    bundles, entries = tuple(dict.fromkeys(bundles)), []
+    for bundle in bundles:
         engine = open_engine(bundle, options)
         entries.append(BenchEntry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
-    texts = read_prompts(entries[0].engine, prompts, limit)
+    texts = read_prompts(entries[0].engine, options["prompts"], options["limit"])
     stopped, watch = Event(), Watch()
     with progress() as told:
-        figures = bench_all(
-            entries,
-            texts,
-            settings,
-            repeats,
-            sequences,
-            lambda done, of, what: told("bench", done, of, what),
-            stopped.set,
-        )
+        tell = partial(told, "bench")
+        figures = bench_all(entries, texts, settings, options["repeats"], batch, tell, stopped.set)
     others = watch.others()
     busy = busy_words(1.0, others)
     if stopped.is_set():
-        click.echo(f"stopped: {len(figures[0].ratios)} of {repeats * len(texts)} pairs were measured", err=True)
+        pairs = options["repeats"] * len(texts)
+        click.echo(f"stopped: {len(figures[0].ratios)} of {pairs} pairs were measured", err=True)
     rows = [figure.as_dict() for figure in figures]
-    advice = advise(rows, {str(e.engine.bundle.path): e.engine.bundle.manifest.parity for e in entries})
+    engines = {str(entry.engine.bundle.path): entry.engine for entry in entries}
+    advice = advise(rows, {name: engine.bundle.manifest.parity for name, engine in engines.items()})
     engine = entries[0].engine
     if as_json:
         conditions = {
             "threads": engine.model.threads,
             "prompts": len(texts),
             "max_new_tokens": settings.max_new_tokens,
-            "batch": sequences,
+            "batch": batch,
             "others": others,
             "busy": busy,
         }
-        emit_json(
-            {
-                "bundle": str(bundles[0]),
-                "bundles": [str(bundle) for bundle in dict.fromkeys(bundles)],
-                "baseline": rows[0]["method"],
-                "conditions": conditions,
-                "methods": rows,
-                "advice": [item.as_dict() for item in advice],
-            }
-        )
+        about = {"bundle": str(bundles[0]), "bundles": list(map(str, bundles)), "baseline": rows[0]["method"]}
+        found = {"conditions": conditions, "methods": rows, "advice": [item.as_dict() for item in advice]}
+        emit_json(about | found)
     else:
-        ask = {str(entry.engine.bundle.path): ask_words(entry.engine.bundle.manifest) for entry in entries}
+        ask = {name: ask_words(engine.bundle.manifest) for name, engine in engines.items()}
         _show(rows, _padded(engine), engine.strict, settings.accept.approximations, busy, ask)
-        if verbose:
+        if options["verbose"]:
             _explain(rows, engine.strict, advice)
     if report:
-        engines = {str(entry.engine.bundle.path): entry.engine for entry in entries}
         again = shlex.join(["edgespec", *sys.argv[1:]])
         write_page(report, engines, figures, texts[0], settings, again, foreign, busy)
     if plot:  # last: whatever goes wrong, the figures are out
-        if len(entries) > 1:
-            for figure in figures:
-                figure.method = label(figure.as_dict(), rows)
-        form, threads = engine.bundle.manifest.target.format, engine.model.threads
-        title = f"{bundles[0].resolve().name}: {form}" if len(entries) == 1 else f"{len(entries)} bundles"
-        draw(figures, plot, f"{title}, {threads} threads")
+        _plot(figures, rows, engines, plot)
     if stopped.is_set():
         sys.exit(130)
 
 
+def _settings(options: dict[str, Any]) -> Settings:
+    """Make the settings of every run."""
+    settings = make_settings(None, options)
+    settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
+    if not settings.sampling.greedy and settings.sampling.seed is None:
+        settings = settings.changed(seed=0)  # texts are compared: every round draws the same
+    return settings
+
+
+def _plot(figures: list[MethodFigures], rows: list[dict[str, Any]], engines: Mapping[str, Engine], path: Path) -> None:
+    """Draw the speed-ups; of several bundles by their names."""
+    from edgespec.reports.pages import plot
+
+    bundle, engine = next(iter(engines.items()))
+    title = f"{len(engines)} bundles"
+    if len(engines) == 1:
+        title = f"{Path(bundle).resolve().name}: {engine.bundle.manifest.target.format}"
+    else:
+        for figure in figures:
+            figure.method = label(figure.as_dict(), rows)
+    plot(figures, path, f"{title}, {engine.model.threads} threads")
+
+
 def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, several: bool) -> list[str]:
-    """The methods to measure of a bundle: those asked for, which one of several bundles need not have."""
+    """List the methods to measure of a bundle: those asked for, which one of several bundles need not have."""
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != AR or _padded(engine)]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
@@ -279,7 +262,7 @@ def _headline(rows: list[dict[str, Any]]) -> str:
 
 
 def _same_text(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> str:
-    """What became of the text."""
+    """Say what became of the text."""
     same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))
     if given_away:
         return f"lossy, as was asked for: {', '.join(given_away)}"

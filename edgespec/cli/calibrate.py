@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Measure this device with a bundle: passes, drafts, prefill, every method.
 
-    The profile is kept, and used by method auto and by `edgespec plan`, until the machine, ONNX Runtime, the operators
-    or the bundle change.  A file of it lets another machine plan for this one.
+    The profile is kept, and used by `edgespec plan`, until the machine, ONNX Runtime, the operators or the bundle
+    change.  A file of it lets another machine plan for this one.
 
     \b
     edgespec calibrate demo
@@ -124,7 +124,7 @@ def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
 
 
 def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:
-    """What is asked for that a kept profile does not have; what nobody asked for may be as it is."""
+    """List what is asked for that a kept profile does not have; what nobody asked for may be as it is."""
     from edgespec.planning.profiles import prompts_digest
 
     found = []
@@ -163,9 +163,7 @@ def _show(profile: Profile, cached: bool, file: Path, output: Path | None) -> No
     for note in profile.notes:
         console.print(note)
     if profile.busy:
-        console.print(
-            f"{profile.busy}. Method auto and `plan` make no use of this; calibrate again when nothing else runs."
-        )
+        console.print(f"{profile.busy}. `plan` makes no use of this; calibrate again when nothing else runs.")
     if cached:
         console.print(f"measured {profile.created}, kept since; --force measures again")
     else:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 COMMON, OUTPUT = "Common options", "Output"
-
-
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 THREADS = click.IntRange(1, 512)
@@ -159,7 +157,7 @@ def read_setting(item: str) -> tuple[str, Any]:
 
 
 def _read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Settings by their Python names.
+    """Read settings by their Python names.
 
     Raises:
         click.BadParameter: no NAME=VALUE, an unknown name, or a value that the library refuses.
@@ -178,7 +176,7 @@ def _read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
 
 
 def apply(settings: Any, given: Mapping[str, Any]) -> Any:
-    """``Settings`` with these on top.
+    """Change ``Settings`` by these.
 
     Raises:
         InvalidRequest: a value outside its range.
@@ -203,7 +201,7 @@ set_option = option(
 
 
 def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
-    """An acceptance rule."""
+    """Read an acceptance rule."""
     from edgespec.decoding.verify import Accept
     from edgespec.errors import InvalidRequest
 
@@ -286,7 +284,7 @@ drafting_options = group(
 
 
 def _grammar(ctx: click.Context, param: click.Parameter, value: str | None) -> Grammar | None:
-    """A grammar: of a file, or a regular expression as it is."""
+    """Read a grammar from a file, or take a regular expression as it is."""
     from edgespec.decoding.settings import Grammar
 
     if value is None:
@@ -308,6 +306,13 @@ grammar_options = group(
 )
 
 
+def request_options(function: F) -> F:
+    """Add all options of loading a bundle and of a request to it, but for the length."""
+    for options in (loading_options, grammar_options, drafting_options, sampling_options, memory_options):
+        function = options(function)
+    return function
+
+
 def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``memory_options``, ``loading_options`` and ``drafting_options``."""
     from edgespec.engine.loading import load
@@ -324,7 +329,7 @@ def make_load_options(options: dict[str, Any]) -> LoadOptions:
 
 
 def make_settings(method: str | None, options: dict[str, Any], defaults: Settings | None = None) -> Settings:
-    """Settings from the options of ``length_option``, ``sampling_options`` and ``drafting_options``.
+    """Make settings from the options of ``length_option``, ``sampling_options`` and ``drafting_options``.
 
     Args:
         method: of a request.
@@ -346,17 +351,17 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
 
 
 def ask_words(manifest: Manifest) -> str:
-    """The options of `edgespec run` that ask this model something."""
+    """Write the options of `edgespec run` that ask this model something."""
     return "--chat" if manifest.tokenizer.chat_template else "--prompt '...'"
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """The one JSON object of a command; ASCII, so that no terminal's encoding can damage it."""
+    """Print the one JSON object of a command; ASCII, so that no terminal's encoding can damage it."""
     click.echo(json.dumps(value, allow_nan=False))
 
 
 def table_console() -> Console:
-    """A console for tables: names of models and folders are not markup."""
+    """Make a console for tables: names of models and folders are not markup."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
@@ -364,7 +369,7 @@ def table_console() -> Console:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int, str], None]]:
-    """A progress bar on stderr; plain lines where that is not a terminal."""
+    """Show a progress bar on stderr; plain lines where that is not a terminal."""
     if not sys.stderr.isatty():
         seen: list[str] = []
 
@@ -404,7 +409,7 @@ def progress() -> Iterator[Callable[[str, int, int, str], None]]:
 
 
 def attention_lines(part: AttentionPart | None) -> list[str]:
-    """What was measured of a bundle's attentions, a line each."""
+    """List what was measured of a bundle's attentions, a line each."""
     if part is None:
         return []
     lines = [f"{part.default} is the default"]

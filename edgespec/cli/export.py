@@ -196,7 +196,7 @@ def command(
 
 
 def _low_agreement(manifest: Manifest) -> str | None:
-    """A warning where the bundle seldom chooses as its source does."""
+    """Warn where the bundle seldom chooses as its source does."""
     found, positions = manifest.parity["top1_agreement"], manifest.parity["positions"]
     if found >= LOW_AGREEMENT:
         return None
@@ -215,7 +215,7 @@ def default_output(model: str) -> Path:
 
 
 def _explain(manifest: Manifest) -> None:
-    """What was predicted of each method."""
+    """Print the prediction of each method."""
     from edgespec.formulas.cost import WORTH
 
     for method, part in manifest.methods.items():

@@ -15,7 +15,10 @@ from edgespec.runtimes.files.cache import KINDS, Entry, cache_folder, entries, r
 from edgespec.runtimes.files.formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart
+    from edgespec.runtimes.files.operators import OperatorChoice
 
 
 @click.command("info")
@@ -31,8 +34,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --json
     edgespec info demo --forget-skip-sets
     """
-    from edgespec.drafters.registry import needing
-    from edgespec.drafters.skip_sets import forget_sets, stored_sets
+    from edgespec.drafters.skip_sets import forget_sets
     from edgespec.engine.loaded import tried_rows
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.files.operators import choose_operators
@@ -56,11 +58,31 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     if as_json:
         emit_json({"bundle": str(bundle), "operators": operators, "manifest": manifest.model_dump(mode="json")})
         return
+    console = table_console()
+    _show(console, _rows(manifest, choice, tried))
+    _show_methods(console, manifest)
+    told = "; ".join(part.notes or "" for part in manifest.methods.values())
+    for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
+        if note not in told:
+            console.print(f"note: {note}", markup=False)
+
+
+def _show(console: Console, rows: list[tuple[str, str]]) -> None:
     from rich.table import Table
 
+    table = Table(box=None, show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> list[tuple[str, str]]:
+    """List what a bundle is, a row each; ``tried``: whether its rows were found exact with stock operators here."""
+    from edgespec.drafters.registry import needing
+    from edgespec.drafters.skip_sets import stored_sets
     from edgespec.runtimes.files.kv import state_bytes
 
-    console, facts = table_console(), manifest.target.facts
+    facts = manifest.target.facts
     rows: list[tuple[str, str]] = [
         (
             "model",
@@ -104,11 +126,13 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         what = f"{drafter.architecture}, {drafter.parameters / 1e6:.2f}M parameters, after layers {tapped}"
         rows.insert(2, ("drafter", what + _cut(manifest.drafter)))
     source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
-    rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
-    table = Table(box=None, show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    return [*rows, ("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-")]
+
+
+def _show_methods(console: Console, manifest: Manifest) -> None:
+    """Print a table of the methods, and their notes."""
+    from rich.table import Table
+
     methods = Table("method", "acceptance", "draft cost", "predicted", "parts", box=None)
     for name, part in manifest.methods.items():
         measured = " ".join(f"{rate:.2f}" for rate in part.measured[0].acceptance) if part.measured else "-"
@@ -123,10 +147,6 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     for name, part in manifest.methods.items():
         if part.notes:
             console.print(f"{name}: {part.notes}", markup=False)
-    told = "; ".join(part.notes or "" for part in manifest.methods.values())
-    for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
-        if note not in told:
-            console.print(f"note: {note}", markup=False)
 
 
 _ROWS = {
@@ -153,7 +173,7 @@ def _heads(manifest: Manifest) -> str:
 
 
 def _sampling(part: SamplingPart) -> str:
-    """What a request gets that says nothing: ``temperature 0.6, top_p 0.95 (the model's own)``."""
+    """Show the sampling of a request that sets none: ``temperature 0.6, top_p 0.95 (the model's own)``."""
     said = part.model_dump(exclude_defaults=True)
     return f"{', '.join(f'{name} {value:g}' for name, value in said.items())} (the model's own)"
 
@@ -278,7 +298,7 @@ def limit(size: str, as_json: bool) -> None:
 
 
 def _tell(removed: list[Entry], as_json: bool, wanted: int = 0) -> None:
-    """What went, and what could not."""
+    """Say what was removed, and what could not be."""
     freed, kept = sum(entry.bytes for entry in removed), max(0, wanted - len(removed))
     if as_json:
         emit_json({"removed": [entry.as_dict() for entry in removed], "bytes": freed, "kept": kept})

@@ -134,7 +134,7 @@ def pull(model: str | None, revision: str | None, listing: bool, as_json: bool) 
 
 
 def _list(as_json: bool) -> None:
-    """The models in the hub's cache."""
+    """List the models in the hub's cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

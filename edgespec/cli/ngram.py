@@ -161,7 +161,7 @@ def clear(stores: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _pieces(text: str) -> Iterable[str]:
-    """The text in pieces that end with a line, or, where a line is longer than a piece, anywhere."""
+    """Cut the text into pieces that end with a line, or, where a line is longer than a piece, anywhere."""
     start = 0
     while start < len(text):
         end = start + _PIECE

@@ -51,7 +51,7 @@ def is_bundle(source: str) -> bool:
 
 
 def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | None = None) -> Option:
-    """A bundle that is there; only its manifest is read, and what was measured with it.
+    """Plan for an existing bundle; only its manifest is read, and what was measured with it.
 
     Args:
         source: its folder.
@@ -95,7 +95,7 @@ def model_options(
     text_only: bool = False,
     profile: Profile | None = None,
 ) -> list[Option]:
-    """The bundles that an export of a model could make, one for each format; from its config.json.
+    """Plan for the bundles that an export of a model could make, one for each format; from its config.json.
 
     Args:
         source: the model's folder, hub id, .gguf file or builtin:NAME.
@@ -141,7 +141,7 @@ def model_options(
 
 
 def export_command(option: Option, method: str) -> str | None:
-    """What to type to get a bundle with that method; None = it is there."""
+    """Write the command that makes a bundle with that method; None = it exists."""
     if option.export is None:
         return None
     words = ["edgespec", "export", option.name, *option.export]
@@ -212,9 +212,9 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
 
     start = time.perf_counter()
     if plot is not None:
-        from edgespec.reports.bench import check_plot
+        from edgespec.reports.bench import check_output
 
-        check_plot(plot)
+        check_output(plot, ".png")
     options = _by_recipe(options, sources)
     profile = _foreign(options["device"])
     found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
@@ -244,7 +244,6 @@ def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, A
     name = options.pop("recipe")
     if name is None:
         return options
-    from edgespec.cli.plan import is_bundle
     from edgespec.planning.recipes import plan_defaults
 
     given = {key: value for key, value in options.items() if value not in (None, ())}
@@ -257,7 +256,7 @@ def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, A
 
 
 def _foreign(device: str) -> Profile | None:
-    """The profile of another device, where a file was named."""
+    """Read the profile of another device, where a file was named."""
     if device in ("cpu", "webgpu"):
         return None
     from edgespec.planning.profiles import read_profile
@@ -266,8 +265,7 @@ def _foreign(device: str) -> Profile | None:
 
 
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
-    """What there is to choose from; ``here``: for this machine, whose calibration counts."""
-    from edgespec.cli.plan import bundle_option, is_bundle, model_options
+    """List what there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.planning.profiles import latest_profile
 
     if not is_bundle(source):
@@ -283,7 +281,7 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
 
 
 def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
-    """What is asked for: the budget and the device."""
+    """Make the request: the budget and the device."""
     from edgespec.errors import InvalidRequest
     from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
     from edgespec.planning.plan import PlanRequest
@@ -312,7 +310,6 @@ def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile 
 def _show(plan: Plan, everything: bool) -> None:
     from rich.table import Table
 
-    from edgespec.cli.plan import export_command
     from edgespec.planning.budget import show_bytes
     from edgespec.planning.plan import label
 
@@ -349,6 +346,6 @@ def _show(plan: Plan, everything: bool) -> None:
 
 
 def _shown(plan: Plan) -> Sequence[PlannedRun]:
-    """The candidates worth a line: coarser keys only where they are the way out."""
+    """Pick the candidates worth a line: coarser keys only where they are the way out."""
     coarser = plan.pick is None or plan.pick.approximates
     return [one for one in plan.candidates if coarser or not one.approximates][:MOST_LINES]

@@ -70,7 +70,7 @@ def with_recipe(name: str, model: str, options: dict[str, Any]) -> tuple[Recipe,
 
 
 def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision: str | None) -> dict[str, Any]:
-    """What a recipe asks for, as far as it can be had: no more than the model's context and vocabulary, and coded keys
+    """Cut what a recipe asks for to what can be had: no more than the model's context and vocabulary, and coded keys
     only where native operators can measure them."""
     from edgespec.errors import UnsupportedModel
     from edgespec.export.bundle.model import open_described

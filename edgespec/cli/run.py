@@ -29,17 +29,13 @@ from edgespec.cli.common import (
     PATH,
     GroupedCommand,
     bundle_argument,
-    drafting_options,
     emit_json,
-    grammar_options,
     group,
     json_option,
-    loading_options,
     make_settings,
-    memory_options,
     open_engine,
     option,
-    sampling_options,
+    request_options,
 )
 from edgespec.errors import InvalidRequest
 
@@ -77,11 +73,7 @@ if TYPE_CHECKING:
     ),
 )
 @group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
-@memory_options
-@sampling_options
-@drafting_options
-@grammar_options
-@loading_options
+@request_options
 @group(
     "Chat",
     option("--system", "System message of a chat."),
@@ -100,13 +92,8 @@ def command(
     bundle: Path,
     prompts: tuple[str, ...],
     chat: bool,
-    system: str | None,
-    tools: Path | None,
-    template: tuple[str, ...],
     method: str | None,
     session: Path | None,
-    show_drafts: bool,
-    show_stats: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -135,12 +122,18 @@ def command(
     typed = chat and not prompts and at_terminal()
     if as_json and (typed or len(prompts) > 1):
         raise click.UsageError("--json prints one answer: give one --prompt TEXT, or pipe the question in")
-    for name, given in (("--system", system), ("--tools", tools), ("--template-option", template or None)):
+    system, show_drafts, show_stats = (options[name] for name in ("system", "show_drafts", "show_stats"))
+    for name, given in (
+        ("--system", system), ("--tools", options["tools"]), ("--template-option", options["template"] or None),
+    ):  # fmt: skip
         if given is not None and not chat:
             raise click.UsageError(f"{name} belongs to --chat")
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     texts = [] if typed else [_read_stdin() if text == "-" else text for text in prompts or "-"]
-    how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
+    how: dict[str, Any] = {
+        "tools": read_tools(options["tools"]),
+        "template_options": template_options(options["template"]),
+    }
     with typing() if typed else nullcontext():
         engine = open_engine(bundle, options)
         settings = make_settings(method, options, engine.defaults)
@@ -208,7 +201,7 @@ def _answer_json(engine: Engine, conversation: Conversation, text: str, settings
 
 
 def _question(text: str) -> str:
-    """A question without the line end that `echo` puts behind it."""
+    """Strip a question of the line end that `echo` puts behind it."""
     if not text.strip():
         raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")
     return text.rstrip("\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -60,25 +61,7 @@ KEY = "EDGESPEC_API_KEY"
 @loading_options
 @json_option
 def command(
-    bundle: Path,
-    host: str,
-    port: int,
-    name: str | None,
-    api_key: tuple[str, ...],
-    allow_host: tuple[str, ...],
-    allow_origin: tuple[str, ...],
-    share_prefixes: bool,
-    parallel: int,
-    queue: int,
-    most_tokens: int,
-    most_body: int,
-    seconds: float,
-    grace: float,
-    connections: int,
-    arrive: float,
-    idle: float,
-    as_json: bool,
-    **how: Any,
+    bundle: Path, host: str, port: int, name: str | None, api_key: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Serve a bundle: OpenAI's completions and chats over HTTP, several requests decoded together.
 
@@ -95,13 +78,14 @@ def command(
     from edgespec.server.serving import Server, listen
 
     one_arena()
-    limits = Limits(parallel, queue, most_tokens, most_body, seconds, grace, connections, arrive, idle)
+    options |= {"tokens": options["most_tokens"], "body": options["most_body"]}
+    limits = Limits(**{field.name: options[field.name] for field in fields(Limits)})
     keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())
-    access = Access(keys, (*allow_host, host), allow_origin, share_prefixes)
+    access = Access(keys, (*options["allow_host"], host), options["allow_origin"], options["share_prefixes"])
     with listen(host, port) as socket:
-        engine = open_engine(bundle, how)
+        engine = open_engine(bundle, options)
         engine.allowance.set_aside(SERVER)
-        engine.allowance.admit_bundle(how.get("context"))
+        engine.allowance.admit_bundle(options.get("context"))
         model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
         app = make_app(engine, model, limits, access)
         if not keys and not is_local(host):

@@ -106,9 +106,9 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
 
     plot = rest["plot"]
     if plot is not None:
-        from edgespec.reports.bench import check_plot
+        from edgespec.reports.bench import check_output
 
-        check_plot(plot)
+        check_output(plot, ".png")
     options = TrainOptions(method=method, model=model, output=output, exits=_numbers(exits), **rest)
     start = time.perf_counter()
     with _lines() as report:
@@ -145,7 +145,7 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
 
 
 def _results(found: dict[str, Any]) -> list[str]:
-    """What was measured, a line each."""
+    """List the measurements, a line each."""
     lines = []
     for kind, heads in found.get("ranks", {}).items():
         tops = ", ".join(f"{ranks[0]:.3f} / {sum(ranks[:5]):.3f}" for ranks in heads)
@@ -166,7 +166,7 @@ def _numbers(given: str | None) -> tuple[int, ...]:
 
 @contextmanager
 def _lines() -> Iterator[Callable[[str, int, int, str], None]]:
-    """A progress bar on a terminal; elsewhere a line whenever there is something new to say."""
+    """Show a progress bar on a terminal; elsewhere a line whenever there is something new to say."""
     if sys.stderr.isatty():
         with progress() as report:
             yield report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,21 +12,20 @@ from edgespec.cli.common import (
     COUNT,
     GroupedCommand,
     bundle_argument,
-    drafting_options,
     emit_json,
-    grammar_options,
     json_option,
     length_option,
-    loading_options,
     make_settings,
-    memory_options,
     open_engine,
     option,
     progress,
     prompts_option,
-    sampling_options,
+    request_options,
 )
 from edgespec.drafters.registry import AR
+
+if TYPE_CHECKING:
+    from edgespec.reports.proof import MethodProof
 
 _MUST = "the bits are those of the export here, so weights or kernels are others"
 
@@ -37,11 +36,7 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 @prompts_option
 @option("--limit", "Most prompts.", COUNT, 20)
 @length_option
-@memory_options
-@sampling_options
-@drafting_options
-@grammar_options
-@loading_options
+@request_options
 @json_option
 def command(
     bundle: Path, methods: tuple[str, ...], prompts: Path | None, limit: int, as_json: bool, **options: Any
@@ -97,19 +92,7 @@ def command(
         rows = [proof.as_dict() for proof in proofs]
         emit_json({**made, "checked": running.as_dict(), "golden": golden, "methods": rows})
     else:
-        for proof in proofs:
-            near = proof.lossless and not strict
-            word = "exact" if proof.exact else "lossless up to near-ties" if near else "DIFFERENT"
-            click.echo(
-                f"{proof.method}: {word}: {proof.equal} of {proof.prompts} prompts equal, "
-                f"{proof.tokens} tokens compared"
-            )
-            for item in proof.differences:
-                kind = "a near-tie" if item.near_tie else "not a near-tie"
-                click.echo(
-                    f"  prompt {item.prompt}, token {item.position}: plain {item.expected}, {proof.method} {item.got}, "
-                    f"logits {item.gap:.3g} standard deviations apart: {kind}"
-                )
+        _show(proofs, strict)
         if of:
             note = "" if same == of else f": {free}, so near-ties may differ" if free else f": DIFFERENT: {_MUST}"
             click.echo(f"golden vectors: {same} of {of} reproduced on this machine{note}")
@@ -120,3 +103,19 @@ def command(
         click.echo("passed" if passed else "FAILED")
     if not passed:
         sys.exit(1)
+
+
+def _show(proofs: list[MethodProof], strict: bool) -> None:
+    """Print what was found of each method, and where it differs."""
+    for proof in proofs:
+        near = proof.lossless and not strict
+        word = "exact" if proof.exact else "lossless up to near-ties" if near else "DIFFERENT"
+        click.echo(
+            f"{proof.method}: {word}: {proof.equal} of {proof.prompts} prompts equal, {proof.tokens} tokens compared"
+        )
+        for item in proof.differences:
+            kind = "a near-tie" if item.near_tie else "not a near-tie"
+            click.echo(
+                f"  prompt {item.prompt}, token {item.position}: plain {item.expected}, {proof.method} {item.got}, "
+                f"logits {item.gap:.3g} standard deviations apart: {kind}"
+            )

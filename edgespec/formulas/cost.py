@@ -155,13 +155,13 @@ class CostModel:
         points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
         # What was measured stands; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
-        self._points, self._table = _rising(known), array("d")
+        self._points, self._table = rising(known), array("d")
         if drafts := {k: median(times) / one for k, times in self.timings.drafts.items() if len(times) >= ENOUGH}:
-            self._steps, self._draft_table = _rising({0: 0.0} | drafts), array("d")
+            self._steps, self._draft_table = rising({0: 0.0} | drafts), array("d")
 
 
-def _rising(points: Mapping[int, float]) -> list[tuple[int, float]]:
-    """The points in order.  More never costs less: a dip is noise, and argmax would dig it out."""
+def rising(points: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Sort the points.  More never costs less: a dip is noise, and argmax would dig it out."""
     top, found = 0.0, []
     for n, cost in sorted(points.items()):
         top = max(top, cost)

@@ -174,7 +174,7 @@ class Allowance:
     def extended(
         self, admission: Admission, tokens: int, *, gamma: int, greedy: bool, busy: int, idle: int
     ) -> Admission | None:
-        """A request that runs, with more tokens than it was let in with; None = they do not fit.
+        """Admit a running request with more tokens than before; None = they do not fit.
 
         Args:
             admission: how it runs.
@@ -232,7 +232,7 @@ class Allowance:
         return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
 
     def memory(self, method: str) -> Memory:
-        """What a method takes, part by part, with the whole context full."""
+        """Predict a method's memory, part by part, with the whole context full."""
         return memory_of(self._manifest, replace(self._use, method=method, checkpoints=CHECKPOINTS))
 
     def _takes(self, use: RunOptions) -> int:

@@ -73,7 +73,7 @@ class Available:
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
-    """What this process may take: the machine's memory, the limits of its control groups, and its own.
+    """Measure what this process may take: the machine's memory, the limits of its control groups, and its own.
 
     Memory that the system could get back at once, such as the page cache, counts as available.  Of RLIMIT_DATA only
     private memory counts, so a mapped file may fit where this says that it does not.
@@ -154,14 +154,14 @@ def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _upwards(base: Path, path: str) -> Iterator[Path]:
-    """The folder of a control group, and those above it; a container may see the outer path but not its folders."""
+    """List the folder of a control group and those above; a container may see the outer path but not its folders."""
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..", ".")]
     for count in range(len(parts), -1, -1):
         yield base.joinpath(*parts[:count])
 
 
 def _number(path: Path) -> int | None:
-    """What a file of a control group says; None = no file, or no limit."""
+    """Read a file of a control group; None = no file, or no limit."""
     try:
         text = path.read_text("utf-8", "replace").strip()
     except OSError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edgespec.drafters.draft_cache import FIRST_ROWS
 from edgespec.drafters.registry import AR, METHODS
-from edgespec.formulas.cost import ASSUMED_VERIFY
+from edgespec.formulas.cost import ASSUMED_VERIFY, rising
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
 from edgespec.planning.traffic import (
     attention_bytes,
@@ -66,14 +66,6 @@ class PassTimes:
         spread = sum((depth - middle) ** 2 for depth, _ in points)
         slope = max(0.0, sum((depth - middle) * (ms - mean) for depth, ms in points) / spread)
         return max(mean - slope * middle, 0.0), slope
-
-
-def rising(points: Mapping[int, float]) -> list[tuple[float, float]]:
-    """The points in order, each at least as high as those before it."""
-    found: list[tuple[float, float]] = []
-    for at, value in sorted(points.items()):
-        found.append((at, max(value, found[-1][1]) if found else value))
-    return found
 
 
 def line(points: Points, at: float) -> float:
@@ -171,7 +163,7 @@ class Costs:
         return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
 
     def controlled(self, rows: float) -> float:
-        """The same of a method's round."""
+        """Return ``v`` with what control adds to a method's round."""
         return self.v(rows) + self.control / (self.plain + self.other)
 
     def c(self, method: str, first: bool = False) -> float:
@@ -188,7 +180,7 @@ def is_of(profile: Profile, manifest: Manifest, use: RunOptions) -> bool:
     )
 
 
-def plain_points(profile: Profile) -> list[tuple[float, float]]:
+def plain_points(profile: Profile) -> Points:
     """One-row passes of the fastest plain decoding by depth; where there is one graph, those of its passes."""
     if profile.plain and profile.operators == "stock":
         return rising(profile.plain)
@@ -234,7 +226,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     curve = rising(CURVES[use.operators][target.format])
 
     def own(rows: float) -> float:
-        """The verify curve of the profile's machine, or of another one."""
+        """Read the verify curve of the profile's machine, or of another one."""
         return passes.split(rows)[0] / max(one, 1e-6) if same else line(curve, rows)
 
     def reading(rows: float) -> float:
@@ -273,7 +265,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
 
 
 def exported(manifest: Manifest, use: RunOptions, depth: float) -> Costs | None:
-    """What the exporting machine measured; None = nothing, with other operators, or while it was busy."""
+    """Take what the exporting machine measured; None = nothing, with other operators, or while it was busy."""
     if export_busy(manifest.cost):
         return None
     times = {int(rows): float(ms) for rows, ms in manifest.cost.get("verify_ms", {}).items()}
@@ -345,23 +337,23 @@ def _moved(
 
 
 def _other_attention(passes: PassTimes, rows: float, depth: float, ratio: float) -> float:
-    """A pass where a token's keys and values have ``ratio`` times the bytes."""
+    """Time a pass where a token's keys and values have ``ratio`` times the bytes."""
     return passes.ms(rows, depth) + passes.split(rows)[1] * depth * (ratio - 1)
 
 
 def _slower(there: Operators, here: Operators, form: Format) -> float:
-    """What a byte of weights takes with some operators over others, where that is known."""
+    """Compare what a byte of weights takes with some operators over others, where that is known."""
     known = STOCK_STEP.get(form, 1.0)
     return 1.0 if there == here else known if here == "stock" else 1 / known
 
 
 def _padding(use: RunOptions) -> float:
-    """A strict pass over a plain one."""
+    """Compare a strict pass with a plain one."""
     return STRICT if use.operators == "stock" and use.strict and use.device == "cpu" else 1.0
 
 
 def _measured_padding(profile: Profile, use: RunOptions) -> float:
-    """The same as a profile has it, at its first depth."""
+    """Compare them as a profile has them, at its first depth."""
     depth = min(profile.passes)
     plain = profile.plain.get(depth)
     return profile.passes[depth][1] / plain if plain and _padding(use) > 1 else _padding(use)
@@ -375,14 +367,14 @@ def _prefill(profile: Profile, depth: float) -> float | None:
 
 
 def _exported_step(manifest: Manifest, step: Step) -> float | None:
-    """What the export measured: a step in passes of one row; None = nothing."""
+    """Look up what the export measured: a step in passes of one row; None = nothing."""
     method, first = step
     part = manifest.methods[method]
     return part.first_cost if first and part.first_cost is not None else part.draft_cost
 
 
 def _measured_step(manifest: Manifest, use: RunOptions, profile: Profile, step: Step, depth: float) -> float:
-    """A draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
+    """Time a draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
     method, first = step
     if points := (first and profile.first_drafts.get(method)) or profile.drafts.get(method):
         return line(rising(points), depth)
@@ -402,7 +394,7 @@ def _step_by_bytes(
 
 
 def _draft_bytes(manifest: Manifest, use: RunOptions, step: Step) -> tuple[float, float]:
-    """What one draft step reads: (bytes of weights, bytes a token before it).
+    """Count what one draft step reads: (bytes of weights, bytes a token before it).
 
     Those of weights times what its rows take over one row: a drafter's first step reads what was accepted, too.
     """

@@ -84,7 +84,7 @@ def process_bytes() -> int:
 
 
 def split_process(process: int | None) -> Resident:
-    """A measured figure in the proportions of the default; None = the default."""
+    """Split a measured figure in the proportions of the default; None = the default."""
     if process is None:
         return PROCESS
     private = process * PROCESS.private // PROCESS.all
@@ -275,7 +275,7 @@ class Memory:
         return max(self.after, self.loaded, self.opened)
 
     def part(self, name: str) -> MemoryPart:
-        """The part of that name; an empty one if there is none."""
+        """Find the part of that name; an empty one if there is none."""
         return next((part for part in self.parts if part.name == name), MemoryPart(name))
 
     def as_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class Memory:
 
 
 def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -> Memory:
-    """What running a bundle in this way takes; from its manifest alone, no file is opened.
+    """Predict the memory of running a bundle in this way; from its manifest alone, no file is opened.
 
     Args:
         manifest: of the bundle.
@@ -334,7 +334,7 @@ def _text(use: RunOptions) -> MemoryPart:
 
 
 def _checkpoints(part: ModelPart, use: RunOptions) -> list[MemoryPart]:
-    """Copies of the target's states at earlier lengths of a text."""
+    """Count copies of the target's states at earlier lengths of a text."""
     kept = use.batch * use.checkpoints * checkpoint_bytes_of(part, use)
     note = f"{use.batch} x {use.checkpoints} copies of states, to which a text can go back"
     return [MemoryPart("checkpoints", kept, note=note)] if kept else []

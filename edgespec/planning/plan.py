@@ -158,7 +158,7 @@ def _coarser(manifest: Manifest) -> bool:
 
 
 def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
-    """What a way to run a bundle is predicted to take."""
+    """Predict the memory and the speed of a way to run a bundle."""
     profile = option.profile or request.profile
     memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
     speed = speed_of(option.manifest, use, profile)
@@ -185,7 +185,7 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
 
 
 def _relative_step(manifest: Manifest) -> float:
-    """What a plain step takes, in bytes of int4, for comparing formats on a device of which nothing is known."""
+    """Weigh a plain step, in bytes of int4, for comparing formats on a device of which nothing is known."""
     return float(manifest.files[manifest.target.weights].size) * STEP[manifest.target.format]
 
 
@@ -224,14 +224,14 @@ class Plan:
         }
 
     def _profiles(self) -> list[Profile]:
-        """What the speeds rest on, each once."""
+        """List the profiles that the speeds rest on, each once."""
         options = {id(candidate.option): candidate.option for candidate in self.candidates}.values()
         used = [option.profile or self.request.profile for option in options]
         return list({id(profile): profile for profile in used if profile is not None}.values())
 
 
 def _identified(profile: Profile) -> dict[str, Any]:
-    """What tells a profile from others."""
+    """Identify a profile."""
     return {"machine": profile.machine.model_dump(), "bundle": profile.name, "created": profile.created}
 
 
@@ -276,7 +276,7 @@ def _order(candidate: PlannedRun, goal: Goal) -> tuple[float, ...]:
 
 
 def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
-    """The best that fits; plain decoding where nothing is clearly faster, the smaller one of equals."""
+    """Pick the best that fits; plain decoding where nothing is clearly faster, the smaller one of equals."""
     best = fitting[0]
     rivals = [
         one
@@ -298,7 +298,7 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
 def _why(
     pick: PlannedRun, fitting: Sequence[PlannedRun], ranked: Sequence[PlannedRun], request: PlanRequest, most: int
 ) -> tuple[str, tuple[str, ...]]:
-    """The reason, and hints."""
+    """Write the reason, and hints."""
     goals = {
         "auto": "the fastest that fits",
         "chat": "the fastest for one sequence that fits",
@@ -346,7 +346,7 @@ def _busy(request: PlanRequest, ranked: Sequence[PlannedRun]) -> str:
 def _nothing_fits(
     ranked: Sequence[PlannedRun], options: Sequence[Option], request: PlanRequest
 ) -> tuple[str, tuple[str, ...]]:
-    """What is closest, and what would make it fit."""
+    """Say what is closest, and what would make it fit."""
     closest = min(ranked, key=lambda candidate: candidate.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
     reason = (
@@ -375,7 +375,7 @@ def _nothing_fits(
 
 
 def label(candidate: PlannedRun) -> str:
-    """A candidate in a few words."""
+    """Name a candidate in a few words."""
     use = candidate.use
     keys = f" {use.attention} keys" if use.attention else ""
     return f"{candidate.format} {use.method}{keys}"
@@ -413,7 +413,7 @@ def plot_plan(plan: Plan, path: Path) -> None:
 
 
 def _shown(plan: Plan) -> Sequence[PlannedRun]:
-    """The candidates worth a bar; labels must differ."""
+    """Pick the candidates worth a bar; labels must differ."""
     return list({label(candidate): candidate for candidate in plan.candidates}.values())[:MOST]
 
 

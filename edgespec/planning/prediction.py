@@ -9,20 +9,9 @@ from typing import Any, Literal
 from edgespec.drafters.heads import MOST_NODES
 from edgespec.drafters.registry import AR, METHODS, Prior
 from edgespec.errors import InvalidRequest
-from edgespec.formulas.cost import expected_tokens
+from edgespec.formulas.cost import expected_tokens, rising
 from edgespec.formulas.tree import grow
-from edgespec.planning.costs import (
-    Costs,
-    PassTimes,
-    assumed,
-    calibrated,
-    exported,
-    is_of,
-    line,
-    plain_points,
-    rising,
-    scaled,
-)
+from edgespec.planning.costs import Costs, PassTimes, assumed, calibrated, exported, is_of, line, plain_points, scaled
 from edgespec.planning.cut import typical_share
 from edgespec.planning.profiles import Profile, Trial, export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
@@ -60,7 +49,7 @@ class Gain:
 
 
 def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: float | None = None) -> Gain:
-    """What control makes of a method.
+    """Find what control makes of a method.
 
     Args:
         guessing: what is guessed, and how often it is right.
@@ -164,16 +153,11 @@ def speed_of(
     if unused:
         profile = None
     costs, basis = _costs(manifest, use, profile, at)
-    notes = list(costs.assumed)
-    if unused:
-        notes.append(f"the calibration is not used, because {unused}")
-    elif basis == "assumed" and (why := export_busy(manifest.cost)):
-        notes.append(f"the export's times are not used, because {why}")
+    notes = _notes(manifest, costs, basis, unused)
     width = use.batch if use.operators == "native" and use.device == "cpu" else 1
-    plain = 1000 / (costs.plain * width_factor(costs, width) + costs.other) if costs.known else None
-    if plain is not None and width < use.batch:  # they take turns
-        plain /= use.batch
-    if use.batch > 1 and width > 1:
+    turns = use.batch if width < use.batch else 1  # they take turns
+    plain = 1000 / (costs.plain * width_factor(costs, width) + costs.other) / turns if costs.known else None
+    if width > 1:
         notes.append("rows of several sequences take what as many rows of one do")
 
     def speed(gain: float, gamma: int, tokens: float, acceptance: float | None) -> Speed:
@@ -201,8 +185,16 @@ def speed_of(
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
 
+def _notes(manifest: Manifest, costs: Costs, basis: Basis, unused: str) -> list[str]:
+    """List what is assumed of costs, and which times were not used and why; ``unused``: why a profile was not."""
+    if unused:
+        return [*costs.assumed, f"the calibration is not used, because {unused}"]
+    busy = export_busy(manifest.cost) if basis == "assumed" else ""
+    return [*costs.assumed, *([f"the export's times are not used, because {busy}"] if busy else [])]
+
+
 def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: float) -> float:
-    """The speed-up of a trial at another depth: its passes and drafts grow as measured, what it guesses stays.
+    """Move the speed-up of a trial to another depth: its passes and drafts grow as measured, what it guesses stays.
 
     Where guessing no longer pays there, control stops.
     """
@@ -219,7 +211,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
 
 
 def width_factor(costs: Costs, width: int) -> float:
-    """A plain pass over the rows of so many sequences, over one of a single one."""
+    """Compare a plain pass over the rows of ``width`` sequences with one of a single sequence."""
     return costs.pass_ms(width) / costs.pass_ms(1)
 
 
@@ -227,7 +219,7 @@ def width_factor(costs: Costs, width: int) -> float:
 
 
 def _costs(manifest: Manifest, use: RunOptions, profile: Profile | None, depth: float) -> tuple[Costs, Basis]:
-    """The best that is known of passes and drafts."""
+    """Choose the best that is known of passes and drafts."""
     if profile is not None:
         if is_of(profile, manifest, use):
             return calibrated(manifest, use, profile, depth), "calibrated"

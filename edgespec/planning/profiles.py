@@ -251,7 +251,7 @@ _FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm", "sve"
 
 @cache
 def this_machine(device: DeviceName = "cpu") -> Machine:
-    """This machine; with ``device`` other than the CPU its driver, which is asked for."""
+    """Describe this machine; with ``device`` other than the CPU its driver, which is asked for."""
     library = native_library()
     return Machine(
         processor=_processor(),
@@ -296,14 +296,14 @@ def profile_folder() -> Path:
 
 
 def profile_path(bundle: str, run: RunOptions | Profile) -> Path:
-    """The file of a bundle (``manifest_hash``) run in this way on this machine, as it is now."""
+    """Name the file of a bundle (``manifest_hash``) run in this way on this machine, as it is now."""
     machine = this_machine(run.device).model_dump(exclude={"memory"})
     text = json.dumps([bundle, _how(run), machine], sort_keys=True)
     return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 def find_profile(bundle: Path | Manifest, options: LoadOptions) -> Profile | None:
-    """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
+    """Find the profile of this machine with a bundle, loaded in this way; None = it was not calibrated so.
 
     Whatever else lies in the cache is no profile: nothing is raised.
     """
@@ -318,7 +318,7 @@ def find_profile(bundle: Path | Manifest, options: LoadOptions) -> Profile | Non
 
 
 def latest_profile(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
-    """The latest profile of this machine, whatever the bundle."""
+    """Find the latest profile of this machine, whatever the bundle."""
     found = [
         profile
         for profile in kept_profiles()

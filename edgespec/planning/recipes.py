@@ -149,7 +149,7 @@ class Recipe(_Part):
         return parse_bytes(self.device.budget)
 
     def run_command(self, bundle: str, manifest: Manifest, ask: str) -> str:
-        """What to type to run its bundle, as far as that was exported so; ``ask``: options that ask something."""
+        """Write the command that runs its bundle, as far as it was exported so; ``ask``: options that ask something."""
         run = self.run
         if run.batch > 1:  # sequences together are the library's
             return f"edgespec bench {bundle} --batch {run.batch}"
@@ -167,7 +167,7 @@ def recipes() -> tuple[str, ...]:
 
 
 def read_recipe(name: str | Path) -> Recipe:
-    """A recipe that comes with edgespec, or one of a JSON file.
+    """Read a recipe that comes with edgespec, or one of a JSON file.
 
     Raises:
         InvalidRequest: neither, or a file that is no recipe; the message names what there is.
@@ -233,7 +233,7 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: bool) -> dict[str, str]:
-    """What an export with these methods still needs: in words, by method.
+    """Say what an export with these methods still needs: in words, by method.
 
     Args:
         recipe: the recipe, which says what draft suits.
@@ -254,7 +254,7 @@ def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: 
 
 
 def plan_defaults(name: str | Path) -> dict[str, Any]:
-    """A recipe as options of ``edgespec plan``.
+    """Turn a recipe into options of ``edgespec plan``.
 
     Raises:
         InvalidRequest: no such recipe.

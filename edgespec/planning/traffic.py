@@ -112,14 +112,14 @@ def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention |
 
 
 def multiply_bytes(operators: Operators, attention: Attention) -> float:
-    """What a multiply-add of attention takes, in bytes read."""
+    """Look up what a multiply-add of attention takes, in bytes read."""
     if operators == "stock":
         return MULTIPLY_BYTES["stock"]
     return MULTIPLY_BYTES["float" if ATTENTION[attention].keys in ("f32", "f16") else "integer"]
 
 
 def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators, attention: Attention) -> float:
-    """What attention of a pass takes for each token before it, in bytes read.
+    """Count what attention of a pass takes for each token before it, in bytes read.
 
     It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
     """
@@ -129,7 +129,7 @@ def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operat
 
 
 def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:
-    """What a self-draft reads of what a pass does: (share of the weights, share of the keys and values)."""
+    """Compute what a self-draft reads of a pass: (share of the weights, share of the keys and values)."""
     facts = part.facts
     per_layer = layer_weights(part.facts) / facts.layers
     attention = min(_attention_weights(facts), per_layer)
@@ -146,7 +146,7 @@ def look_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
 
 
 def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:
-    """What the layers below an exit, and the exit, read of what a pass does."""
+    """Compute the share of a pass that the layers below an exit, and the exit, read."""
     below = layer_weights(part.facts) * layer / part.facts.layers * layer_size(part, operators)
     ask = part.facts.hidden**2 * weight_size(part.format, operators)
     head = head_weights(part) * weight_size(part.head_format or part.format, operators)

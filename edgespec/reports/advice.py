@@ -74,7 +74,7 @@ def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: boo
 
 
 def label(row: Row, rows: Sequence[Row]) -> str:
-    """A row by format and method, or by the folder's name where two bundles have one format."""
+    """Name a row by format and method, or by the folder's name where two bundles have one format."""
     shared = len({at["bundle"] for at in rows if at["format"] == row["format"]}) > 1
     return f"{PurePath(row['bundle']).name if shared else row['format']} {row['method']}"
 

@@ -216,50 +216,29 @@ def _runs(entry: BenchEntry, prompts: Sequence[Prompt], settings: Settings, base
 
 
 def _loaded(found: MethodFigures) -> set[str]:
-    """The methods whose parts its runs may have loaded: of auto those that were in use."""
+    """List the methods whose parts its runs may have loaded: of auto those that were in use."""
     if found.method != AUTO:
         return {found.method}
     changes = [change for result in found.results for change in result.stats.switches]
     return {result.method_used for result in found.results}.union(*({at["from"], at["to"]} for at in changes))
 
 
-def check_plot(path: Path) -> None:
-    """Refuse early what ``plot`` could not write.
+def check_output(path: Path, *endings: str) -> None:
+    """Refuse early a picture or a page that could not be written.
+
+    Args:
+        path: of the file.
+        endings: that its name may have.
 
     Raises:
-        InvalidRequest: not a PNG, or a folder that is not there.
+        InvalidRequest: another ending, or a folder that is not there.
     """
     import matplotlib  # noqa: F401  missing: better now than after the measurement
 
-    if path.suffix.lower() != ".png":
-        raise InvalidRequest(f"{path}: expected a name that ends in .png")
+    if path.suffix.lower() not in endings:
+        raise InvalidRequest(f"{path}: expected a name that ends in {endings[0]}")
     if not path.parent.is_dir():
         raise InvalidRequest(f"{path}: there is no folder {path.parent}", "create it first")
-
-
-def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
-    """Bars of the speed-ups with their intervals, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [figure.as_dict() for figure in figures]
-    figure, axes = pyplot.subplots(figsize=(7, 0.6 * len(rows) + 1.4))
-    names = [row["method"] for row in rows]
-    speeds = [row["speedup"] for row in rows]
-    errors = [
-        [row["speedup"] - row["speedup_low"] for row in rows],
-        [row["speedup_high"] - row["speedup"] for row in rows],
-    ]
-    axes.barh(names, speeds, xerr=errors, color=["#9aa5b1" if name == BASELINE else "#3b7dd8" for name in names])
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel("speed over plain decoding (median, 95 % interval)")
-    axes.set_title(title, parse_math=False)  # a $ in a name is a $
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def extra_bytes(engine: Engine, method: str) -> int:

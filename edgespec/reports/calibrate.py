@@ -77,7 +77,7 @@ class Counts:
         return drafts / self.rounds, verified / self.rounds, median(self.other_ms)
 
     def trial(self, passes: Mapping[int, float], plain: float) -> Trial:
-        """What a profile keeps; ``plain``: milliseconds of a token of plain decoding."""
+        """Make what a profile keeps; ``plain``: milliseconds of a token of plain decoding."""
         positions = range(max(self.offered, default=-1) + 1)
         drafts, verified, rest = self.means(passes)
         return Trial(
@@ -97,7 +97,7 @@ class Counts:
 
 
 def pass_times(counts: Iterable[Counts]) -> dict[int, float]:
-    """What passes of so many rows take, whoever asked for them: milliseconds, medians."""
+    """Time passes by their rows, whoever asked for them: milliseconds, medians."""
     times: dict[int, list[float]] = {}
     for one in counts:
         for rows, rounds in one.times.items():
@@ -156,7 +156,7 @@ def run_trials(
 
 
 def _trials(counts: Mapping[str, Counts], apart: bool) -> dict[str, Trial]:
-    """What a profile keeps; ``apart``: plain decoding has a graph of its own.
+    """Make what a profile keeps; ``apart``: plain decoding has a graph of its own.
 
     Passes of as many rows over the same graph are the same, whatever the method: together they are timed best.  Those
     of early exits are not, because layers have run before.
@@ -370,7 +370,7 @@ class Calibrator:
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        """A session of the engine, which is dropped afterwards: its drafters have seen nothing real."""
+        """Lend a session of the engine, which is dropped afterwards: its drafters have seen nothing real."""
         session = self.engine.sessions.any()
         try:
             yield session
@@ -378,7 +378,7 @@ class Calibrator:
             self.engine.sessions.drop(session)
 
     def _drafter(self, session: Session, method: str) -> Any:
-        """A method's drafter without control; None = it has no draft step here."""
+        """Build a method's drafter without control; None = it has no draft step here."""
         try:
             drafter: Any = session.drafter(self.engine.choose(method), None, False, True, DraftOptions())
             return drafter if drafter.step_once() else None

@@ -45,7 +45,7 @@ def time_turns(
     most: int = MOST,
     warm: int = 1,
 ) -> dict[K, list[float]]:
-    """Times of each run.
+    """Time each run.
 
     They take turns, so that a slow moment of the machine hits all of them.
 
@@ -77,7 +77,7 @@ def time_turns(
 
 
 def pass_over(slot: Slot, rows: int) -> Callable[[], object]:
-    """A pass of so many rows as a greedy round makes it, to be timed."""
+    """Make a pass of ``rows`` rows as a greedy round makes it, to be timed."""
     tokens = np.arange(rows) % slot.vocab_size  # different ones, which go to different experts
     if isinstance(slot, GreedyTarget):
         return lambda: slot.forward_best(tokens)
@@ -144,7 +144,7 @@ class PassProfile:
 
 
 def profile_passes(engine: Engine, rows: Sequence[int] = ROWS, depth: int = DEPTH, turns: int = TURNS) -> PassProfile:
-    """Passes of several numbers of rows, in turns, over keys and values that are made up.
+    """Profile passes of several numbers of rows, in turns, over keys and values that are made up.
 
     Raises:
         InvalidRequest: the engine does not run native operators on the processor.

@@ -121,7 +121,7 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
 
 
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
-    """A text in pieces: accepted guesses, those that the target refused, and its own tokens."""
+    """Cut a text into pieces: accepted guesses, those that the target refused, and its own tokens."""
     stream = engine.stream(prompt, settings)
     shown = prompt if isinstance(prompt, str) else engine.codec.decode(list(prompt))
     pieces: list[tuple[Kind, str]] = [("prompt", shown)]
@@ -176,9 +176,9 @@ class _Picture:
         return text[text.index("<svg") :]
 
 
-def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Bars of the speed-ups with their intervals."""
-    picture = _Picture(0.42 * len(rows) + 0.9, "Speed", "speed over plain decoding: median, 95 % interval")
+def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str = "Speed") -> _Picture:
+    """Draw bars of the speed-ups with their intervals."""
+    picture = _Picture(0.42 * len(rows) + 0.9, title, "speed over plain decoding: median, 95 % interval")
     values = [row["speedup"] for row in rows]
     low = [max(0.0, row["speedup"] - row["speedup_low"]) for row in rows]
     high = [max(0.0, row["speedup_high"] - row["speedup"]) for row in rows]
@@ -187,7 +187,15 @@ def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     picture.axes.set_yticks(range(len(rows)), names, parse_math=False)
     picture.axes.axvline(1, color=INK, linewidth=0.8)
     picture.axes.invert_yaxis()
-    return picture.svg()
+    return picture
+
+
+def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
+    """Draw the speed-ups into a PNG."""
+    rows = [figure.as_dict() for figure in figures]
+    figure = speeds(rows, [row["method"] for row in rows], title).figure
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
 
 
 def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up: str, log: bool = False) -> str:
@@ -230,20 +238,6 @@ def stacks(parts: Mapping[str, Mapping[str, int]], title: str) -> str:
     return picture.svg()
 
 
-def check_page(path: Path) -> None:
-    """Refuse early what ``write_page`` could not write.
-
-    Raises:
-        InvalidRequest: not a .html file, or a folder that is not there.
-    """
-    import matplotlib  # noqa: F401  missing: better now than after the measurement
-
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InvalidRequest(f"{path}: expected a name that ends in .html")
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"{path}: there is no folder {path.parent}", "create it first")
-
-
 def write_page(
     path: Path,
     engines: Mapping[str, Engine],
@@ -280,7 +274,7 @@ def write_page(
         "rows": [row | {"name": name} for row, name in zip(rows, names, strict=True)],
         "best": best,
         "synthetic": [note for one in engines.values() if (note := _synthetic(one))],
-        "speeds": speeds(rows, names),
+        "speeds": speeds(rows, names).svg(),
         "curve": lines(
             {"passes": passes.curve}, f"Verify curve, depth {passes.depth}", "rows of a pass", "times a pass of one row"
         ),
@@ -315,7 +309,7 @@ def _template() -> Any:
 
 
 def _described(name: str, engine: Engine) -> dict[str, Any]:
-    """A bundle in a few words."""
+    """Describe a bundle in a few words."""
     manifest = engine.bundle.manifest
     facts = manifest.target.facts
     return {
@@ -335,7 +329,7 @@ def _described(name: str, engine: Engine) -> dict[str, Any]:
 
 
 def _synthetic(engine: Engine) -> str | None:
-    """What the bundle says of a size that is not real."""
+    """Find what the bundle says of a size that is not real."""
     notes = engine.bundle.manifest.provenance.get("notes") or []
     return next((str(note) for note in notes if "synthetic" in str(note)), None)
 

@@ -43,7 +43,7 @@ def golden_prompts(engine: Engine, text: str) -> list[list[int]]:
 
 
 def made_by(engine: LoadedBundle) -> dict[str, str]:
-    """What decides the bits of an engine's plain decoding: native operators alone, or also machine and ONNX Runtime."""
+    """Name what decides the bits of plain decoding: native operators alone, or also machine and ONNX Runtime."""
     kind = engine.operators.kind
     if kind == "native":
         return {"operators": kind}

@@ -154,7 +154,7 @@ class _Routes:
 
 
 def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Access | None = None) -> Starlette:
-    """An ASGI application that serves a bundle.
+    """Make an ASGI application that serves a bundle.
 
     Args:
         engine: of the bundle; the application closes it when it stops.

@@ -51,7 +51,7 @@ KINDS: list[tuple[type[Exception], int, str]] = [
 
 
 def body_of(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An answer that says what went wrong."""
+    """Make an answer that says what went wrong."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -66,7 +66,7 @@ def failure(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """The answer to a request that is not even looked at."""
+    """Answer a request that is not even looked at."""
     from starlette.responses import JSONResponse  # processes that read requests need none
 
     kind = "invalid_request_error" if status < 500 else "server_error"

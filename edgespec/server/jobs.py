@@ -59,7 +59,7 @@ class Choice:
         return FINISH[self.result.finish] if self.result else None
 
     def whole(self, logprobs: bool) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+        """Write the choice of an answer that is not streamed."""
         body: dict[str, Any] = {"index": self.index, "finish_reason": self.finish}
         if self.kind == "chat":
             body["message"] = {"role": "assistant", "content": self.text, "refusal": None}
@@ -68,7 +68,7 @@ class Choice:
         return body | {"logprobs": self._logprobs(self._scored, 0) if logprobs else None}
 
     def piece(self, text: str, chunk: Chunk | None, logprobs: bool) -> dict[str, Any]:
-        """The choice of one event of a stream; ``chunk`` None = the last."""
+        """Write the choice of one event of a stream; ``chunk`` None = the last."""
         body: dict[str, Any] = {"index": self.index, "finish_reason": None if chunk else self.finish}
         if self.kind == "chat":
             body["delta"] = {"content": text} if chunk else {}
@@ -110,7 +110,7 @@ def usage(prompt_tokens: int, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:
-    """The field ``edgespec`` of an answer: how each choice was decoded."""
+    """Write the field ``edgespec`` of an answer: how each choice was decoded."""
     return [
         {
             "method_requested": result.method_requested,
@@ -233,7 +233,7 @@ class Jobs:
         self.engine.guidance.require(settings.grammar)
 
     async def whole(self, job: Job, request: Request) -> Response:
-        """An answer in one piece."""
+        """Answer in one piece."""
 
         async def gather() -> None:
             async for _ in self._events(job):
@@ -259,7 +259,7 @@ class Jobs:
         return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
     async def stream(self, job: Job, with_usage: bool) -> AsyncIterator[bytes]:
-        """An answer as server-sent events; whatever happens, the last one is [DONE]."""
+        """Answer by server-sent events; whatever happens, the last one is [DONE]."""
         body = job.body
         if job.kind == "chat":
             body["object"] = "chat.completion.chunk"
@@ -278,7 +278,7 @@ class Jobs:
         yield DONE.encode()
 
     async def _events(self, job: Job) -> AsyncIterator[tuple[Choice, str, Event]]:
-        """The events of a job until every text has ended; an error of one ends all.  Whoever leaves cancels it."""
+        """Yield the events of a job until every text has ended; an error of one ends all.  Leaving cancels it."""
         left = len(job.choices)
         try:
             while left:
@@ -299,5 +299,5 @@ def _sse(body: dict[str, Any]) -> bytes:
 
 
 def _open(body: dict[str, Any]) -> str:
-    """A JSON object whose end is missing."""
+    """Write a JSON object without its end."""
     return json.dumps(body, ensure_ascii=False)[:-1]

@@ -14,7 +14,7 @@ FINISH = {"enum": ["stop", "length", None]}
 
 
 def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
-    """The description of one server.
+    """Describe one server.
 
     Args:
         name: of its model.

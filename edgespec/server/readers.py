@@ -69,7 +69,7 @@ class Readers:
         await self._large.close()
 
     async def read(self, client: str, kind: Kind, body: bytes) -> Read:
-        """What is asked.
+        """Read what is asked.
 
         Args:
             client: whose turn it takes.
@@ -118,7 +118,7 @@ class _Lane:
             raise
 
     async def start(self) -> Process:
-        """The process, which has opened the tokenizer."""
+        """Start the process, which has opened the tokenizer."""
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return self._process
@@ -188,7 +188,7 @@ class _Lane:
 
 
 async def _answer(process: Process) -> tuple[dict[str, Any], list[array[int]]]:
-    """What a process says."""
+    """Receive what a process says."""
     stdout = process.stdout
     assert stdout is not None
     size = int.from_bytes(await stdout.readexactly(8), "little")

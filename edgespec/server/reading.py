@@ -82,7 +82,7 @@ class Read:
     usage: bool
 
     def each(self) -> list[Settings]:
-        """Settings of each choice of a prompt."""
+        """List the settings of each choice of a prompt."""
         if self.seed is None:
             return [self.settings] * self.choices
         return [self.settings.changed(seed=self.seed + at) for at in range(self.choices)]
@@ -104,7 +104,7 @@ class Reader:
         return Guidance(self._codec, self._known.eos, self._known.vocab)
 
     def read(self, kind: Kind, body: bytes) -> tuple[dict[str, Any], list[array[int]]]:
-        """What is asked, as plain data for ``understood``, and the token ids of each prompt.
+        """Read what is asked, as plain data for ``understood``, and the token ids of each prompt.
 
         Raises:
             EdgespecError: it cannot be answered; the message says why.
@@ -159,7 +159,7 @@ class Reader:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """A body's JSON object, without fields that change nothing of an answer.
+    """Parse a body's JSON object, without fields that change nothing of an answer.
 
     Raises:
         InvalidRequest: it is none, or too deep.
@@ -181,13 +181,13 @@ def parsed(body: bytes) -> dict[str, Any]:
 def settings_of(
     sampling: dict[str, Any], changes: dict[str, Any], biases: dict[int, float], grammar: Grammar | None
 ) -> Settings:
-    """Settings of a request, but for its seed."""
+    """Make the settings of a request, but for its seed."""
     base = Settings(sampling=SamplingParams(**sampling), grammar=grammar)
     return base.changed(**changes | {"stop": tuple(changes["stop"]), "logit_bias": biases})
 
 
 def understood(known: Known, found: dict[str, Any], prompts: list[array[int]]) -> Read:
-    """A request from what ``Reader.read`` gave."""
+    """Make a request from what ``Reader.read`` gave."""
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
     settings = settings_of(known.sampling, found["changes"], dict(found["biases"]), grammar)
     return Read(prompts, settings, found["choices"], found["seed"], found["stream"], found["usage"])
@@ -229,7 +229,7 @@ def serve(known: Known) -> None:
 
 @contextmanager
 def _told() -> Iterator[dict[str, Any]]:
-    """What is answered: filled by the body, or a failure of it."""
+    """Collect what is answered: filled by the body, or a failure of it."""
     told: dict[str, Any] = {}
     try:
         yield told
@@ -254,7 +254,7 @@ def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -
 
 
 def command(known: Known) -> list[str]:
-    """What starts the process."""
+    """Start the process."""
     start = "import json, sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import Known, serve; "
     return [
         sys.executable,

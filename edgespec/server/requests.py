@@ -128,7 +128,7 @@ class Asked(Strict):
         return next(iter(found), None)
 
     def changes(self, most: int, default: int) -> dict[str, Any]:
-        """What differs from the server's own settings, as ``Settings.changed`` takes it, but for seed and grammar.
+        """List what differs from the server's own settings, as ``Settings.changed`` takes it, but for seed and grammar.
 
         Args:
             most: tokens that the server gives at most.
@@ -229,7 +229,7 @@ class ChatRequest(Asked):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     def said(self) -> list[dict[str, Any]]:
-        """The messages for the model's template; parts of text are joined, and anything else is refused."""
+        """Write the messages for the model's template; parts of text are joined, and anything else is refused."""
         return [message | {"content": _plain(message.get("content"))} for message in self.messages]
 
 

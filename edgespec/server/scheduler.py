@@ -84,7 +84,7 @@ class FairQueue(Generic[Item]):
         self._clients.setdefault(client, OrderedDict()).setdefault(request, deque()).append(item)
 
     def take(self) -> tuple[str, str, Item]:
-        """The next item, with its client and request; their turns are over.
+        """Take the next item, with its client and request; their turns are over.
 
         Raises:
             IndexError: none waits.

@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
             self._arriving = None
 
     def on_response_complete(self) -> None:
-        """An answer is written; where the request was not read to its end, the connection is of no use any more."""
+        """Note that an answer is written; a connection whose request was not read to its end is closed."""
         self._behind = 0
         if not self._whole and not self.pipeline:
             self.server_state.total_requests += 1
@@ -176,26 +176,26 @@ class Connection(HttpToolsProtocol):
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client does not read: it has some time to go on."""
+        """Give a client that does not read some time to go on."""
         super().pause_writing()
         self._reading = self.loop.call_later(self.open.limits.arrive, self.abort)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Note that it reads again."""
         super().resume_writing()
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
 
     def shutdown(self) -> None:
-        """The server stops: a request that is not here yet is not waited for."""
+        """Stop: a request that is not here yet is not waited for."""
         if self._begun or not self.running:
             self.abort()
         else:
             super().shutdown()
 
     def _expect(self) -> None:
-        """A request must be here in time."""
+        """Cut a request that is not here in time."""
         self._arriving = self.loop.call_later(self.open.limits.arrive, self._too_late)
 
     def _too_late(self) -> None:
@@ -245,13 +245,13 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def eof_received(self) -> None:
-        """The client sends no more."""
+        """Note that the client sends no more."""
         if self.cut:
             self.transport.close()
 
 
 def with_limits(limits: Limits) -> tuple[type[Connection], Open]:
-    """A class of connections for one server, and those that are open."""
+    """Make a class of connections for one server, and the record of those that are open."""
     found = Open(limits)
     made: dict[str, Any] = {"open": found}
     return type("LimitedConnection", (Connection,), made), found
@@ -263,7 +263,7 @@ BACKLOG = 512  # connections that wait in the system to be accepted
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Open a socket that listens.
 
     Args:
         host: an address, or a name that has one here.
@@ -357,7 +357,7 @@ class Server(uvicorn.Server):
         await super().shutdown([])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal to stop; the second one cuts what runs."""
+        """Handle a signal to stop; the second one cuts what runs."""
         self._captured_signals.append(signal.Signals(sig))
         if self.should_exit and self._loop is not None:
             self._loop.call_soon_threadsafe(self._scheduler.stop, 0.0)

@@ -43,7 +43,7 @@ class Outcome:
         return value
 
     def failed(self, code: int) -> dict[str, Any]:
-        """The ``error`` of a command with ``--json`` that ended so; stderr says the same in words."""
+        """Return the ``error`` of a command with ``--json`` that ended so; stderr says the same in words."""
         assert self.code == code, (self.out, self.err)
         assert "Traceback" not in self.err
         assert self.out.count("\n") == 1
@@ -56,7 +56,7 @@ class Outcome:
         return error
 
     def refused(self, code: int, *parts: str) -> None:
-        """The command ended with a message that has all of these parts, and nothing else on stdout."""
+        """Return the command ended with a message that has all of these parts, and nothing else on stdout."""
         assert self.code == code, (self.out, self.err)
         if self.out:  # of --json
             self.failed(code)
@@ -114,14 +114,14 @@ def start(
 
 
 def process(*arguments: object, cwd: Path, **changes: str) -> Outcome:
-    """What ``start`` gives once it has ended."""
+    """Return what ``start`` gives once it has ended."""
     running = start(arguments, cwd, None, ("-m", "edgespec"), **changes)
     out, err = running.communicate(timeout=300)
     return Outcome(running.returncode, out, err)
 
 
 def export(output: Path, model: str, *arguments: object) -> Path:
-    """A bundle made by the command line, golden vectors included."""
+    """Make a bundle made by the command line, golden vectors included."""
     result = CliRunner().invoke(
         cli, ["export", model, "-o", str(output), "--threads", str(THREADS), *map(str, arguments)]
     )
@@ -131,7 +131,7 @@ def export(output: Path, model: str, *arguments: object) -> Path:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with every method and golden vectors; the skip set is given, so nothing depends on a clock."""
+    """Make a bundle with every method and golden vectors; the skip set is given, so nothing depends on a clock."""
     folder = tmp_path_factory.mktemp("demo")
     methods = ("--method", "self-spec", "--method", "speculative", "--draft", DRAFT)
     return export(folder / "demo", TARGET, *methods, "--skip-set", fixed_skip_set(folder, TARGET))
@@ -139,7 +139,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with a chat template, whose name is full of what shells, tables and plots would interpret."""
+    """Make a bundle with a chat template, whose name is full of what shells, tables and plots would interpret."""
     folder = tmp_path_factory.mktemp("chat")
     source = hf.write_checkpoint(
         folder / "[red]a $b$ :+1:", hf.CONFIGS["llama_tied_gqa"], 3, chat_template=hf.CHAT_TEMPLATE

@@ -151,7 +151,7 @@ def test_the_package_says_it_in_its_help(command: Command) -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A short calibration text, so that an export is quick; long enough for coded keys."""
+    """Make a short calibration text, so that an export is quick; long enough for coded keys."""
     file = tmp_path / "text"
     file.write_text("A horse! a horse! my kingdom for a horse!\nWhat, will you not?\n" * 40, "utf-8")
     return file

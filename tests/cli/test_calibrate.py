@@ -29,7 +29,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calibrated(command: Command, demo: Path, empty_cache: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The cache has the profile of ``calibrate demo SHORT``, measured once for all tests that only begin with it."""
+    """Fill the cache with the profile of ``calibrate demo SHORT``, measured once for all tests that begin with it."""
     cache, kept = profile_cache.profile_folder(), tmp_path_factory.getbasetemp() / "calibrated"
     if not kept.exists():
         assert command("calibrate", demo, *SHORT).code == 0

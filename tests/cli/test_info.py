@@ -66,7 +66,7 @@ def test_what_the_export_noted_is_printed_once(command: Command, demo: Path, tmp
 
 @pytest.fixture
 def altered(demo: Path, tmp_path: Path) -> Path:
-    """A bundle with one byte changed."""
+    """Make a bundle with one byte changed."""
     folder = Path(shutil.copytree(demo, tmp_path / "altered"))
     data = bytearray((folder / "model.strict.onnx").read_bytes())
     data[len(data) // 2] ^= 1
@@ -110,7 +110,7 @@ def test_wrong_input(command: Command, tmp_path: Path) -> None:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own."""
+    """Make a cache of this test's own."""
     folder = tmp_path / "own"
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
     return folder

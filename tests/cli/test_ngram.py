@@ -31,7 +31,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(command: Command, demo: Path, text: Path, tmp_path: Path) -> Path:
-    """A store of what the bundle writes after the prompt of RUN, among other text."""
+    """Make a store of what the bundle writes after the prompt of RUN, among other text."""
     written = command("run", demo, *RUN, "--method", "ar").json["text"]
     other = tmp_path / "own.txt"
     other.write_text("ROMEO:" + written, "utf-8")

@@ -38,7 +38,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def config_alone(tmp_path: Path) -> Path:
-    """The embedded model's config.json and nothing else."""
+    """Make the embedded model's config.json and nothing else."""
     folder = tmp_path / "config-alone"
     folder.mkdir()
     shutil.copy(resolve(TARGET) / "config.json", folder)

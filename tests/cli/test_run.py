@@ -47,7 +47,7 @@ RESULT = {
 
 
 def text_of(command: Command, bundle: Path, *arguments: object) -> str:
-    """The new text, as the JSON object has it."""
+    """Return the new text, as the JSON object has it."""
     text = command("run", bundle, "--prompt", PROMPT, "--json", *arguments).json["text"]
     assert isinstance(text, str)
     return text

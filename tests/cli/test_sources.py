@@ -36,7 +36,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def works(command: Command, bundle: str, said: str | None = None) -> dict[str, object]:
-    """A bundle runs and is verified; its manifest says what was special about the source. Returns the provenance."""
+    """Run and verify a bundle; its manifest says what was special about the source. Returns the provenance."""
     result = command("run", bundle, "--prompt", "The harbour", "--max-new-tokens", 12, "--json")
     assert result.json["usage"]["completion_tokens"] > 0 if "usage" in result.json else result.code == 0
     proof = command("verify", bundle, "--limit", 2, "--max-new-tokens", 16, "--json").json
@@ -49,7 +49,7 @@ def works(command: Command, bundle: str, said: str | None = None) -> dict[str, o
 
 
 def same_weights(command: Command, bundle: str, truth: dict[str, np.ndarray], elsewhere: Path) -> None:
-    """The bundle has the very weights of an export of the float checkpoint that the source means."""
+    """Return the bundle has the very weights of an export of the float checkpoint that the source means."""
     folder = hf.write_checkpoint(elsewhere / "plain", CONFIG, 3)
     save_file(truth, folder / "model.safetensors")
     assert command("export", folder, *QUICK, "-o", "expected").code == 0

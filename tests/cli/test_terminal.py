@@ -200,7 +200,7 @@ def coloured(text: str) -> Iterator[tuple[frozenset[str], str]]:
 
 @pytest.fixture
 def colours(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment that asks for colours."""
+    """Make an environment that asks for colours."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -227,7 +227,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Chunk, Round]]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The text of every refused draft that is asked for."""
+    """Return the text of every refused draft that is asked for."""
     seen: list[str] = []
     continuation = TextCodec.continuation
 
@@ -447,6 +447,6 @@ def test_the_next_command_that_is_named_works(
 
 
 def next_words(said: str) -> list[str]:
-    """The command that a command names as the next one."""
+    """Return the command that a command names as the next one."""
     (line,) = re.findall(r"^next: edgespec (.*)$", said, re.MULTILINE)
     return shlex.split(line)

@@ -38,7 +38,7 @@ FP32 = ("--format", "fp32", "--context", 256)
 
 
 def checkpoint(folder: Path, vocab: int, model_type: str = "llama", **config: Any) -> Path:
-    """A small model of that many tokens, without tokenizer files."""
+    """Make a small model of that many tokens, without tokenizer files."""
     base = hf.CONFIGS["llama_tied_gqa" if model_type == "llama" else "qwen2_tied_gqa7"]
     hf.write_checkpoint(folder, base | {"vocab_size": vocab, **config}, 3)
     (folder / "tokenizer.json").unlink()
@@ -157,7 +157,7 @@ def test_no_tokenizer_at_all(command: Command, tmp_path: Path) -> None:
 
 @pytest.fixture
 def chained(tmp_path: Path) -> Callable[..., Path]:
-    """A model that goes on ``:`` with ``xqzxqz..``; ``change`` is called with its folder before anything is read."""
+    """Make a model that goes on ``:`` with ``xqzxqz..``; ``change`` gets its folder before anything is read."""
 
     def get(eos: Any, change: Callable[[Path], None] = lambda folder: None, vocab: int = 600, **described: Any) -> Path:
         tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
@@ -175,7 +175,7 @@ def number(name: str) -> int:
 
 
 def answer(command: Command, source: Path) -> tuple[dict[str, Any], list[int]]:
-    """What the model goes on with, and the bundle's EOS ids; the bundle is verified."""
+    """Return what the model goes on with, and the bundle's EOS ids; the bundle is verified."""
     bundle = export(source.parent / "bundle", str(source), *FP32)
     made = command("run", bundle, "--prompt", "so:", "--max-new-tokens", 7, "--json").json
     assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
@@ -365,7 +365,7 @@ NEW = 24
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the embedded model as if its card asked for sampling, with a chat template."""
+    """Make a bundle of the embedded model as if its card asked for sampling, with a chat template."""
     folder = tmp_path_factory.mktemp("sampled")
     shutil.copytree(resolve("builtin:shakespeare"), folder / "model")
     for name, more in ((FILE, OWN), ("tokenizer_config.json", {"chat_template": hf.CHAT_TEMPLATE})):

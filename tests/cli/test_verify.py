@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec.decoding.rows import Rows
 
 from edgespec import __version__
 from edgespec.decoding.noise import Noise
@@ -33,7 +32,7 @@ DRAFTING = ["ngram", "speculative", "self-spec"]
 
 @pytest.fixture
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acceptance that believes every draft."""
+    """Return acceptance that believes every draft."""
 
     def believe(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict(range(len(proposal)), rows.choose(len(proposal)))
@@ -84,7 +83,7 @@ def test_without_strict_only_near_ties_may_differ(command: Command, demo: Path) 
 
 @pytest.fixture
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acceptance that ends every draft with a token that nobody proposed."""
+    """Return acceptance that ends every draft with a token that nobody proposed."""
 
     def invent(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict((), (rows.choose(0) + (len(proposal) > 0)) % 1024)
@@ -132,7 +131,7 @@ def test_a_text_that_only_ends_early_is_caught(command: Command, demo: Path, los
 
 
 def altered(folder: Path, demo: Path, change: Callable[[dict[str, Any], Path], None]) -> Path:
-    """A bundle made anew: something is changed, and all hashes are those of what is there."""
+    """Make a bundle made anew: something is changed, and all hashes are those of what is there."""
     other = Path(shutil.copytree(demo, folder / "other"))
     file = other / "edgespec.json"
     manifest = json.loads(file.read_text("utf-8"))
@@ -240,7 +239,7 @@ SHORT = ("--prompt", "ROMEO:", "--max-new-tokens", 40, "--no-fallback", "--opera
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle for swift: no search at export."""
+    """Make a bundle for swift: no search at export."""
     return export(tmp_path_factory.mktemp("swift") / "bundle", TARGET, "--method", "swift", "--operators", "stock")
 
 

@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": 150, "ignore_eos": True, "fallback
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with every method and every table."""
+    """Make a bundle with every method and every table."""
     folder = tmp_path_factory.mktemp("attention")
     Exporter(
         ExportOptions(
@@ -146,7 +146,7 @@ def test_the_plan_counts_the_second_copy_of_keys(engine: Callable[..., Engine], 
 
 @pytest.fixture(scope="module")
 def by_default(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose default is nomad."""
+    """Make a bundle whose default is nomad."""
     folder = tmp_path_factory.mktemp("default") / "bundle"
     Exporter(ExportOptions(TARGET, folder, threads=THREADS, attention=("nomad",))).run()
     return folder

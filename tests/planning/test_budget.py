@@ -74,7 +74,7 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> tuple[Path, Path]:
-    """A machine of 8 GiB, 6 of them free, in no control group."""
+    """Make a machine of 8 GiB, 6 of them free, in no control group."""
     write(
         tmp_path / "proc" / "meminfo",
         f"MemTotal:  {8 << 20} kB\nMemFree:  1024 kB\nMemAvailable:  {6 << 20} kB\nHugePages: 0\n",

@@ -335,7 +335,7 @@ print(peak_bytes())
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 110 million parameters as an int4 bundle.
+    """Make a random model of 110 million parameters as an int4 bundle.
 
     Its embedding is tied: how much of one that is only looked up is resident depends on how the file was written.
     """

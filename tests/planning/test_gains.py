@@ -30,9 +30,9 @@ from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
-from edgespec.formulas.cost import CostModel
+from edgespec.formulas.cost import CostModel, rising
 from edgespec.formulas.tree import best_tree
-from edgespec.planning.costs import CURVES, PassTimes, line, rising
+from edgespec.planning.costs import CURVES, PassTimes, line
 from edgespec.planning.cut import TYPICAL, first_ids, paying_size, typical_share
 from edgespec.planning.prediction import Curve, Guessing, best_gain
 from edgespec.planning.traffic import (
@@ -244,7 +244,7 @@ DRAFT = SHAPE | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size":
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target and a draft whose LM head is most of it."""
+    """Make a target and a draft whose LM head is most of it."""
     folder = tmp_path_factory.mktemp("pair")
     for name, config in (("target", SHAPE), ("draft", DRAFT)):
         write_large(folder / name, config)

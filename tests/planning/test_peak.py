@@ -44,7 +44,7 @@ print(decoded, result.peak_bytes, result.stats.drafted, result.tokens)
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of more than 100 million parameters as an int4 bundle with self-speculation."""
+    """Make a random model of more than 100 million parameters as an int4 bundle with self-speculation."""
     folder = tmp_path_factory.mktemp("large")
     assert write_large(folder / "model", LARGE) > 100_000_000
     hf.write_tokenizer(folder / "model", LARGE)
@@ -167,7 +167,7 @@ print([len(result.tokens) for result in results])
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small target with much KV (32 KiB a token in float32), and a draft that is far larger than its target."""
+    """Make a small target with much KV (32 KiB a token in float32), and a draft that is far larger than its target."""
     folder = tmp_path_factory.mktemp("limits")
     for name, config in (("target", SHAPE), ("draft", DRAFT)):
         write_large(folder / name, config)
@@ -180,7 +180,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def limited(limit: int, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own that may have so many bytes of private memory."""
+    """Make a process of its own that may have so many bytes of private memory."""
     command = [sys.executable, "-c", code, str(limit), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[3])
 

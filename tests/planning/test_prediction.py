@@ -23,7 +23,8 @@ from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
-from edgespec.planning.costs import CONTROL, CURVES, STRICT, assumed, line, rising
+from edgespec.formulas.cost import rising
+from edgespec.planning.costs import CONTROL, CURVES, STRICT, assumed, line
 from edgespec.planning.prediction import Guessing, Speed, best_gain, speed_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
@@ -48,7 +49,7 @@ def changed(found: Manifest, **changes: Any) -> Manifest:
 
 
 def unmeasured(*methods: str, form: Any = "int4", heads: bool = True) -> Manifest:
-    """A planned bundle: nothing was measured of any method."""
+    """Make a planned bundle: nothing was measured of any method."""
     groups = [
         HeadGroup(name="medusa", kind="medusa", count=4),
         HeadGroup(name="blockwise", kind="blockwise", count=4, inner=FACTS.hidden),
@@ -330,7 +331,7 @@ NORMS = 0.02  # of all weights, which the planner takes for matrices
 
 
 def made(folder: Path, kind: str, cut: int | None) -> Drafter:
-    """A drafter of random weights; ``cut``: rows of its LM head, of all tokens' where it is None.
+    """Make a drafter of random weights; ``cut``: rows of its LM head, of all tokens' where it is None.
 
     EAGLE's has 64 rows as it is published, and is given another choice.
     """
@@ -356,7 +357,7 @@ def made(folder: Path, kind: str, cut: int | None) -> Drafter:
 
 
 def written(folder: Path, drafter: Drafter, form: Format) -> tuple[ModelPart, dict[str, float]]:
-    """A drafter's entry, and bytes of each matrix in its weight file, padding apart."""
+    """Make a drafter's entry, and bytes of each matrix in its weight file, padding apart."""
     (folder / "bundle").mkdir()
     part = write_drafter(folder / "bundle", drafter, WeightChoice.of(form, None, None), "native")
     assert part.index is not None

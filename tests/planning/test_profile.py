@@ -43,13 +43,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: None) -
 
 
 def where(bundle: Manifest) -> tuple[str, RunOptions]:
-    """A bundle's name in the cache, and how it is run."""
+    """Make a bundle's name in the cache, and how it is run."""
     return manifest_hash(bundle), HOW.resolve(bundle)
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Changes of this machine, as profiles see it."""
+    """Return changes of this machine, as profiles see it."""
     known = this_machine()
 
     def change(**what: Any) -> None:

@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def planned(recipe: Recipe, folder: Path, draft: Path | None) -> Manifest:
-    """What an export by a recipe would write."""
+    """Return what an export by a recipe would write."""
     options = apply_recipe(recipe, {})
     facts = planned_bundle(folder).target.facts
     names = ("head_format", "methods", "draft_vocab", "head_vocab", "attention", "devices")

@@ -21,9 +21,10 @@ from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import spread
 from edgespec.reports.advice import advise, label
-from edgespec.reports.bench import BASELINE, BenchEntry, MethodFigures, bench_all, bootstrap, check_plot, plot
+from edgespec.reports.bench import BASELINE, BenchEntry, MethodFigures, bench_all, bootstrap, check_output
 from edgespec.reports.calibrate import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
 from edgespec.reports.measuring import LEAST, MOST, profile_passes, take_turns, time_turns
+from edgespec.reports.pages import plot
 from edgespec.runtimes.ort.native_library import PARTS, Roofs
 from tests.conftest import PROMPTS
 
@@ -136,10 +137,10 @@ def test_a_plot(tmp_path: Path) -> None:
 
 
 def test_a_plot_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
-    check_plot(tmp_path / "x.png")
+    check_output(tmp_path / "x.png", ".png")
     for name in ("x.svg", "x", "none/x.png"):
         with pytest.raises(InvalidRequest):
-            check_plot(tmp_path / name)
+            check_output(tmp_path / name, ".png")
 
 
 class Ticks:

@@ -49,12 +49,12 @@ def operators(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def opened(bundles: Callable[..., Path]) -> Bundle:
-    """A bundle with every method, in the native layout."""
+    """Make a bundle with every method, in the native layout."""
     return Bundle.open(bundles("native"), check=False)
 
 
 def short(seconds: float = 0.3, prompts: Any = OWN, context: int | None = 200, **load: Any) -> dict[str, Any]:
-    """These bundles have no prompts of their own."""
+    """Return these bundles have no prompts of their own."""
     options = LoadOptions(threads=THREADS, context=context, **load)
     return {"options": options, "seconds": seconds, "prompts": prompts}
 

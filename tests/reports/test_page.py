@@ -15,8 +15,8 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
-from edgespec.reports.bench import BenchEntry, MethodFigures, bench_all
-from edgespec.reports.pages import check_page, coloured_text, read_llama_bench, time_passes, write_page
+from edgespec.reports.bench import BenchEntry, MethodFigures, bench_all, check_output
+from edgespec.reports.pages import coloured_text, read_llama_bench, time_passes, write_page
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS
 
@@ -134,7 +134,7 @@ def test_a_synthetic_size_is_said(
 @pytest.mark.parametrize("name, message", [("page.txt", "ends in .html"), ("nowhere/page.html", "there is no folder")])
 def test_a_page_that_cannot_be_written_is_refused_early(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
-        check_page(tmp_path / name)
+        check_output(tmp_path / name, ".html", ".htm")
 
 
 def test_llama_benchs_output_is_read(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def rows_after(engine: Engine, tokens: list[int]) -> np.ndarray:
 
 @pytest.fixture
 def plain(engine: Get_proof) -> tuple[Engine, list[int], list[int]]:
-    """An engine, a prompt and what plain decoding writes after it."""
+    """Make an engine, a prompt and what plain decoding writes after it."""
     made = engine()
     prompt = made.codec.encode(PROMPTS[0])
     return made, prompt, made.generate(prompt, method="ar", max_new_tokens=12, ignore_eos=True).tokens

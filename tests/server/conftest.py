@@ -42,7 +42,7 @@ def kind() -> Operators:
 
 @pytest.fixture(scope="session")
 def served_bundle(bundles: Callable[..., Path], kind: Operators, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a template of conversations."""
+    """Make the embedded model with a template of conversations."""
     folder = tmp_path_factory.mktemp("served") / "demo"
     shutil.copytree(bundles(kind), folder)
     return folder
@@ -50,7 +50,7 @@ def served_bundle(bundles: Callable[..., Path], kind: Operators, tmp_path_factor
 
 @pytest.fixture(scope="session")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a template of conversations."""
+    """Make the embedded model with a template of conversations."""
     folder = tmp_path_factory.mktemp("chat")
     source = folder / "model"
     shutil.copytree(resolve("builtin:shakespeare"), source)
@@ -62,7 +62,7 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
-    """The same bundle in this process: what each request gives by itself."""
+    """Make the same bundle in this process: what each request gives by itself."""
     engine = load(served_bundle, threads=1, operators=kind)
     yield engine
     engine.close()
@@ -94,7 +94,7 @@ def stop(served: Served) -> str:
 
 @pytest.fixture(scope="session")
 def served(served_bundle: Path) -> Iterator[Served]:
-    """A server of that bundle, whose queue takes everything."""
+    """Make a server of that bundle, whose queue takes everything."""
     running = start(served_bundle, "--queue", "200", "--name", "demo", "--parallel", "4")
     yield running
     stop(running)

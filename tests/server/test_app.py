@@ -51,7 +51,7 @@ def client(chat_bundle: Path) -> Iterator[TestClient]:
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """The objects of a stream of server-sent events."""
+    """Return the objects of a stream of server-sent events."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
@@ -288,7 +288,7 @@ PROMPTS = ("ROMEO:\n", "KING RICHARD III:\nWhat", "First Citizen:\nWe are")
 
 @pytest.fixture(scope="module")
 def eagle(tmp_path_factory: pytest.TempPathFactory, kind: Operators) -> Path:
-    """The embedded model with its EAGLE-3 drafter."""
+    """Make the embedded model with its EAGLE-3 drafter."""
     folder = tmp_path_factory.mktemp("eagle") / "bundle"
     Exporter(ExportOptions("builtin:shakespeare", folder, ["eagle"], "fp32", operators=kind, threads=1)).run()
     return folder

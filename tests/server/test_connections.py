@@ -37,7 +37,7 @@ ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 400,
 
 @pytest.fixture(scope="module")
 def small(served_bundle: Path) -> Iterator[Served]:
-    """A server with few connections and little patience."""
+    """Make a server with few connections and little patience."""
     running = start(served_bundle, "--name", "demo", "--connections", str(MOST), "--arrive", "1.5", "--idle", "1")
     yield running
     assert running.process.poll() is None
@@ -360,7 +360,7 @@ EXAMPLES = 25
 
 @pytest.fixture(scope="module")
 def attacked(chat_bundle: Path) -> Iterator[Served]:
-    """A server that knows conversations; nothing of what it is asked may end in a traceback."""
+    """Make a server that knows conversations; nothing of what it is asked may end in a traceback."""
     running = start(chat_bundle, "--name", "demo", "--arrive", "2", "--connections", "64")
     yield running
     assert running.process.poll() is None

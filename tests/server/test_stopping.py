@@ -23,7 +23,7 @@ OWN = {"edgespec": {"method": "ar"}, "stop": "\0"}
 
 
 def ended(served: Served) -> str:
-    """What it said until it ended."""
+    """Return what it said until it ended."""
     assert served.process.stderr is not None
     try:
         served.process.wait(60)
@@ -190,7 +190,7 @@ def body(number: int) -> dict[str, Any]:
 
 
 def expected(engine: Engine, number: int) -> str:
-    """What that request gives by itself, by plain decoding."""
+    """Return what that request gives by itself, by plain decoding."""
     asked = body(number)
     how: dict[str, Any] = {"temperature": asked["temperature"], "seed": number, "acceptance": "coupled", "method": "ar"}
     return engine.generate(str(asked["prompt"]), max_new_tokens=asked["max_tokens"], **how).text
@@ -200,7 +200,7 @@ def test_every_client_gets_its_own_text(served: Served, alone: Engine) -> None:
     url = f"{served.url}/v1/completions"
 
     def ask(number: int) -> str | None:
-        """A client; every eighth goes away in the middle of a stream."""
+        """Make a client; every eighth goes away in the middle of a stream."""
         if number % 8 == 7:
             with httpx.stream(
                 "POST", url, json=body(number) | {"stream": True, "max_tokens": 400}, timeout=300

@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[str, Any], int]:
-    """A server that clients who mean harm use for so long."""
+    """Make a server that clients who mean harm use for so long."""
     served = start(bundle(work / "native", "native"), "--name", "demo", "--arrive", "10", threads=threads)
     try:
         host, _, port = served.url.removeprefix("http://").partition(":")
@@ -94,14 +94,14 @@ def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[
 
 
 def bundle(folder: Path, operators: Operators) -> Path:
-    """A bundle with every method."""
+    """Make a bundle with every method."""
     methods = ["speculative", "self-spec", "swift", *HEAD_METHODS]
     Exporter(ExportOptions(TARGET, folder, methods, "int4", draft=DRAFT, threads=1, operators=operators)).run()
     return folder
 
 
 def import_for(jobs: list[str]) -> None:
-    """What forks would import one by one."""
+    """Say what forks would import one by one."""
     from tests.fuzz.__main__ import import_all
 
     import_all()
@@ -121,7 +121,7 @@ def tell(life: Life) -> None:
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """Make a line for whoever watches."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

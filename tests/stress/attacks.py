@@ -74,7 +74,7 @@ def _answer(sock: socket.socket) -> str:
 
 
 def large_prompts(place: Place, random: Random) -> Iterator[str]:
-    """A prompt, or very many, of nearly a MiB."""
+    """Make a prompt, or very many, of nearly a MiB."""
     yield _completion(place, prompt="a b " * 250_000)
     yield _completion(place, prompt=["x"] * 200_000)
     yield _completion(place, prompt=["word " * 6000] * 32, n=16)
@@ -127,7 +127,7 @@ def many_fields(place: Place, random: Random) -> Iterator[str]:
 
 
 def small_pieces(place: Place, random: Random) -> Iterator[str]:
-    """A body that comes a byte at a time, each in a chunk of its own."""
+    """Make a body that comes a byte at a time, each in a chunk of its own."""
     with place.connected() as sock:
         sock.sendall(place.head("/v1/completions", "Transfer-Encoding: chunked"))
         with suppress(OSError):
@@ -137,7 +137,7 @@ def small_pieces(place: Place, random: Random) -> Iterator[str]:
 
 
 def half_requests(place: Place, random: Random) -> Iterator[str]:
-    """Connections without a request, and requests without an end."""
+    """Return connections without a request, and requests without an end."""
     with ExitStack() as stack:
         socks = []
         for _ in range(100):
@@ -150,7 +150,7 @@ def half_requests(place: Place, random: Random) -> Iterator[str]:
 
 
 def behind_a_running_one(place: Place, random: Random) -> Iterator[str]:
-    """Requests sent behind one that is running, without waiting for its answer."""
+    """Return requests sent behind one that is running, without waiting for its answer."""
     body = json.dumps({"model": place.model, "prompt": "x", "max_tokens": 200, "n": 2}).encode()
     with place.connected() as sock:
         sock.sendall(place.head("/v1/completions", f"Content-Length: {len(body)}") + body)

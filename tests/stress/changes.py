@@ -146,7 +146,7 @@ class Bench:
             yield engine
 
     def _before(self, bundle: Path, place: Path, operators: Operators) -> None:
-        """What a user has done before: all of it is remembered."""
+        """Say what a user has done before: all of it is remembered."""
         with self._opened(bundle, operators) as engine:
             result = _ask(engine)
             assert result.exact, result.unproven
@@ -203,7 +203,7 @@ def _ask(engine: Engine) -> Result:
 
 
 def old_cache_copied_back(bench: Bench) -> Case:
-    """The bundle becomes another one of the same sizes; the cache is that of before, whole, records too."""
+    """Return the bundle becomes another one of the same sizes; the cache is that of before, whole, records too."""
     case, place = Case(CACHE, "all of it", "copied back", False), bench.folder / "old"
     shutil.rmtree(place, ignore_errors=True)
     environment = {"EDGESPEC_CACHE": str(place / "cache"), "EDGESPEC_KEY": str(bench.folder / "key")}

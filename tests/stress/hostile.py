@@ -103,7 +103,7 @@ def attack(place: Place, seconds: float, pid: int | None = None, seed: int = 0) 
 
 
 def _told(told: Any, seconds: float) -> Outcome:
-    """What the process of the attacks says.
+    """Say what the process of the attacks says.
 
     Raises:
         TimeoutError: it says nothing.

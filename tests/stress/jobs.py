@@ -37,7 +37,7 @@ class Job:
 
 
 def prepare(folder: Path) -> None:
-    """What the jobs read: a bundle with native weights and texts."""
+    """Say what the jobs read: a bundle with native weights and texts."""
     options = ExportOptions(
         TARGET, folder / "bundle", ["self-spec", "swift"], "int4", threads=1, operators="native", trials=1
     )

@@ -185,7 +185,7 @@ class Place:
 
     @contextmanager
     def room(self, left: int) -> Iterator[None]:
-        """A disk on which so many bytes are free."""
+        """Make a disk on which so many bytes are free."""
         filler = self.work / "filler"
         stat = os.statvfs(self.work)
         with filler.open("wb") as file:

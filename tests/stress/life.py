@@ -99,7 +99,7 @@ class Life:
     ties: list[str] = field(default_factory=list)  # other texts by results that say so themselves
 
     def quarters(self, of: str) -> list[float]:
-        """The median of each quarter of the looks; fewer than four looks: of all."""
+        """Return the median of each quarter of the looks; fewer than four looks: of all."""
         values, quarter = [getattr(one, of) for one in self.held], len(self.held) // 4
         if not quarter:
             return [median(values)] * 4
@@ -107,7 +107,7 @@ class Life:
         return [median(values[end : end + quarter]) for end in ends[:3]] + [median(values[-quarter:])]
 
     def growth(self, of: str) -> float:
-        """The last quarter's median over that of the second quarter, less one: the first warms up."""
+        """Return the last quarter's median over that of the second quarter, less one: the first warms up."""
         _, early, _, late = self.quarters(of)
         return late / max(early, 1) - 1
 
@@ -246,7 +246,7 @@ async def _gathered(engine: Engine, prompt: list[int], settings: dict[str, Any])
 
 
 def _wrong(result: Result, expected: Result, most: int, way: str) -> str:
-    """What is wrong with a text that plain decoding has written too."""
+    """Say what is wrong with a text that plain decoding has written too."""
     count = len(result.tokens)
     if result.tokens != expected.tokens[:count]:
         return f"{result.tokens} against {expected.tokens}"
@@ -264,7 +264,7 @@ def live(
     most_threads: int = 2,
     watch: Callable[[Life], None] = lambda life: None,
 ) -> Life:
-    """Requests from several threads until the time is over or so many were made; memory is looked at in between.
+    """Return requests from several threads until the time is over or so many were made; memory is looked at in between.
 
     Args:
         bundles: which are opened, with one thread and with every number up to ``most_threads``.

@@ -19,7 +19,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="disks, signals and /
 
 
 def stress(*arguments: object, timeout: float) -> dict[str, Any]:
-    """The report of ``python -m tests.stress``, in which nothing is wrong."""
+    """Return the report of ``python -m tests.stress``, in which nothing is wrong."""
     command = [sys.executable, "-m", "tests.stress", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=timeout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
