@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
+
+import pytest
 
 from tools import structure
 
@@ -71,3 +75,23 @@ def test_no_file_is_long() -> None:
     files = [structure.ROOT / name for name in listed.stdout.splitlines()]
     sizes = {path.name: structure.lines(path) for path in files if path.exists() and not path.is_symlink()}
     assert {name: size for name, size in sizes.items() if size > LONGEST} == {}
+
+
+FENCED = re.compile(r"(?i)(?<![a-z])(swift|skip_search|resume[ds]?|paradecode|combs?|lossy)(?![a-z])")
+"""Methods that stay behind a drafter's hooks: the path of every request does not know them."""
+
+
+@pytest.mark.parametrize("package", ["decoding", "control", "engine"])
+def test_methods_stay_behind_their_hooks(package: str) -> None:
+    for path in (structure.ROOT / "edgespec" / package).glob("*.py"):
+        assert not FENCED.findall(path.read_text("utf-8")), path.name
+
+
+def test_a_round_is_one_function_of_one_screen() -> None:
+    """It proposes, runs the pass, verifies and commits itself, and is watched by three calls at most."""
+    tree = ast.parse((structure.ROOT / "edgespec/decoding/loop.py").read_text("utf-8"))
+    (decode,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "decode")
+    assert (decode.end_lineno or 0) - decode.body[1].lineno < 45  # body[0] is its docstring
+    called = [ast.unparse(node.func) for node in ast.walk(decode) if isinstance(node, ast.Call)]
+    assert {"guard.propose", "run", "verify", "target.keep"} <= set(called)
+    assert sum(name.startswith("stats.") for name in called) <= 3

@@ -60,7 +60,7 @@ class Noise:
         return x
 
     def gumbel(self, position: int, tokens: NDArray[np.int64], stream: int = TARGET) -> NDArray[np.float64]:
-        """Standard Gumbel noise, float64 [k], one number for each of ``tokens`` int64 [k]."""
+        """Draw standard Gumbel noise, float64 [k], one number for each of ``tokens`` int64 [k]."""
         return gumbel_of(self.bits(position, tokens, stream))
 
 

@@ -38,17 +38,17 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
-        """A JSON schema, parsed or as text."""
+        """Take a JSON schema, parsed or as text."""
         return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
     @classmethod
     def regex(cls, expression: str) -> Grammar:
-        """A regular expression that the whole text must match."""
+        """Take a regular expression that the whole text must match."""
         return cls("regex", expression)
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """A grammar in Lark's notation."""
+        """Take a grammar in Lark's notation."""
         return cls("lark", grammar)
 
 

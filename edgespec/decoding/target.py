@@ -208,7 +208,7 @@ class TappedTarget(Target, Protocol):
     tap_sink: TapSink | None  # called with the taps of every chunk of a prefill, views that are valid during the call
 
     def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""
+        """Look up the residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""
         ...
 
 

@@ -68,7 +68,7 @@ class Prefix(Sequence[int]):
 
 
 def different(prefix: Sequence[int]) -> list[NDArray[np.int64]]:
-    """The different tokens of a prefix in arrays [k] that have none in common.
+    """Collect the different tokens of a prefix in arrays [k] that have none in common.
 
     Of a ``Text`` only what is new is looked at, whatever its length.
     """

@@ -135,7 +135,7 @@ def _beside(engine: LoadedBundle, choice: MethodChoice, method: str, tokens: int
 
 
 def heaviest(choice: MethodChoice) -> str:
-    """The method whose memory counts: of several, the one that holds a model or heads of its own."""
+    """Name the method whose memory counts: of several, the one that holds a model or heads of its own."""
     names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
     heavy = needing("draft", "drafter") + needing("heads")
     return next((name for name in heavy if name in names), names[0])

@@ -50,7 +50,7 @@ class BatchSessions:
         self.batch.close()
 
     def _free(self) -> Slot:
-        """A slot that is no session's; whoever asks has the pool's lock."""
+        """Return a slot that is no session's; the caller has the pool's lock."""
         taken = [session.target for session in self.pool.sessions]
         return next(slot for slot in self.batch.slots if slot not in taken)
 
@@ -174,7 +174,7 @@ def run_batch(
 def round_of(
     streams: Sequence[Stream], batch: NativeBatch | None, lock: AbstractContextManager[object], wait: bool = False
 ) -> list[tuple[Stream, Answer]]:
-    """A round of every request that has read its prompt: its text, or the error that it met.
+    """Decode a round of every request that has read its prompt: its text, or the error that it met.
 
     One of those that have not reads a piece of it, whichever has waited longest.
 
@@ -216,7 +216,7 @@ def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | Prefil
 
 
 def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | PrefillRequest:
-    """What a round gives; a request that fails must not take others along."""
+    """Return what a round gives, or its error: a request that fails must not take others along."""
     try:
         return step() or Chunk("", None)
     except Exception as error:
@@ -224,7 +224,7 @@ def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | Prefil
 
 
 def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
-    """A round of requests whose passes are one."""
+    """Decode a round of requests whose passes are one."""
     gathered: list[tuple[Stream, PassRequest]] = []
     for stream in streams:
         try:

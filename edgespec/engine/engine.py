@@ -164,7 +164,7 @@ class Engine(LoadedBundle):
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Conversation:
-        """A conversation of several turns, which keeps the messages; arguments as for ``chat``."""
+        """Begin a conversation of several turns, which keeps the messages; arguments as for ``chat``."""
         return Conversation(
             self.codec,
             self.stream,
@@ -210,7 +210,7 @@ class Engine(LoadedBundle):
     # -- the whole ---------------------------------------------------------------------------------------------------
 
     def plain(self) -> Engine:
-        """The bundle's fastest plain decoding: its graph without gates and padding, or this model where there is one.
+        """Load the bundle's fastest plain decoding: its graph without gates and padding, or this model.
 
         Native operators have one graph, whose plain decoding is the fastest; so has a device.
         """

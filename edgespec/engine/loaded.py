@@ -175,11 +175,11 @@ class LoadedBundle:
         return settings.max_new_tokens is None and not settings.ignore_eos and bool(self.eos) and ends
 
     def choose(self, method: str | None) -> MethodChoice:
-        """The method for a request, with the reason."""
+        """Choose the method for a request, with the reason."""
         return self.choose_for(Settings(method=method))
 
     def choose_for(self, settings: Settings) -> MethodChoice:
-        """The same for whole settings: a chain's proposers, or a proposer of the caller's own.
+        """Choose for whole settings: a chain's proposers, or a proposer of the caller's own.
 
         Raises:
             InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
@@ -210,7 +210,7 @@ class LoadedBundle:
         return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
 
     def forget_skip_sets(self) -> int:
-        """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.
+        """Delete the sets of layers to skip that were found for this bundle -> how many files there were.
 
         Running sessions go on with what they have: do it after loading.
         """
@@ -255,7 +255,7 @@ class LoadedBundle:
         return self if self.device_lost is None else self.off_device(self.device_lost)
 
     def off_device(self, reason: str) -> LoadedBundle:
-        """The same bundle on the CPU, loaded as this one otherwise; requests go there from now on."""
+        """Load the same bundle on the CPU, otherwise as this one; requests go there from now on."""
         with self.lock:
             self.device_lost = reason
             if self._off_device is None:
@@ -280,7 +280,7 @@ class LoadedBundle:
             guidance.forget()
 
     def new_session(self, target: Slot | None = None) -> Session:
-        """A session over a slot; None = a new one."""
+        """Make a session over a slot; None = a new one."""
         bundle = self.bundle
         return Session(
             bundle.path,
@@ -325,7 +325,7 @@ def stock_rows_exact(bundle: Bundle, model: Model) -> bool:
 
 
 def tried_rows(bundle: Bundle, threads: int) -> bool | None:
-    """What was found of the bundle's strict graph on this machine; None = it has not been tried."""
+    """Return what was found of the bundle's strict graph on this machine; None = it was not tried."""
     return _known().get(_key(bundle, threads))
 
 

@@ -117,13 +117,13 @@ def _auto(manifest: Manifest, without: Collection[str]) -> MethodChoice:
 
 
 def _fastest(manifest: Manifest) -> str | None:
-    """The method of the best predicted speed; None = nothing was predicted."""
+    """Name the method of the best predicted speed; None = nothing was predicted."""
     predicted = {name: part.predicted_speedup for name, part in manifest.methods.items() if part.predicted_speedup}
     return max(predicted, key=lambda name: predicted[name] or 0, default=None)
 
 
 def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
-    """The proposers, or n-gram and the best other method of the bundle."""
+    """Choose the proposers, or n-gram and the best other method of the bundle."""
     usable = [name for name in manifest.methods if name != AR]
     if not proposers:
         others = [name for name in usable if name != NGRAM]
@@ -145,7 +145,7 @@ def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
     """Refuse trees of guesses that a graph of this bundle cannot run.
 
     Raises:
-        InvalidRequest: the target takes chains alone, or the draft does and the tree is more than a comb.
+        InvalidRequest: the target takes chains alone, or the draft does and the tree has siblings below siblings.
     """
     if branch in (None, (1,)):
         return
@@ -182,12 +182,12 @@ def check_device(device: str, choice: MethodChoice) -> None:
 
 
 def own_choice(name: str) -> MethodChoice:
-    """A caller's own proposer as a method."""
+    """Describe a caller's own proposer as a method."""
     return MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
 
 
 def _how_to_have(manifest: Manifest, name: str) -> str:
-    """What to do about a method that a bundle does not have."""
+    """Say what to do about a method that a bundle does not have."""
     if name not in METHODS:
         return "check the spelling"
     if manifest.target.origin == "optimum" and METHODS[name].needs not in ("text", "draft"):
@@ -209,7 +209,7 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def own_sampling(part: SamplingPart | None, temperature: float = 0.0) -> SamplingParams:
-    """The sampling of a request that says nothing.
+    """Return the sampling of a request that says nothing.
 
     Args:
         part: what the bundle says of the model; None = nothing.
@@ -221,7 +221,7 @@ def own_sampling(part: SamplingPart | None, temperature: float = 0.0) -> Samplin
 
 
 def kept_of_model(part: SamplingPart | None, used: SamplingParams) -> dict[str, float]:
-    """The model's own settings that decide in a request, by name: those that differ from plain decoding's defaults.
+    """Collect by name the model's own settings that decide in a request: those that are not plain decoding's.
 
     Args:
         part: what the bundle says of the model; None = nothing.

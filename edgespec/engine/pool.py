@@ -56,7 +56,7 @@ class SessionPool:
         self._lock = threading.Lock()
 
     def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
-        """The idle session whose text the prompt goes on from; else a new one, else the one not used for longest.
+        """Take the idle session whose text the prompt goes on from, else a new one, else the least recently used.
 
         Args:
             prompt: token ids.
@@ -67,7 +67,7 @@ class SessionPool:
     def reserve(
         self, prompt: Sequence[int], owner: str | None = None, room: bool = True, most: int | None = None
     ) -> Session | None:
-        """An idle session, as ``take`` would; None = ``new`` is to be called.
+        """Take an idle session, as ``take`` would; None = call ``new``.
 
         Args:
             prompt: token ids.
@@ -84,7 +84,7 @@ class SessionPool:
             return session
 
     def new(self, prompt: Sequence[int], owner: str | None = None) -> Session:
-        """A new session; it begins with what another one of this owner holds of the prompt."""
+        """Make a session, which begins with what another one of this owner holds of the prompt."""
         with self._lock:
             session = self._make()
             if self._idle:
@@ -93,7 +93,7 @@ class SessionPool:
             return session
 
     def any(self) -> Session:
-        """An idle session, for whoever leaves its text as it is, or a new one."""
+        """Take an idle session, or a new one, for a caller that leaves its text as it is."""
         with self._lock:
             session = self._idle.pop() if self._idle else self._make()
             self._busy.append(session)
@@ -106,7 +106,7 @@ class SessionPool:
             return 0 if session is None else session.kv_bytes
 
     def _next(self, prompt: Sequence[int], owner: str | None, room: bool) -> Session | None:
-        """The idle session to take; None = a new one."""
+        """Find the idle session to take; None = a new one."""
         found = [_Found(session, prompt, owner) for session in self._idle]
         if going_on := [one for one in found if one.goes_on]:
             return max(going_on, key=lambda one: one.reused).session
@@ -114,7 +114,7 @@ class SessionPool:
         return self._idle[0] if found and (full or not room) else None
 
     def _use(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
-        """A request begins on a session, with what it holds of the prompt, or another one does."""
+        """Begin a request on a session, with what it or another one holds of the prompt."""
         if session.owner != owner:
             session.forget()
         session.owner, session.asked = owner, len(prompt)
@@ -127,14 +127,14 @@ class SessionPool:
         self._busy.append(session)
 
     def add(self, session: Session) -> None:
-        """A session that was made elsewhere, idle; its text is a conversation to be gone on with."""
+        """Add an idle session that was made elsewhere, whose text is a conversation to be continued."""
         session.asked = len(session.target.tokens)
         with self._lock:
             self._busy.append(session)
         self.give_back(session)
 
     def give_back(self, session: Session) -> None:
-        """The request on this session has ended."""
+        """Take back a session whose request has ended."""
         with self._lock:
             if session in self._busy:
                 self._busy.remove(session)
@@ -147,7 +147,7 @@ class SessionPool:
             trim_memory(TRIM_EVERY)
 
     def drop(self, session: Session) -> None:
-        """What this session held is lost: nobody gets it again."""
+        """Drop a session whose contents are lost: nobody gets it again."""
         with self._lock:
             if session in self._busy:
                 self._busy.remove(session)
@@ -261,7 +261,7 @@ class Places:
             self.taken.clear()
 
     def leave(self, place: Place) -> None:
-        """A request has ended; once is enough."""
+        """Forget a request that has ended; once is enough."""
         with self.lock:
             if place in self.taken:
                 self.taken.remove(place)

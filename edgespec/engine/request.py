@@ -282,7 +282,7 @@ class Stream:
         return self._decoder.finish()
 
     def step(self) -> Chunk | PrefillRequest | None:
-        """A round by itself, or some of the prompt (a ``PrefillRequest``); None = the request was cancelled.
+        """Decode a round, or read some of the prompt (-> a ``PrefillRequest``); None = the request was cancelled.
 
         The caller does not hold the engine's lock.
         """

@@ -31,10 +31,10 @@ class Result:
         method_requested: as asked for; None = the default, auto, was taken.
         method_used: what decoded; of auto the method of most rounds with guesses, else the one in use last.
         reason: why that method, and whether drafting paid.
-        lossless: the text has the distribution of plain decoding of this bundle; false by a lossy acceptance rule;
+        lossless: the text has the distribution of plain decoding of this bundle; false by another rule of acceptance;
             None: see ``unproven``.
         exact: the text is bit for bit that of plain decoding in strict mode; None: see ``unproven``.
-        approximations: what differs from the source model, and what a lossy acceptance rule gives away.
+        approximations: what differs from the source model, and what another rule of acceptance gives away.
         operators: stock or native.
         device: where the last pass ran.
         device_lost: why the request went on on the CPU; None = it did not have to.

@@ -140,7 +140,7 @@ def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, con
 
 
 def _origin(manifest: Manifest, model: Model) -> dict[str, str]:
-    """What a slot's bytes belong to, by name.
+    """Describe by name what a slot's bytes belong to.
 
     Native operators give the same bits everywhere; those of ONNX Runtime round by version and processor.
     """

@@ -83,7 +83,7 @@ class Session:
     def drafter(
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
     ) -> Drafter:
-        """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
+        """Return the drafter of a method; with ``adaptive`` inside the control that drafts as much as is fastest."""
         if choice.proposers:
             return self._chain(choice, gamma, adaptive, fallback, options)
         if choice.candidates and adaptive:
@@ -95,7 +95,7 @@ class Session:
         return self._kept(key, lambda: self._controlled(choice, inner, gamma, fallback))
 
     def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
-        """The drafter around a caller's proposer; the last one is kept with what was learned of it."""
+        """Return the drafter around a caller's proposer; the last one is kept with what was learned of it."""
         if self._own is None or self._own[0] is not proposer or self._own[1:4] != (gamma, adaptive, fallback):
             inner = UserDrafter(proposer, self.target.vocab_size)
             drafter = self._controlled(own_choice(inner.name), inner, gamma, fallback) if adaptive else inner
@@ -115,7 +115,7 @@ class Session:
         return self._kept(("chain", named, gamma, adaptive, fallback), make)
 
     def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
-        """The candidates of method auto; each is loaded at its first turn."""
+        """Return method auto over its candidates; each is loaded at its first turn."""
         promised = tuple((one.name, one.promise) for one in choice.candidates)
 
         def make() -> Auto:
@@ -131,16 +131,16 @@ class Session:
         return self._kept(("auto", promised, options, gamma, fallback), make)
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
-        """The drafter of a method inside control of its own."""
+        """Build the drafter of a method inside control of its own."""
         return self._controlled(choice, self._bare(choice, options), gamma, fallback)
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
-        """The drafter of a method, without control."""
+        """Return the drafter of a method, without control."""
         key = choice.name, replace(options, proposers=())
         return self._kept(key, lambda: METHODS[choice.name].build(self._parts, choice.part, options))
 
     def _kept(self, key: tuple[object, ...], make: Callable[[], Drafter]) -> Drafter:
-        """What was made for these options, or is made now; of too many, the one not asked for longest is forgotten."""
+        """Return what was made for these options, or make it; least recently used ones are forgotten."""
         found = self._made.pop(key, None)
         if found is None:
             found = make()
@@ -157,7 +157,7 @@ class Session:
         self._inherited = {key: one for key, one in learned if one is not None} | deepcopy(other._inherited)
 
     def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
-        """A drafter inside new control."""
+        """Put a drafter inside new control."""
         control = Adaptive(inner, self._costs(choice, inner), gamma or choice.gamma, fallback)
         if choice.part.measured and choice.part.measured[0].acceptance:
             control.prior = choice.part.measured[0].acceptance[0]
@@ -175,7 +175,7 @@ class Session:
             slot.chunk = min(rows, most)
 
     def slots(self) -> dict[str, Slot]:
-        """The slots there are: the target's, and those of a draft and a drafter once a method has asked for them."""
+        """List the slots: the target's, and those of a draft and a drafter once a method has asked for them."""
         return {"target": self.target} | {name: slot for name, (slot, _) in self._drafts.items()}
 
     def open_draft_with(self, take_up: Callable[[Slot], None]) -> None:
@@ -235,7 +235,7 @@ class Session:
         return cost
 
     def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
-        """Times by size, measured once for all sessions of an engine."""
+        """Return times by size, measured once for all sessions of an engine."""
         if name not in self._times:
             self._times[name] = measure(run, sizes, repeats=3)
         return self._times[name]

@@ -100,7 +100,7 @@ class PrefillBudget:
         return size * self._cost[nearest] <= (ALONE if alone else BESIDE)
 
     def took(self, rows: int, seconds: float) -> None:
-        """A chunk took so long.  What changed since, the depth or other load, changed for all sizes."""
+        """Note that a chunk took ``seconds``.  What changed since, depth or other load, changed for all sizes."""
         if rows not in SIZES:  # the last one of a prompt
             return
         cost = seconds / rows

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median, quantiles
 from time import perf_counter
-
-from edgespec.formulas.timings import Timings
 
 Curve = Callable[[int], float]  # n -> v(n)
 
@@ -26,12 +24,17 @@ ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
 ASSUMED_DRAFT = 0.05
 WORTH = 1.05  # predicted gain below which a plan does not pick a drafting method
 
+WINDOW = 15  # latest timings of a size; their median is not moved by a pass that the system interrupted
+_KNOWN = 3  # timings of a size before it can be told that it changed
+_SIZES = 32  # pass sizes whose timings are kept: batches have many, and every drafter a model of its own
+_IN_A_ROW, _BEYOND = 5, 1.25  # so many passes, all so far off in one direction: another speed
+
 ENOUGH = 3  # timings before they count
 _REFRESH = 8  # timings between two evaluations of the medians
 
 
 def expected_tokens(acceptance: float | Sequence[float], gamma: int) -> float:
-    """Expected tokens of a round that drafts ``gamma`` guesses.
+    """Predict the tokens of a round that drafts ``gamma`` guesses.
 
     Args:
         acceptance: P(accepted | all before it were) of every guess, or of each position; the last one is used for the
@@ -52,6 +55,94 @@ def expected_tokens(acceptance: float | Sequence[float], gamma: int) -> float:
 def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve) -> float:
     """Speed over plain decoding: arXiv 2211.17192 theorem 3.8 with the verify curve in place of a free verification."""
     return expected_tokens(acceptance, gamma) / (gamma * c + v(gamma + 1))
+
+
+class _Window:
+    """Latest timings of one size, and when each was made; without room to spare, because there are many."""
+
+    def __init__(self) -> None:
+        self.ms = array("d")
+        self.when = array("L")
+
+    def add(self, ms: float, times: int, now: int) -> None:
+        self.ms = (self.ms + array("d", [ms] * times))[-WINDOW:]
+        self.when = (self.when + array("L", [now] * times))[-WINDOW:]
+
+    def usual(self, before: int) -> float | None:
+        """Median of what was timed before that moment."""
+        known = sorted(self.ms[: sum(at < before for at in self.when)])
+        return known[len(known) // 2] if len(known) >= _KNOWN else None
+
+    def scale(self, factor: float, before: int) -> None:
+        """Multiply what was timed before that moment by ``factor``."""
+        self.ms = array("d", [ms * factor if at < before else ms for ms, at in zip(self.ms, self.when, strict=True)])
+
+
+class Timings:
+    """Milliseconds of passes by rows, and of drafts by steps, kept comparable while the machine changes its speed.
+
+    Sizes are timed at different moments.  A processor that gets hot, or other work, makes all of them slower from some
+    moment on.  A size that is not used then keeps its old timings: it looks cheap, or expensive when the slow time is
+    over, and nothing would ever time it again.  So where several passes in a row, of whatever sizes, take another time
+    than those sizes did before, everything that was timed before is taken to have changed with them.
+    """
+
+    def __init__(self) -> None:
+        self._passes: dict[int, _Window] = {}  # the size timed last is last
+        self._drafts: dict[int, _Window] = {}
+        self._now = 0
+        self._run: list[float] = []  # passes in a row that took clearly longer, or shorter, than usual: how much
+        self._since = 0  # when the first of them was timed
+
+    @property
+    def passes(self) -> Mapping[int, array[float]]:
+        """Rows -> the latest timings, oldest first."""
+        return {n: window.ms for n, window in self._passes.items()}
+
+    @property
+    def drafts(self) -> Mapping[int, array[float]]:
+        """The same of drafts by steps."""
+        return {n: window.ms for n, window in self._drafts.items()}
+
+    def one(self) -> float | None:
+        """Time of a pass over one row; None = there was none."""
+        window = self._passes.get(1)
+        return median(window.ms) if window else None
+
+    def add_pass(self, rows: int, ms: float, times: int = 1) -> None:
+        """Note that a pass over ``rows`` rows took ``ms``; ``times``: weight of the sample."""
+        mine = self._add(self._passes, rows, ms, times)
+        if (usual := mine.usual(self._since if self._run else self._now)) and ms > 0:
+            self._compare(ms / usual)
+
+    def add_draft(self, steps: int, ms: float, times: int = 1) -> None:
+        """Note that ``steps`` draft steps took ``ms``."""
+        self._add(self._drafts, steps, ms, times)
+
+    def _add(self, windows: dict[int, _Window], size: int, ms: float, times: int) -> _Window:
+        self._now += 1
+        mine = windows.pop(size) if size in windows else _Window()
+        windows[size] = mine
+        if len(windows) > _SIZES:
+            del windows[next(each for each in windows if each > 1)]
+        mine.add(ms, times, self._now)
+        return mine
+
+    def _compare(self, ratio: float) -> None:
+        """Compare the latest pass, ``ratio`` times as long as usual; rescale older timings if five in a row agree."""
+        if 1 / _BEYOND <= ratio <= _BEYOND:
+            self._run.clear()
+            return
+        if self._run and (self._run[0] > 1) != (ratio > 1):
+            self._run.clear()
+        if not self._run:
+            self._since = self._now
+        self._run.append(ratio)
+        if len(self._run) == _IN_A_ROW:
+            factor = median(self._run)
+            for window in chain(self._passes.values(), self._drafts.values()):
+                window.scale(factor, self._since)
+            self._run.clear()
 
 
 class CostModel:
@@ -94,7 +185,7 @@ class CostModel:
         self._plain_ms: float | None = None
 
     def given(self) -> CostModel:
-        """A model of the numbers this one was made of, without what it observed since: the same in every run."""
+        """Copy without observations: the same in every run."""
         return CostModel(self._given, self._given_c, self._given_first)
 
     @property
@@ -123,24 +214,24 @@ class CostModel:
         return self._plain_ms
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
-        """A pass over ``n`` rows took ``ms``; ``times``: as the median of so many."""
+        """Note that a pass over ``n`` rows took ``ms``; ``times``: weight of the sample."""
         self.timings.add_pass(n, ms, times)
         self._unread += times
 
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
-        """``n`` draft steps took ``ms``; ``times``: as the median of so many."""
+        """Note that ``n`` draft steps took ``ms``; ``times``: weight of the sample."""
         if n > 0:
             self.timings.add_draft(n, ms, times)
             self._unread += times
 
     def observe_round(self, n: int, steps: int, ms: float) -> None:
-        """Drafting in ``steps`` steps and verifying ``n`` rows took ``ms`` together: draft steps are the rest."""
+        """Note that drafting in ``steps`` steps and verifying ``n`` rows took ``ms``: draft steps are the rest."""
         one = self.timings.one()
         if one and steps > 0:
             self.observe_draft(steps, max(0.0, ms - one * self.v(n)))
 
     def _refresh(self) -> None:
-        """Fold new timings in, now and then: medians of all windows are too dear for every round."""
+        """Fold new timings in, now and then: medians of all windows are too expensive for every round."""
         if self._unread < _REFRESH:
             return
         self._unread = 0

@@ -18,7 +18,7 @@ Ranks = Sequence[Sequence[float]]  # [head][rank]: share of positions where that
 
 
 def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
-    """The ``most`` nodes that are right most often, the best first, each with its chance.
+    """Find the ``most`` nodes that are right most often, the best first, each with its chance.
 
     Every prefix of the result is a tree, and the best one of its size.
     """
@@ -45,7 +45,7 @@ def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
 
 
 def best_tree(ranks: Ranks, v: Callable[[int], float], heads: float, most: int) -> tuple[list[Path], float]:
-    """The tree of the highest predicted speed: (1 + sum of chances) / (v(1 + nodes) + heads).
+    """Find the tree of the highest predicted speed: (1 + sum of chances) / (v(1 + nodes) + heads).
 
     Args:
         ranks: as for ``grow``.

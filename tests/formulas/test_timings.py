@@ -11,8 +11,7 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
-from edgespec.formulas.cost import CostModel
-from edgespec.formulas.timings import Timings
+from edgespec.formulas.cost import CostModel, Timings
 from tests.support.toy import Scripted
 
 
