@@ -159,7 +159,7 @@ def _target(measured: _Measured, arch: Architecture) -> None:
     size = sum(sizes.values()) - (0 if arch.facts.tied else sizes.get(arch.embedding, 0))
 
     def verify(rows: int, taps: bool) -> None:
-        slot.keep_taps = taps
+        slot.keep_aux_hidden = taps
         slot.forward_best(np.arange(rows) + 100)  # type: ignore[attr-defined]
 
     for rows in ROWS:

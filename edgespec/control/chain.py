@@ -137,5 +137,5 @@ def _row(output: Pass, kept: list[int]) -> Pass:
     """Cut the pass to the last of the kept rows alone; auxiliary states of all of them."""
     at = slice(kept[-1], kept[-1] + 1)
     best = None if output.best is None else (output.best[0][at], output.best[1][at])
-    taps = None if output.taps is None else output.taps[kept]
-    return Pass(output.logits[at], None if output.hidden is None else output.hidden[at], best, taps=taps)
+    aux_hidden = None if output.aux_hidden is None else output.aux_hidden[kept]
+    return Pass(output.logits[at], None if output.hidden is None else output.hidden[at], best, aux_hidden=aux_hidden)

@@ -19,7 +19,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import HeadTarget, Pass, TappedTarget, Target
+from edgespec.decoding.target import AuxHiddenTarget, HeadTarget, Pass, Target
 
 NOTHING: frozenset[str] = frozenset()
 HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
@@ -201,8 +201,8 @@ class Guard:
         self._target, self._eos, self._stats = target, eos, stats
         self._trees = getattr(target, "trees", True)
         self._heads = target if isinstance(target, HeadTarget) else None
-        self._tapped = target if isinstance(target, TappedTarget) else None
-        self.tapped: TappedTarget | None = None
+        self._tapped = target if isinstance(target, AuxHiddenTarget) else None
+        self.tapped: AuxHiddenTarget | None = None
         self.proposer = PLAIN
         self.draft_ms = 0.0
 
@@ -269,7 +269,7 @@ class Guard:
         if self._heads is not None:
             self._heads.keep_hidden = "hidden" in wants
         if self._tapped is not None:
-            self._tapped.keep_taps = "aux_hidden" in wants
+            self._tapped.keep_aux_hidden = "aux_hidden" in wants
             self.tapped = self._tapped if "aux_hidden" in wants else None
 
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target

@@ -245,12 +245,12 @@ def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: St
     while left := len(tokens) - 1 - held:
         count = min(left, (yield PrefillRequest(left)) or left) if pieces else left
         if tapped is not None:
-            tapped.tap_sink = guard.absorb
+            tapped.aux_hidden_sink = guard.absorb
         try:
             target.prefill(tokens[held : held + count])
         finally:
             if tapped is not None:
-                tapped.tap_sink = None
+                tapped.aux_hidden_sink = None
         held += count
     stats.prompt_tokens += len(tokens)
     stats.reused_tokens += reused

@@ -55,15 +55,15 @@ class Pass:
             the target was told to keep it (``HeadTarget.keep_hidden``), else None.
         best: (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for.
         chance: float32 [r], its probability; where the target chooses by itself.
-        taps: float32 [n, k * hidden], the residual stream of every row after the layers that are tapped, side by side;
-            where the target was told to keep them (``TappedTarget.keep_taps``).
+        aux_hidden: float32 [n, k * hidden], auxiliary hidden states: the residual stream after some layers, joined;
+            where the target was told to keep them (``AuxHiddenTarget.keep_aux_hidden``).
     """
 
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32] | None = None
     best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
     chance: NDArray[np.float32] | None = None
-    taps: NDArray[np.float32] | None = None
+    aux_hidden: NDArray[np.float32] | None = None
 
 
 @runtime_checkable
@@ -197,15 +197,17 @@ class HeadTarget(Target, Protocol):
         ...
 
 
-TapSink = Callable[[int, NDArray[np.float32]], None]  # first row, and taps [n, k * hidden] of it and the next ones
+AuxHiddenSink = Callable[
+    [int, NDArray[np.float32]], None
+]  # first row, and states [n, k * hidden] of it and the next ones
 
 
 @runtime_checkable
-class TappedTarget(Target, Protocol):
+class AuxHiddenTarget(Target, Protocol):
     """A target whose residual stream can be tapped between layers, for a drafter that is conditioned on it."""
 
-    keep_taps: bool  # fill Pass.taps from now on
-    tap_sink: TapSink | None  # called with the taps of every chunk of a prefill, views that are valid during the call
+    keep_aux_hidden: bool  # fill Pass.aux_hidden from now on
+    aux_hidden_sink: AuxHiddenSink | None  # called for every chunk of a prefill; views, valid during the call
 
     def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """Look up the residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""

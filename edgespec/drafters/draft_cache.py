@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.target import Pass, TappedTarget
+from edgespec.decoding.target import AuxHiddenTarget, Pass
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.runtimes.files.manifest import DecoderPart
 from edgespec.runtimes.slots.slot import Slot
@@ -31,7 +31,7 @@ class InputRows:
         hidden: columns of the embedding, the first ones.
     """
 
-    def __init__(self, target: TappedTarget, columns: int, hidden: int) -> None:
+    def __init__(self, target: AuxHiddenTarget, columns: int, hidden: int) -> None:
         self.target, self.columns, self.hidden = target, columns, hidden
         self._token_embeddings: dict[int, Rows] = {}  # [hidden] of each token asked for lately
 
@@ -60,7 +60,7 @@ class DraftCache:
 
     deferred_rows = 1  # that are left to the pass that guesses
 
-    def __init__(self, target: TappedTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
+    def __init__(self, target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
         assert slot.model.part.decoder is not None
         self.target, self.slot, self.branch = target, slot, branch
         self.decoder: DecoderPart = slot.model.part.decoder
@@ -264,7 +264,7 @@ class BorrowedCache(DraftCache):
         return self.target
 
 
-def draft_cache_of(target: TappedTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:
+def draft_cache_of(target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:
     """Choose the cache for a hidden-state drafter, by what its part of the manifest says."""
     decoder = slot.model.part.decoder
     if decoder and decoder.reads:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import AUX_HIDDEN, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import Pass, TappedTarget, common_prefix
+from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
 from edgespec.drafters.draft_cache import draft_cache_of
 from edgespec.drafters.draw import DrawingDrafter, rows_of
 from edgespec.drafters.registry import Parts
@@ -47,7 +47,7 @@ class HiddenStateDrafter(DrawingDrafter):
     wants = AUX_HIDDEN
 
     def __init__(
-        self, target: TappedTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
+        self, target: AuxHiddenTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
     ) -> None:
         self.name, self.target, self.slot, self.branch = name, target, slot, branch or (1,)
         self.vocab = target.vocab_size
@@ -102,10 +102,10 @@ class HiddenStateDrafter(DrawingDrafter):
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Keep the hidden states of the rows that were kept."""
-        if not self._sound or output.taps is None:
+        if not self._sound or output.aux_hidden is None:
             return
         kept = [0, *(node + 1 for node in verdict.path)] if len(proposal) else slice(None)
-        self._later.append(output.taps[kept].copy())
+        self._later.append(output.aux_hidden[kept].copy())
         self._tokens += [*proposal.tokens[list(verdict.path)].tolist(), verdict.next_token]
         if len(self._later) >= MOST_OWED // 4:
             self._join()

@@ -305,7 +305,7 @@ class NativeOps(Pass[Value]):
         """Store the residual stream after ``layers`` layers, where a drafter reads it."""
         for at in [i for i, tapped in enumerate(self.heads.tapped) if tapped == layers]:
             store = partial(self.program.step, "store", x=x.id, k=x.width, at=(1 + at) * x.width)
-            self.program.gated(self.gates.taps, store)
+            self.program.gated(self.gates.aux_hidden, store)
 
     def _write(self, x: Value, out: Floats) -> None:
         """Compute a value into a buffer."""

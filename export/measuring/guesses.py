@@ -131,18 +131,18 @@ def _continued(target: Slot, prompt: Sequence[int]) -> Text:
     """A text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
     text, taps = list(prompt), []
     target.follow([])
-    target.keep_taps = True
+    target.keep_aux_hidden = True
     try:
         rows = text
         while len(text) < min(len(prompt) + WRITTEN, target.context - 1):
             output = target.forward(np.array(rows, np.int64))
-            assert output.taps is not None
-            taps.append(output.taps.copy())
+            assert output.aux_hidden is not None
+            taps.append(output.aux_hidden.copy())
             rows = [int(output.logits[-1].argmax())]
             target.keep(range(len(taps[-1])))
             text += rows
     finally:
-        target.keep_taps = False
+        target.keep_aux_hidden = False
     return text, np.concatenate(taps)
 
 

@@ -59,7 +59,7 @@ def have_precisions(part: ModelPart, device: DeviceName, wanted: Precision | Non
 def choose_precision(
     part: ModelPart, device: DeviceName, wanted: Precision | None, without_half: Callable[[], str]
 ) -> Precision:
-    """The precision of a model's graphs on a device.
+    """Choose the precision of a model's graphs on a device.
 
     Args:
         part: the model.
@@ -130,7 +130,7 @@ class DeviceModel(Model):
         self.session: Any = self.open("")
 
     def relaxed(self) -> DeviceModel:
-        """The same model, sessions shared, for passes of any number of rows."""
+        """Copy the model, sessions shared, for passes of any number of rows."""
         other = copy(self)
         other.strict = False
         return other
@@ -152,7 +152,7 @@ class DeviceModel(Model):
         return [*weights, "16-bit activations", *self.kv.approximations]
 
     def open(self, which: str) -> Any:
-        """The session of a graph: "" is the whole decoder, others are parts of it, such as ``heads/medusa``.
+        """Open the session of a graph: "" is the whole decoder, others are parts of it, such as ``heads/medusa``.
 
         Raises:
             InvalidRequest: the bundle has no such graph.
@@ -168,11 +168,10 @@ class DeviceModel(Model):
         return self._opened[name]
 
     def name(self, which: str = "") -> str:
-        """What a graph is called in the manifest."""
         return graph_name(self.device, self.precision, which)
 
     def inputs(self, which: str) -> dict[str, str]:
-        """A graph's inputs: the name of today -> what the graph calls it."""
+        """Map a graph's inputs: the name of today -> what the graph calls it."""
         if which not in self._inputs:
             self._inputs[which] = inputs_of(self.open(which))
         return self._inputs[which]
@@ -184,7 +183,7 @@ class DeviceModel(Model):
         return without_half()
 
     def put(self, array: NDArray[Any]) -> Any:
-        """An array in the device's memory (an OrtValue).
+        """Put an array into the device's memory -> an OrtValue.
 
         Raises:
             DeviceError: it does not fit there.

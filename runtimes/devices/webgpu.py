@@ -80,7 +80,7 @@ def webgpu_state() -> DeviceState:
 
 
 def driver(device: DeviceName) -> str:
-    """What a device's numbers depend on: its adapter, the provider and ONNX Runtime."""
+    """Name what a device's numbers depend on: its adapter, the provider and ONNX Runtime."""
     import onnxruntime as ort
 
     library, _ = _library()
@@ -155,7 +155,7 @@ def _options() -> onnxruntime.SessionOptions:
 
 @lru_cache(maxsize=4)
 def _adapters(library: str) -> tuple[Any, ...]:
-    """The provider's devices; it is registered once a process."""
+    """List the provider's devices; it is registered once a process."""
     import onnxruntime as ort
 
     ort.register_execution_provider_library(REGISTERED, library)
@@ -163,7 +163,7 @@ def _adapters(library: str) -> tuple[Any, ...]:
 
 
 def _library() -> tuple[str | None, str]:
-    """The provider library, or why there is none."""
+    """Find the provider library, or say why there is none."""
     named = os.environ.get(LIBRARY)
     if named:
         return (named, "") if Path(named).is_file() else (None, f"{LIBRARY}={named}: no such file")

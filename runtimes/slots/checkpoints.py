@@ -88,7 +88,7 @@ class Checkpoints:
         return np.arange(max(0, tokens - self._facts.taps + 1), tokens) % STATE_ROWS
 
     def _views(self, cache: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The ring [layers, 144, width], and what else there is of each layer, [layers, numbers]."""
+        """View the ring [layers, 144, width], and what else there is of each layer, [layers, numbers]."""
         facts, width = self._facts, state_width(self._facts)
         layers = cache[: state_bytes(facts)].view(np.float32).reshape(len(facts.convolutions), -1)
         return layers[:, : STATE_ROWS * width].reshape(-1, STATE_ROWS, width), layers[:, STATE_ROWS * width :]

@@ -272,7 +272,7 @@ class ConcatSlot(Slot):
         return found
 
     def _commit(self) -> None:
-        """What the last pass wrote is what the slot holds; rows that do not stay are cropped later."""
+        """Hold what the last pass wrote; rows that do not stay are cropped later."""
         self._now, self._held = 1 - self._now, self._made
         self._held_rows = next(iter(self._made.values())).array.shape[2]
 
@@ -290,7 +290,7 @@ class ConcatSlot(Slot):
         self._now, self._held, self._held_rows = 1 - self._now, views, rows
 
     def _views(self, half: int, rows: int) -> dict[str, Bound]:
-        """The beginnings of a half's buffers as [1, kv_heads, rows, head_dim]."""
+        """View the beginnings of a half's buffers as [1, kv_heads, rows, head_dim]."""
         shape = (1, self._ports.kv_heads, rows, self._ports.head_dim)
         size = int(np.prod(shape))
         return {name: Bound(flat[:size].reshape(shape)) for name, flat in self._halves[half].items()}

@@ -92,7 +92,7 @@ class NativeSlot(NativeRunner):
 
     def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         self._verify(tokens, parents)
-        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden, taps=self.keep_taps)
+        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden)
 
     def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
@@ -100,7 +100,7 @@ class NativeSlot(NativeRunner):
         self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
         try:
             n = len(tokens)
-            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, taps=self.keep_taps))
+            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden))
         finally:
             self._control[TOP] = 0
 
@@ -295,4 +295,4 @@ class NativeSlot(NativeRunner):
         self._plan(chunk, len(self.tokens))
         self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
-        return self._launch(len(chunk), rows=0, taps=self.tap_sink is not None, read=len(chunk)).taps
+        return self._launch(len(chunk), rows=0, aux_hidden=self.aux_hidden_sink is not None, read=len(chunk)).aux_hidden

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
+from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT
+from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT, grown
 from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
 from edgespec.runtimes.slots.slot import Ids
 
@@ -106,17 +106,15 @@ class NativeBatch:
             plans.append(plan)
             first[i], at = at, at + plan.shape[1]
         runner.keep_hidden = any(item.slot.keep_hidden for item in wanted)
-        runner.keep_taps = any(item.slot.keep_taps for item in wanted)
+        runner.keep_aux_hidden = any(item.slot.keep_aux_hidden for item in wanted)
         output = runner.gathered(np.concatenate(plans, axis=1), best)
         return [_part(output, first[i], item) for i, item in enumerate(wanted)]
 
     def grow(self, tokens: int) -> None:
         """Make room for this many tokens in every slot, and the rows after them."""
-        part, facts, kv = self.model.part, self.model.facts, self.model.kv
-        most = facts.context + part.headroom
-        need = -(-min(most, tokens + part.headroom) // KV_BLOCK) * KV_BLOCK
-        if min(need, most) > self.capacity:
-            need = min(-(-most // KV_BLOCK) * KV_BLOCK, max(need, -(-self.capacity * 3 // 2 // KV_BLOCK) * KV_BLOCK))
+        facts, kv = self.model.facts, self.model.kv
+        need, capacity = grown(self.model, tokens, self.capacity)
+        if need:
             # a block of tokens lies together: what is there already is the beginning of the larger cache
             array = own_pages((self.width, kv.nbytes(facts, need)), np.uint8)
             for number, slot in enumerate(self.slots):
@@ -124,7 +122,7 @@ class NativeBatch:
                 used = min(kv.nbytes(facts, slot.furthest), row)
                 array[number, :used] = self._array[number, :used]
                 give_back_pages(self._array, number * row, (number + 1) * row)  # so that no text is there twice
-            self._array, self.capacity = array, min(need, most)
+            self._array, self.capacity = array, capacity
             self._runner.attach(array, self.capacity)
         for slot in self.slots:
             if slot.capacity != self.capacity:
@@ -187,7 +185,7 @@ class BatchSlot(NativeSlot):
         return plan
 
     def take_moves(self) -> list[tuple[int, int, int]]:
-        """What the next pass does first, (slot, from, to); the caller carries it out."""
+        """Hand over the moves (slot, from, to) that come before the next pass."""
         moves, self._moves = self._moves, []
         if self.model.facts.delta:
             moves = [*moves, (0, COMMITTED, self._committed())]
@@ -204,7 +202,7 @@ class _Runner(NativeSlot):
         super().__init__(model, context=context, reserve=0)
 
     def reserve(self, tokens: int) -> None:
-        """The batch sees to that."""
+        """Leave it to the batch."""
 
     def attach(self, caches: NDArray[np.uint8], capacity: int) -> None:
         """Use these caches [S, bytes] from now on."""
@@ -212,7 +210,7 @@ class _Runner(NativeSlot):
         self.capacity = capacity
 
     def add_moves(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Moves that the next pass makes first."""
+        """Make these moves before the next pass."""
         self._moves.extend(moves)
 
     def gathered(self, plan: Ids, best: bool) -> Pass:
@@ -225,9 +223,9 @@ class _Runner(NativeSlot):
 
 
 def _part(output: Pass, first: int, item: BatchPass) -> Pass:
-    """The rows of one slot, ``first`` and on, copied."""
+    """Copy the rows of one slot, ``first`` and on."""
     rows, slot = slice(first, first + len(item.tokens)), item.slot
     best = None if output.best is None else (output.best[0][rows].copy(), output.best[1][rows].copy())
     stream = output.hidden[rows].copy() if slot.keep_hidden and output.hidden is not None else None
-    taps = output.taps[rows].copy() if slot.keep_taps and output.taps is not None else None
-    return Pass(output.logits[rows].copy() if best is None else output.logits, stream, best, taps=taps)
+    aux_hidden = output.aux_hidden[rows].copy() if slot.keep_aux_hidden and output.aux_hidden is not None else None
+    return Pass(output.logits[rows].copy() if best is None else output.logits, stream, best, aux_hidden=aux_hidden)

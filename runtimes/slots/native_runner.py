@@ -39,15 +39,26 @@ class Gates:
         hidden: give the residual stream after the last layer.
         lm: the model's own final norm and LM head.
         heads: groups of heads, by number.
-        taps: give the auxiliary hidden states, behind the columns of ``hidden``.
+        aux_hidden: give the auxiliary hidden states, behind the columns of ``hidden``.
         count: how many there are.
     """
 
     def __init__(self, layers: int, groups: int = 0, tapped: bool = False) -> None:
         self.embed, self.load, self.hidden, self.lm = range(2 * layers, 2 * layers + 4)
         self.heads = range(2 * layers + 4, 2 * layers + 4 + groups)
-        self.taps = self.heads.stop
-        self.count = self.taps + tapped
+        self.aux_hidden = self.heads.stop
+        self.count = self.aux_hidden + tapped
+
+
+def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:
+    """Size a cache for ``tokens`` and the rows after them -> (rows to allocate, 0: they fit; capacity)."""
+    headroom = model.part.headroom
+    most = model.facts.context + headroom
+    need = -(-min(most, tokens + headroom) // KV_BLOCK) * KV_BLOCK
+    if min(need, most) <= capacity:
+        return 0, capacity
+    need = min(-(-most // KV_BLOCK) * KV_BLOCK, max(need, -(-capacity * 3 // 2 // KV_BLOCK) * KV_BLOCK))
+    return need, min(need, most)  # the last block may reach beyond the table of angles
 
 
 class NativeRunner(Slot):
@@ -89,12 +100,9 @@ class NativeRunner(Slot):
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def reserve(self, tokens: int) -> None:
-        headroom = self.model.part.headroom
-        most = self.model.facts.context + headroom
-        need = -(-min(most, tokens + headroom) // KV_BLOCK) * KV_BLOCK
-        if min(need, most) <= self.capacity:
+        need, capacity = grown(self.model, tokens, self.capacity)
+        if not need:
             return
-        need = min(-(-most // KV_BLOCK) * KV_BLOCK, max(need, -(-self.capacity * 3 // 2 // KV_BLOCK) * KV_BLOCK))
         # a block of tokens lies together: what is there already is the beginning of the larger cache
         array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
@@ -102,7 +110,7 @@ class NativeRunner(Slot):
             held = self._cache.array
             array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
         self._cache = self._bind("kv", Bound(array))
-        self.capacity = min(need, most)  # the last block may reach beyond the table of angles
+        self.capacity = capacity
 
     @property
     def kv_bytes(self) -> int:
@@ -132,7 +140,7 @@ class NativeRunner(Slot):
         return [self._memory()]  # not ``held``: there is nothing yet that a pass could bring up to the tokens
 
     def _memory(self) -> NDArray[np.uint8]:  # [bytes]
-        """What the slot's tokens take of the cache."""
+        """View what the slot's tokens take of the cache."""
         assert self._cache is not None
         return self._cache.array[0, : self.kv.nbytes(self.model.facts, len(self.tokens))]
 
@@ -163,7 +171,7 @@ class NativeRunner(Slot):
         return tokens_held(self._cache.array[0], self.model.facts)
 
     def _plan(self, tokens: Ids, past: int) -> Ids:  # [n] -> [6, n]
-        """The plan of a chain after ``past`` tokens, bound; callers change what differs."""
+        """Bind the plan of a chain after ``past`` tokens; callers change what differs."""
         n = len(tokens)
         if past + n > self.capacity:
             self._need_room(past + n)
@@ -181,7 +189,7 @@ class NativeRunner(Slot):
         rows: int,
         *,
         hidden: bool = False,
-        taps: bool = False,
+        aux_hidden: bool = False,
         times: int = 1,
         columns: int | None = None,
         read: int = 0,
@@ -193,7 +201,7 @@ class NativeRunner(Slot):
             n: rows of the plan.
             rows: how many of them reach the LM head, from ``first`` on, -1: the last one.
             hidden: give the residual stream after the last layer.
-            taps: give it where it is tapped, too.
+            aux_hidden: give it after the layers that a drafter looks at, too.
             times: rows of logits for each of them.
             columns: of the logits; None = those of the model's own LM head.
             read: rows that are a text's own, a chain: states hold them at once.
@@ -203,10 +211,10 @@ class NativeRunner(Slot):
         model, count = self.model, 1 if rows < 0 else rows
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(first, first + count)
-        tapped = model.part.tapped if taps else ()
+        tapped = model.part.tapped if aux_hidden else ()
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.tapped:
-            self._gates[self._at.taps] = taps
+            self._gates[self._at.aux_hidden] = aux_hidden
         self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
@@ -224,7 +232,7 @@ class NativeRunner(Slot):
             self._bind("moves", self._no_moves)
         best = (ids.array, values.array) if top else None
         found = stream.array[:, size:] if tapped else None
-        return Pass(logits.array, stream.array[:, :size] if hidden else None, best, taps=found)
+        return Pass(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
 
     def _committed(self, read: int = 0) -> int:
         """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
@@ -290,7 +298,7 @@ class NativeRunner(Slot):
     def _parts(
         self, layers: Sequence[int], load: bool, *, lm: bool = False, group: int | None = None
     ) -> Iterator[None]:
-        """Passes over these layers only, from tokens or hidden states, to the LM head or a group of heads."""
+        """Let passes run these layers only, from tokens or hidden states, to the LM head or a group of heads."""
         at, gates = self._at, self._gates
         gates[:] = False
         gates[[2 * layer + part for layer in layers for part in (0, 1)]] = True
@@ -305,7 +313,7 @@ class NativeRunner(Slot):
 
     @contextmanager
     def _top(self, top: int) -> Iterator[None]:
-        """Passes that give only the best so many tokens of each row."""
+        """Let passes give only the ``top`` best tokens of each row."""
         self._control[TOP] = top
         try:
             yield

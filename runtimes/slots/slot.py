@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, SkipSet, TapSink, common_prefix
+from edgespec.decoding.target import AuxHiddenSink, Heads, Pass, SkipSet, common_prefix
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -42,8 +42,8 @@ class Slot(ABC):
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
         self.capacity = 0
-        self.keep_hidden = self.keep_taps = False
-        self.tap_sink: TapSink | None = None
+        self.keep_hidden = self.keep_aux_hidden = False
+        self.aux_hidden_sink: AuxHiddenSink | None = None
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
@@ -70,9 +70,9 @@ class Slot(ABC):
         self.reserve(len(self.tokens) + len(tokens))
         for start in range(0, len(tokens), self.chunk):
             chunk = np.asarray(tokens[start : start + self.chunk], np.int64)
-            taps = self._fill(chunk)
-            if self.tap_sink is not None and taps is not None:
-                self.tap_sink(len(self.tokens), taps)
+            states = self._fill(chunk)
+            if self.aux_hidden_sink is not None and states is not None:
+                self.aux_hidden_sink(len(self.tokens), states)
             self.tokens.extend(chunk.tolist())
 
     def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
@@ -117,7 +117,7 @@ class Slot(ABC):
         """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
         raise self._no_hidden()
 
-    # -- a drafter conditioned on a target: see TappedTarget ---------------------------------------------------------
+    # -- a drafter conditioned on a target: see AuxHiddenTarget ------------------------------------------------------
 
     def embed(self, tokens: Ids) -> Rows:
         """Look up the residual stream of tokens [n] before the first layer -> [n, hidden], a copy."""

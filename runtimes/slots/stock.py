@@ -217,7 +217,7 @@ class StockSlot(Slot):
     def _fill(self, chunk: Ids) -> Rows | None:
         past, n = len(self.tokens), len(chunk)
         total = past + n + self._dummies(past, n)  # exact: attention's scratch space has a row of it per head and token
-        return self._run(chunk, past, rows=self.model.part.min_rows, total=total).taps
+        return self._run(chunk, past, rows=self.model.part.min_rows, total=total).aux_hidden
 
     def _run(
         self,
@@ -259,13 +259,13 @@ class StockSlot(Slot):
         stream: Rows | None = None
         if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
             stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
-        taps: Rows | None = None
+        states: Rows | None = None
         if tapped := self.model.part.tapped:
-            wanted = self.model.graph.hidden and (self.keep_taps or self.tap_sink is not None)
+            wanted = self.model.graph.hidden and (self.keep_aux_hidden or self.aux_hidden_sink is not None)
             if wanted or "taps" in self._bound:
-                taps = self._bind_output("taps", (1, len(tokens), len(tapped) * self.model.facts.hidden))[0]
+                states = self._bind_output("taps", (1, len(tokens), len(tapped) * self.model.facts.hidden))[0]
         self.model.run_bound(self._io)
-        return Pass(logits[0], stream if hidden else None, taps=taps)
+        return Pass(logits[0], stream if hidden else None, aux_hidden=states)
 
     def _bind_output(self, name: str, shape: tuple[int, ...]) -> Rows:
         bound = self.model.buffer(name, shape, np.float32)

@@ -246,13 +246,13 @@ def test_taps_change_no_bit_of_the_target(original: Made) -> None:
     slot, tokens = open_slot(original.model), np.array(prompt(9), np.int64)
     slot.prefill(prompt(30, 4))
     plain = slot.forward(tokens).logits.copy()
-    slot.keep_taps = True
+    slot.keep_aux_hidden = True
     output = slot.forward(tokens)
     np.testing.assert_array_equal(output.logits, plain)
-    assert output.taps is not None
-    assert output.taps.shape == (9, 3 * 128)
-    slot.keep_taps = False
-    assert slot.forward(tokens).taps is None or original.model.graph.operators == "stock"
+    assert output.aux_hidden is not None
+    assert output.aux_hidden.shape == (9, 3 * 128)
+    slot.keep_aux_hidden = False
+    assert slot.forward(tokens).aux_hidden is None or original.model.graph.operators == "stock"
 
 
 def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, TapSink
+from edgespec.decoding.target import AuxHiddenSink, Pass
 from tests.support.reference import FunctionTarget
 from tests.support.toy import hash_logits
 
@@ -58,8 +58,8 @@ class TappedToy(FunctionTarget):
         asked: tokens whose embedding was asked for.
     """
 
-    keep_taps = False
-    tap_sink: TapSink | None = None
+    keep_aux_hidden = False
+    aux_hidden_sink: AuxHiddenSink | None = None
     chunk = 7
 
     def __init__(self, context: int = 512) -> None:
@@ -75,15 +75,15 @@ class TappedToy(FunctionTarget):
         for at in range(0, len(tokens), self.chunk):
             first = len(self.tokens)
             super().prefill(tokens[at : at + self.chunk])
-            if self.tap_sink is not None:
+            if self.aux_hidden_sink is not None:
                 prefixes = [self.tokens[: end + 1] for end in range(first, len(self.tokens))]
-                self.tap_sink(first, self._tapped(prefixes))
+                self.aux_hidden_sink(first, self._tapped(prefixes))
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         output = super().forward(tokens, parents)
-        if self.keep_taps:
+        if self.keep_aux_hidden:
             above = range(-1, len(tokens) - 1) if parents is None else parents.tolist()
-            output.taps = self._tapped([[*self.tokens, *path] for path in paths(tokens.tolist(), above)])
+            output.aux_hidden = self._tapped([[*self.tokens, *path] for path in paths(tokens.tolist(), above)])
         return output
 
     def _tapped(self, prefixes: Sequence[Sequence[int]]) -> Rows:

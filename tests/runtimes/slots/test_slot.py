@@ -142,23 +142,6 @@ def test_prefill_in_any_chunks_gives_the_same_cache(written: Write, name: str, f
             np.testing.assert_array_equal(values, whole[key], f"{key} after prefill in {sizes}")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_prefilled_and_decoded_caches_are_the_same(written: Write, form: str) -> None:
-    """What a conversation left behind is as good as a fresh prefill of it."""
-    made = written(MODELS[0], form)
-    tokens = text(made, 90)
-    decoded, prefilled = made.slot(), made.slot()
-    one_by_one(decoded, [], tokens)
-    prefilled.prefill(tokens)
-    assert_same_kv(decoded, prefilled)
-
-
-def test_an_empty_prefill_does_nothing(written: Write) -> None:
-    slot = written(MODELS[0]).slot()
-    slot.prefill([])
-    assert slot.tokens == []
-
-
 def test_follow_keeps_the_common_prefix(written: Write) -> None:
     made = written(MODELS[0])
     tokens, slot = text(made, 12), made.slot()
@@ -169,21 +152,6 @@ def test_follow_keeps_the_common_prefix(written: Write) -> None:
     assert slot.follow([*tokens[:3], tokens[3] + 1, *tokens[4:]]) == 3
     assert slot.follow([]) == 0
     assert slot.tokens == []
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_rejected_rows_leave_no_trace(written: Write, form: str) -> None:
-    made = written(MODELS[0], form)
-    tokens = text(made, 60)
-    slot, fresh = made.slot(), made.slot()
-    slot.prefill(tokens[:20])
-    slot.forward(ids([tokens[20], 7, 7, 7]))
-    slot.keep([0])
-    slot.forward(ids([tokens[21], tokens[22], 9]))
-    slot.keep([0, 1])
-    fresh.prefill(tokens[:23])
-    assert_same_kv(slot, fresh)
-    np.testing.assert_array_equal(next_rows(slot, tokens[23:28]), next_rows(fresh, tokens[23:28]))
 
 
 OPERATIONS = st.lists(

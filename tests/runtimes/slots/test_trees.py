@@ -33,7 +33,7 @@ DEPTHS = (0, 1, 29, 63, 121, 126, 128, 200)
 
 def numbers(output: Pass, row: int) -> list[NDArray[np.float32]]:
     """Everything that a pass says of a row."""
-    return [array[row].copy() for array in (output.logits, output.hidden, output.taps) if array is not None]
+    return [array[row].copy() for array in (output.logits, output.hidden, output.aux_hidden) if array is not None]
 
 
 class Compared:
@@ -42,7 +42,7 @@ class Compared:
     def __init__(self, trees: NativeSlot, chains: NativeSlot, seed: int = 0) -> None:
         self.trees, self.chains, self.random = trees, chains, np.random.default_rng(seed)
         for slot in (trees, chains):
-            slot.keep_hidden, slot.keep_taps = True, bool(slot.model.part.tapped)
+            slot.keep_hidden, slot.keep_aux_hidden = True, bool(slot.model.part.tapped)
 
     def words(self, count: int) -> NDArray[np.int64]:
         return self.random.integers(2, self.trees.vocab_size, count)

@@ -1,4 +1,4 @@
-"""What a drafter conditioned on a target keeps of a text, and when it reads it, row by row over a toy target."""
+"""What a drafter conditioned on a target keeps of a text, when it reads it, and what it is given, over a toy target."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ import pytest
 
 from edgespec.decoding.drafter import DraftRequest, Wrapper
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.draft_cache import FIRST_ROWS
+from edgespec.drafters.draft_cache import FIRST_ROWS, InputRows
 from edgespec.drafters.hidden_state import MOST_OWED, ROUND, HiddenStateDrafter
-from tests.support.toy import plain
-from tests.support.toy_drafter import TAPS, VOCAB, TappedToy, ToySlot, embedded, likely, named, rounds
+from tests.support.toy import naive_distribution, plain
+from tests.support.toy_drafter import (
+    HIDDEN,
+    TAPS,
+    VOCAB,
+    TappedToy,
+    ToySlot,
+    block_guesses,
+    embedded,
+    likely,
+    named,
+    rounds,
+)
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 8]
 
@@ -116,7 +129,7 @@ def test_a_prompt_is_read_as_it_comes(chunk: int) -> None:
         read += len(taps)
         assert len(slot.tokens) == read - 1
 
-    target.tap_sink = sink
+    target.aux_hidden_sink = sink
     target.prefill(PROMPT[:-1])
     assert [row.tolist() for row in slot.held] == entries(PROMPT, 8)
 
@@ -159,3 +172,111 @@ def test_embeddings_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds(target, drafter, PROMPT, 60)
     assert len(target.asked) == len(set(target.asked)) <= VOCAB
     assert np.isin(PROMPT[1:], target.asked).all()
+
+
+COLUMNS = HIDDEN + 4
+
+
+def test_rows_are_embeddings_and_what_stands_beside_them() -> None:
+    """In the order of the tokens, however often one is among them; zeros where nothing stands."""
+    target = TappedToy()
+    given = InputRows(target, COLUMNS, HIDDEN)
+    for tokens in ([4, 1, 4], [7], [1, 7, 2, 1]):
+        for width in (0, 1, 4):
+            state = np.random.default_rng(width).standard_normal((len(tokens), width)).astype(np.float32)
+            expected = [[*embedded(token), *row, *[0] * (4 - width)] for token, row in zip(tokens, state, strict=True)]
+            found = given(tokens, state)
+            assert found.dtype == np.float32
+            assert found.tolist() == np.array(expected, np.float32).tolist()
+    assert sorted(target.asked) == [1, 2, 4, 7]  # each once
+
+
+def test_one_state_beside_all_rows() -> None:
+    state = np.array([[5, 6]], np.float32)
+    assert InputRows(TappedToy(), COLUMNS, HIDDEN)([4, 1], state)[:, HIDDEN:].tolist() == [[5, 6, 0, 0]] * 2
+
+
+def test_embeddings_that_are_kept_take_no_more_than_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for five: where more might come, none is kept, and what is needed again is asked for again."""
+    monkeypatch.setattr("edgespec.drafters.draft_cache.EMBEDDING_BYTES", 5 * HIDDEN * 4)
+    target = TappedToy()
+    given, state = InputRows(target, HIDDEN, HIDDEN), np.zeros((1, 0), np.float32)
+    for tokens in ([0, 1, 2], [3], [0], [4], [0], [5], [6, 7], [0, 5]):
+        assert given(tokens, state).tolist() == [embedded(token).tolist() for token in tokens]
+        assert len(given._token_embeddings) <= 5
+    assert target.asked == [0, 1, 2, 3, 4, 0, 5, 6, 7, 0, 5]
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+BLOCK = 5
+
+
+def made_blocks(known: list[int] | None = None) -> tuple[TappedToy, Any, HiddenStateDrafter]:
+    target, slot = TappedToy(), ToySlot(BLOCK, known)
+    return target, slot, HiddenStateDrafter(target, slot)  # type: ignore[arg-type]
+
+
+def proposed(known: list[int] | None, params: SamplingParams, budget: int) -> Proposal:
+    """A first round's."""
+    target, _, drafter = made_blocks(known)
+    drafter.begin(DraftRequest(PROMPT, params, Noise(params.seed)))
+    target.aux_hidden_sink = drafter.absorb
+    target.prefill(PROMPT[:-1])
+    return drafter.propose(PROMPT, budget)
+
+
+@pytest.mark.parametrize("known", [None, [0, 2, 5, 6, 10]])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(repetition_penalty=4.0),
+        SamplingParams(logit_bias={5: 2.0}),
+        SamplingParams(temperature=1.4, top_p=0.9, seed=2),
+        SamplingParams(temperature=1.4, acceptance="coupled", seed=2),
+    ],
+    ids=["greedy", "penalised", "biased", "drawn", "coupled"],
+)
+@pytest.mark.parametrize("budget", [1, 3, 9])
+def test_each_guess_is_of_its_own_row(known: list[int] | None, params: SamplingParams, budget: int) -> None:
+    """Of the tokens that the LM head scores, under the request's rules."""
+    found = proposed(known, params, budget)
+    assert len(found) == min(budget, BLOCK - 1)
+    assert (found.probs is not None) == (params.temperature > 0 and params.acceptance == "rejection")
+    text = list(PROMPT)
+    for at, guess in enumerate(found.tokens.tolist()):
+        row = np.full(VOCAB, -np.inf)
+        columns = list(range(VOCAB)) if known is None else known
+        row[columns] = block_guesses(PROMPT[-1], at + 1)[columns]
+        chances = naive_distribution(row.tolist(), params, text)
+        if found.probs is not None:
+            np.testing.assert_allclose(found.probs[at], chances, atol=1e-6)
+        assert chances[guess] > 0
+        text.append(guess)
+
+
+def test_after_every_round_entries_are_what_was_tapped() -> None:
+    target, slot, drafter = made_blocks()
+    text, known = list(PROMPT), 0
+    for done in decode(target, drafter, PROMPT, DecodeOptions(max_new_tokens=60), Stats()):
+        known = len(text) if done.drafted else known
+        text += done.tokens
+        held = [row.tolist() for row in slot.held[: len(slot.tokens)]]
+        assert held == [[*[0] * HIDDEN, *named(text[: i + 1], "tap", TAPS)] for i in range(known - 1)]
+    assert {best for what, _, _, best in slot.passes if what == "block"} == {True}  # no logits where nothing is drawn
+
+
+def test_steps_that_are_timed_are_those_of_rounds_of_blocks() -> None:
+    """A block as it was trained, after rows of what was accepted; nothing is kept of them."""
+    target, slot, drafter = made_blocks()
+    rounds(target, drafter, PROMPT, 60, gamma=9)
+    held = len(slot.tokens)
+    slot.passes.clear()
+    whole = "block", BLOCK, True, True
+    assert drafter.dry_step()
+    assert slot.passes == [whole]
+    assert drafter.dry_step(first=True)
+    assert slot.passes == [whole, ("absorb", FIRST_ROWS, False, False), whole]
+    assert len(slot.tokens) == held
+    assert drafter.steps_at_once
