@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def own_texts(target: Target, count: int, new_tokens: int, seed: int) -> dict[str, Windows]:
-    """The target's text by kind; the first ``PROMPT`` tokens of every text are its prompt."""
+    """Give the target's text by kind; the first ``PROMPT`` tokens of every text are its prompt."""
     length = min(PROMPT + new_tokens, target.facts.context)
     sampled = Windows.joined(write_texts(target, order, seed, ()) for order in orders("benchmark", count, length))
     sampled = sampled.take((sampled.lengths > PROMPT).nonzero()[0])

@@ -139,7 +139,7 @@ def _ours(folder: Path, facts: ModelFacts, kv: KvFormat, depth: int, arguments: 
 
 
 def _theirs(folder: Path, facts: ModelFacts, depth: int, arguments: Any) -> Callable[[], None]:
-    """The same layers with GroupQueryAttention over a shared buffer."""
+    """Give the same layers with GroupQueryAttention over a shared buffer."""
     rows, capacity = arguments.rows, depth + 64
     random = np.random.default_rng(0)
     inputs: dict[str, Any] = {
@@ -179,7 +179,7 @@ def _theirs(folder: Path, facts: ModelFacts, depth: int, arguments: Any) -> Call
 
 
 def session_of(folder: Path, nodes: Any, inputs: Any, outputs: Any, threads: int, domain: str) -> Any:
-    """A session over nodes whose tensors are all inputs and outputs."""
+    """Make a session over nodes whose tensors are all inputs and outputs."""
     nodes = nodes if isinstance(nodes, list) else [nodes]
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
@@ -197,13 +197,13 @@ def session_of(folder: Path, nodes: Any, inputs: Any, outputs: Any, threads: int
 
 
 def _chain(past: int, rows: int) -> Any:
-    """The plan of a chain, [6, rows]."""
+    """Give the plan of a chain, [6, rows]."""
     at = np.arange(rows)
     return np.array([at % 16, past + at, 0 * at, 0 * at + past, at - 1, past + at])
 
 
 def aligned(data: Any) -> Any:
-    """The same bytes at an address that is a multiple of 64."""
+    """Give the same bytes at an address that is a multiple of 64."""
     room = np.zeros(data.nbytes + 64, np.uint8)
     at = -room.ctypes.data % 64
     room[at : at + data.nbytes] = data

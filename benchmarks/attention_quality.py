@@ -82,7 +82,7 @@ def _slot(folder: Path, part: ModelPart, kv: KvFormat, threads: int) -> Slot:
 
 
 def _written(slot: Slot, first: int, count: int) -> list[int]:
-    """A text of ``count`` tokens, begun anew where the context is full."""
+    """Make a text of ``count`` tokens, begun anew where the context is full."""
     random, tokens = np.random.default_rng(0), list[int]()
     while len(tokens) < count:
         slot.follow([])

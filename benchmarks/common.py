@@ -15,7 +15,7 @@ from edgespec.reports.bench import bootstrap
 
 
 def conditions(**more: Any) -> dict[str, Any]:
-    """The machine and the versions a figure belongs to."""
+    """Give the machine and the versions a figure belongs to."""
     import onnxruntime
 
     return {

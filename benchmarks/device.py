@@ -61,7 +61,7 @@ class Machine:
     host: str = field(default="", kw_only=True)
 
     def begin(self, program: Path) -> Machine:
-        """Copies the program; returns where it is."""
+        """Copy the program; give where it is."""
         if not self.copy:
             return Machine(self.start, place=str(program))
         _run([*self.copy, str(program), self.host + self.place])
@@ -69,11 +69,11 @@ class Machine:
         return self
 
     def run(self, *arguments: str) -> str:
-        """What the program prints."""
+        """Give what the program prints."""
         return _run([*self.start, self.place, *arguments])
 
     def end(self) -> None:
-        """Removes the copy."""
+        """Remove the copy."""
         if self.copy:
             _run([*self.start, f"rm -f {self.place}"])
 
@@ -196,7 +196,7 @@ def _others(expected: str, found: str) -> list[str]:
 
 
 def _shares(one: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, beside what both roofs allow."""
+    """Give what was measured, beside what both roofs allow."""
     found: dict[str, Any] = {"read_gb_s": round(one["read_gb_s"], 2), "dots_gmac_s": round(one["dots_gmac_s"], 1)}
     for name, form in one["formats"].items():
         reads, products = form["bytes"] / one["read_gb_s"] / 1e6, form["products"] / one["dots_gmac_s"] / 1e6  # ms
@@ -255,7 +255,8 @@ def _lines(name: str, form: dict[str, Any], share: str, heading: str) -> list[st
 
 
 def _machine(arguments: argparse.Namespace) -> Machine:
-    """
+    """Reach the machine that was asked for.
+
     Raises:
         DeviceError: what reaches it is not installed.
     """
@@ -272,7 +273,7 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 
 
 def _programs(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
-    """The device's program, and plain C++ for this machine."""
+    """Give the device's program, and plain C++ for this machine."""
     device, plain = folder / "device" / "selftest", folder / "plain" / "selftest"
     if not (device.exists() and plain.exists()):
         here = host_compiler()
@@ -291,7 +292,8 @@ def _programs(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
 
 
 def _cross_compiler() -> str:
-    """
+    """Find the compiler for the device.
+
     Raises:
         DeviceError: none is installed.
     """
@@ -314,7 +316,8 @@ def _needed(name: str, what: str) -> str:
 
 
 def _run(command: Sequence[str]) -> str:
-    """
+    """Run a command -> what it printed.
+
     Raises:
         DeviceError: it fails.
     """

@@ -139,7 +139,7 @@ class _Measured:
 
 
 def _described(folder: Path, model: str) -> Architecture:
-    """The model, without weights."""
+    """Give the model, without weights."""
     if model not in SHAPES:
         return open_described(Path(model), CONTEXT)
     hidden, layers, heads, keys, dim, inner, vocab = SHAPES[model]
@@ -169,7 +169,7 @@ def _target(measured: _Measured, arch: Architecture) -> None:
 
 
 def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
-    """Passes of a drafter of each kind, whose LM head has so many rows."""
+    """Time passes of a drafter of each kind, whose LM head has so many rows."""
     made = {"eagle": assumed_drafter(target)[0], "mtp": mtp_of(target, ConfigOnly(target.source.path, {}))}
     for kind, arch in made.items():
         slot, sizes = measured.opened(f"{kind} {rows}", arch, HeadPlan(), rows)
@@ -200,7 +200,7 @@ def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
 
 
 def _rounds(times: dict[str, float], rows: int) -> dict[str, Any]:
-    """Rounds of EAGLE-3 with so many guesses: milliseconds, and speed over plain decoding."""
+    """Time rounds of EAGLE-3 with so many guesses: milliseconds, and speed over plain decoding."""
     made: dict[str, Any] = {}
     for guesses in range(1, 5):
         first, step = (times[f"eagle, head of {rows}: {what}"] for what in (f"{OWED} entries and a guess", "a step"))

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _passes(folder: Path, shapes: Any, kind: Any, threads: int) -> tuple[dict[str, Callable[[], None]], int]:
-    """A pass for each number of rows over distinct matrices, and their bytes together."""
+    """Make a pass for each number of rows over distinct matrices, and their bytes together."""
     random = np.random.default_rng(0)
     matrices = [Packed(kind, n, k) for n, k in shapes]
     layers = max(1, TOTAL // sum(matrix.nbytes for matrix in matrices))

@@ -26,7 +26,7 @@ COMPARED = ("peak", "loaded", "private", "file")
 
 
 def measure(bundle: Path, use: RunOptions, prefill: bool = False) -> dict[str, Any]:
-    """The figures of a cell."""
+    """Give the figures of a cell."""
     command = [sys.executable, "-m", "benchmarks.memory_cell", str(bundle), use.method, str(use.context)]
     command += ["--operators", use.operators, "--gamma", str(use.gamma), "--threads", str(use.threads), "--maps"]
     command += ["--attention", use.attention] if use.attention else []

@@ -84,7 +84,7 @@ def stand(slot: Slot, text: NDArray[np.int64]) -> None:
 
 
 def fill(slot: Slot, text: NDArray[np.int64], chunk: int) -> None:
-    """What a prefill of a text leaves behind; [tokens]."""
+    """Give what a prefill of a text leaves behind; [tokens]."""
     tokens = len(text)
     write_cache(slot, tokens)
     for depth in range(0, tokens, STEP):
@@ -108,7 +108,7 @@ def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
 
 
 def slots_of(engine: Engine) -> Iterator[Slot]:
-    """The slots that requests left behind: of the target, and of the draft if there is one."""
+    """Give the slots that requests left behind: of the target, and of the draft if there is one."""
     batches = list(engine._batches._idle.values())
     sessions = [session for batch in batches for session in batch.pool._idle] if batches else engine.sessions._idle
     for session in sessions:

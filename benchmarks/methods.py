@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _wanted(arguments: argparse.Namespace, base: Settings) -> Iterator[tuple[str, Settings]]:
-    """What is compared with plain decoding: a name and its settings."""
+    """Give what is compared with plain decoding: a name and its settings."""
     for method in arguments.methods or ([] if arguments.runs else ["speculative"]):
         yield method, base.changed(method=method)
         for gamma in arguments.gammas:
@@ -112,7 +112,7 @@ def _prompts(arguments: argparse.Namespace, engine: Engine) -> list[Prompt]:
 
 
 def _results(runs: dict[str, tuple[Engine, Settings]], prompts: list[Prompt], repeats: int) -> dict[str, list[Result]]:
-    """What each run wrote, all of them taking turns; the first repeat only warms up."""
+    """Give what each run wrote, all of them taking turns; the first repeat only warms up."""
     seen: dict[str, list[Result]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for at, prompt in enumerate(prompts):

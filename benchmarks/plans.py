@@ -103,7 +103,7 @@ def kinds(engine: Engine, count: int) -> dict[str, list[list[int]]]:
 
 
 def _written(engine: Engine, prompt: Sequence[int], tokens: int) -> list[int]:
-    """A text drawn at temperature 1, seeded."""
+    """Make a text drawn at temperature 1, seeded."""
     how: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "ignore_eos": True}
     result = engine.generate(prompt, method=PLAIN, max_new_tokens=tokens, **how)
     return [*prompt, *result.tokens]
@@ -120,7 +120,7 @@ def measured(engines: Sequence[Engine], prompts: Sequence[list[int]], new: int, 
 
 
 def regrets(kind: str, engines: Sequence[Engine], profiles: Sequence[Profile], rates: Rates) -> list[Cell]:
-    """A cell for every context and budget."""
+    """Make a cell for every context and budget."""
     options = [
         Option(engine.bundle.manifest, str(engine.bundle.path), profile=profile)
         for engine, profile in zip(engines, profiles, strict=True)

@@ -145,13 +145,13 @@ def compare(
 
 
 def without_times(profile: Profile, method: str) -> Profile:
-    """The profile as if the method had not been tried: formulas take over."""
+    """Give the profile as if the method had not been tried: formulas take over."""
     trials = {name: trial for name, trial in profile.trials.items() if name != method}
     return profile.model_copy(update={"trials": trials})
 
 
 def regret(rows: Iterable[Row], pick: Callable[[Sequence[Row]], str] | None = None) -> dict[str, float]:
-    """What following predictions costs, bundle by bundle: 0.03 = 3 % slower than the method that was fastest.
+    """Give what following predictions costs, bundle by bundle: 0.03 = 3 % slower than the method that was fastest.
 
     Args:
         rows: what was compared; plain decoding, 1.0, is among the candidates of each bundle.
@@ -168,7 +168,7 @@ def regret(rows: Iterable[Row], pick: Callable[[Sequence[Row]], str] | None = No
 
 
 def best_predicted(rows: Sequence[Row], basis: str = "calibrated") -> str:
-    """The method with the best prediction, where that is clearly above plain decoding's."""
+    """Give the method with the best prediction, where that is clearly above plain decoding's."""
     best = max(rows, key=lambda row: row.predicted[basis])
     return best.method if best.predicted[basis] >= WORTH else PLAIN
 

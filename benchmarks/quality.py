@@ -63,7 +63,7 @@ def read(slot: Slot, rows: NDArray[np.int64]) -> Iterator[Logits]:
 
 
 def table(reference: Variant | None, variants: Sequence[Variant], rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """A row of figures for each variant; ``reference`` is what they are compared with."""
+    """Make a row of figures for each variant; ``reference`` is what they are compared with."""
     exact: list[Logits] = []
     found = []
     for label, opened in [*([reference] if reference else []), *variants]:
@@ -91,7 +91,7 @@ def perplexity(logits: Sequence[Logits], rows: NDArray[np.int64]) -> float:
 
 
 def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[Variant, list[Variant]]:
-    """The float32 form of a model, and its forms in VARIANTS."""
+    """Give the float32 form of a model, and its forms in VARIANTS."""
     folder = resolve(name)
     arch, codec = open_model(folder, None), TextCodec(folder)
     text = read_calibration(calibration, folder, codec)[0]
@@ -125,7 +125,7 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
 
 
 def bundle_variant(path: Path, threads: int) -> Variant:
-    """The target of a bundle."""
+    """Give the target of a bundle."""
 
     @contextmanager
     def opened() -> Iterator[Slot]:
@@ -149,7 +149,7 @@ def held_out(text: str, folder: Path, calibration: Path | None, tokens: int, len
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table."""
+    """Give the table."""
     lines = ["| weights | perplexity | gap | top-1 agreement | KL, nats a token |", "|---|---|---|---|---|"]
     for row in rows:
         gap = f"{row['perplexity_gap']:+.3f}" if "perplexity_gap" in row else ""

@@ -163,7 +163,7 @@ def _scripts(arguments: argparse.Namespace) -> list[tuple[list[int], list[int]]]
 
 
 def _curve(slot: Slot) -> dict[int, float]:
-    """Times of passes by rows: where adaptive control starts from."""
+    """Give times of passes by rows: where adaptive control starts from."""
 
     def run(n: int) -> None:
         slot.forward(np.arange(n) + 5)

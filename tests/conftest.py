@@ -135,7 +135,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: a file is one process's, and the others must not wait for one that began last."""
+    """Run the longest files first: a file is one process's, and the others must not wait for one that began last."""
     place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
@@ -164,7 +164,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The data folder beside the repository; tests that want it are skipped without it."""
+    """Find the data folder beside the repository, or skip the tests that want it."""
     beside = Path(__file__).resolve().parents[1].parent / "shared"
     folder = Path(os.environ.get("EDGESPEC_TEST_DATA", beside))
     if not (folder / "data" / "models").is_dir():
@@ -200,7 +200,7 @@ def reference() -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Converted weights and the key go where the run's other files are, never to the user's own folders."""
+    """Keep converted weights and the key where the run's other files are, never in the user's own folders."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("EDGESPEC_CACHE", str(folder))
@@ -236,7 +236,7 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 
 def use_operators(request: pytest.FixtureRequest) -> Operators:
-    """The operators that a test is parametrized with."""
+    """Give the operators that a test is parametrized with."""
     kind: Operators = getattr(request, "param", "stock")
     if kind == "native":
         request.getfixturevalue("native")
@@ -272,7 +272,7 @@ def written(writer: Callable[..., Written], operators: Operators) -> Callable[..
 
 
 def fixed_skip_set(folder: Path, model: str) -> Path:
-    """A skip set file for a model: two attentions and an MLP, whatever a search would find."""
+    """Make a skip set file for a model: two attentions and an MLP, whatever a search would find."""
     layers = open_model(resolve(model), None).facts.layers
     file = folder / "skip.json"
     file.write_text(json.dumps({"attention": [1, layers - 2], "mlp": [layers // 2]}), "utf-8")
@@ -290,7 +290,7 @@ def method_parts(target: str) -> tuple[list[str], list[str]]:
 
 @pytest.fixture(scope="session")
 def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The native operators for arm64, their object files beside them; all processes of a run share it."""
+    """Give the native operators for arm64, their object files beside them; all processes of a run share it."""
     arm64.need_compiler()
     folder = common(tmp_path_factory) / "arm64"
     folder.mkdir(exist_ok=True)
@@ -361,7 +361,7 @@ def engine(engines: Callable[..., Engine], operators: Operators) -> Callable[...
 
 
 def write_large(folder: Path, config: dict[str, Any]) -> int:
-    """A random bfloat16 checkpoint in several shards, one shard in memory at a time; returns the parameters."""
+    """Write a random bfloat16 checkpoint in several shards, one shard in memory at a time; give the parameters."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     random, names, total = np.random.default_rng(0), {}, 0

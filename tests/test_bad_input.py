@@ -47,7 +47,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """A copy with something else at ``path``."""
+    """Make a copy with something else at ``path``."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -89,7 +89,7 @@ def test_any_configuration(model: Path, key: str, value: object) -> None:
 
 @pytest.fixture(scope="module")
 def every(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each configuration of tests/support/zoo.py, whose config.json may be spoilt."""
+    """Make a folder for each configuration of tests/support/zoo.py, whose config.json may be spoilt."""
     folder = tmp_path_factory.mktemp("every")
     return {name: Path(shutil.copytree(checkpoint(name), folder / name)) for name in CASES}
 

@@ -51,19 +51,19 @@ def text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def figures(text: Callable[..., str]) -> Run:
-    """The one JSON object that a benchmark prints."""
+    """Give the one JSON object that a benchmark prints."""
     return lambda *arguments, **changes: json.loads(text(*arguments, **changes))
 
 
 @pytest.fixture
 def small(bundles: Callable[..., Path]) -> Path:
-    """A bundle with every method."""
+    """Make a bundle with every method."""
     return bundles("stock")
 
 
 @pytest.fixture
 def native_bundle(native: None, bundles: Callable[..., Path]) -> Path:
-    """The same for native operators."""
+    """Give the same for native operators."""
     return bundles("native")
 
 

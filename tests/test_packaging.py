@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic 
 
 
 def call(*command: object, **changes: str | None) -> str:
-    """Standard output of a command that must work; ``changes`` are environment variables, None removes one.
+    """Give the output of a command that must work; ``changes`` are environment variables, None removes one.
 
     It runs far from the checkout, whose modules must not be found by chance.
     """
@@ -43,7 +43,7 @@ def call(*command: object, **changes: str | None) -> str:
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with the build backend and nothing else."""
+    """Give the bin folder of an environment with the build backend and nothing else."""
     folder = tmp_path_factory.mktemp("builder") / "env"
     call(sys.executable, "-m", "venv", folder)
     command = [str(folder / BIN / "python"), "-m", "pip", "install", "-q", "scikit-build-core>=0.11", "cmake", "ninja"]
@@ -63,7 +63,7 @@ def sdist(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(builder: Path, sdist: Path, folder: Path, **changes: str | None) -> Path:
-    """The wheel of a source archive."""
+    """Give the wheel of a source archive."""
     command = "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, sdist
     call(builder / "python", *command, **changes)
     (made,) = folder.glob("*.whl")
@@ -71,7 +71,7 @@ def build(builder: Path, sdist: Path, folder: Path, **changes: str | None) -> Pa
 
 
 def installed(wheel: Path, folder: Path) -> Path:
-    """The bin folder of an environment that has the wheel, and this environment's other packages."""
+    """Give the bin folder of an environment that has the wheel, and this environment's other packages."""
     call(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / BIN / "python"
     packages = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())

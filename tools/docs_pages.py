@@ -38,7 +38,7 @@ def commands_page() -> str:
 
 
 def _command(path: str, command: click.Command) -> str:
-    """A section of the page; the commands of a group follow."""
+    """Make a section of the page; the commands of a group follow."""
     ctx = click.Context(command, info_name=path)
     level = "##" if path.count(" ") == 1 else "###"
     what, _, examples = (command.help or "").partition("\b\n")

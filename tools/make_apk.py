@@ -32,7 +32,7 @@ PACKAGE = "dev.edgespec.app"
 
 
 def missing() -> list[str]:
-    """What is not installed."""
+    """Give what is not installed."""
     return [name for name in TOOLS if shutil.which(name) is None] + ([] if FRAMEWORK.is_file() else [FRAMEWORK.name])
 
 
@@ -44,13 +44,13 @@ def run(*command: str | Path) -> str:
 
 
 def own_jars(folder: Path) -> list[Path]:
-    """The classes of app and runtime, built into ``folder``, which is new."""
+    """Give the classes of app and runtime, built into ``folder``, which is new."""
     built = build(folder)
     return [built / name / f"{name}-0.1.0.jar" for name in ("app", "edgespec")]
 
 
 def needed_jars() -> list[Path]:
-    """The libraries that app and runtime need."""
+    """Give the libraries that app and runtime need."""
     to = "-Dmdep.outputFile=target/needed.txt"
     done = maven("dependency:build-classpath", "-pl", "edgespec", "-DincludeScope=runtime", to)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -59,7 +59,7 @@ def needed_jars() -> list[Path]:
 
 
 def _copied(folder: Path, artifact: str, said: list[str]) -> Path | None:
-    """An artifact of Maven Central, in a folder; None = it is not to be had, and ``said`` gets why."""
+    """Make an artifact of Maven Central, in a folder; None = it is not to be had, and ``said`` gets why."""
     done = maven("dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}", "-N")
     if done.returncode:
         said.append((done.stdout + done.stderr)[-4000:])
@@ -77,7 +77,7 @@ def dexer(folder: Path) -> Path:
 
 
 def phone_archives(folder: Path) -> list[Path]:
-    """The archives with the libraries for phones, or none where one of them is not to be had."""
+    """Give the archives with the libraries for phones, or none where one of them is not to be had."""
     names = {
         "onnxruntime": "com.microsoft.onnxruntime:onnxruntime-android",
         "tokenizers": "ai.djl.android:tokenizer-native",
@@ -87,7 +87,7 @@ def phone_archives(folder: Path) -> list[Path]:
 
 
 def framework() -> Path:
-    """The classes of Android that the app is compiled against."""
+    """Give the classes of Android that the app is compiled against."""
     used = (DEMO / "app" / "target" / "classpath.txt").read_text("utf-8").strip().split(":")
     return next(Path(name) for name in used if Path(name).name.startswith("android-all-"))
 
@@ -101,7 +101,7 @@ def dex(folder: Path, classes: Sequence[Path]) -> None:
 
 
 def manifest(folder: Path) -> Path:
-    """The app's manifest with the package, which the Gradle project names instead."""
+    """Give the app's manifest with the package, which the Gradle project names instead."""
     text = (DEMO / "app" / "src" / "main" / "AndroidManifest.xml").read_text("utf-8")
     file = folder / "AndroidManifest.xml"
     file.write_text(text.replace("<manifest ", f'<manifest package="{PACKAGE}" ', 1), "utf-8")

@@ -39,7 +39,7 @@ SCALE = 3.0  # of the draft's logits
 
 
 def _logits(seed: int, last: int | None) -> NDArray[np.float32]:  # [VOCAB]
-    """What the draft says after a guess; None = after the text."""
+    """Give what the draft says after a guess; None = after the text."""
     return row(131 * seed + (0 if last is None else last + 1), VOCAB, SCALE)
 
 
@@ -80,7 +80,7 @@ def drawing() -> Iterator[dict[str, Any]]:
 
 
 def searches() -> Iterator[dict[str, Any]]:
-    """What a search believes after each scored set; which sets it would try is drawn by generators of their own."""
+    """Give what a search believes after each scored set; the sets it would try are drawn by generators of their own."""
     for layers in (4, 8, 12):
         rng, inner = np.random.default_rng(layers), range(1, layers - 1)
         initial = SkipSet((1,), (2,))

@@ -111,7 +111,7 @@ def plans() -> Iterator[dict[str, Any]]:
 
 
 def _said(run: Any, *given: Any, **more: Any) -> Any:
-    """What a function gave, or the error that it raised, as JSON."""
+    """Give what a function gave, or the error that it raised, as JSON."""
     try:
         found = run(*given, **more)
     except EdgespecError as error:

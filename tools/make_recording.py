@@ -39,7 +39,7 @@ def record(output: Path, commands: list[str]) -> None:
 
 
 def picture(recording: Path, idle: float, hold: float) -> str:
-    """The SVG of a recording; the end stays for ``hold`` seconds, and then it begins again."""
+    """Give the SVG of a recording; the end stays for ``hold`` seconds, and then it begins again."""
     first, *rest = recording.read_text("utf-8").splitlines()
     header = json.loads(first)
     lines, now, before = [], 0.0, 0.0
@@ -70,7 +70,7 @@ def picture(recording: Path, idle: float, hold: float) -> str:
 
 
 def _line(number: int, at: float, text: str, clock: str, total: float) -> str:
-    """A line that appears at its time."""
+    """Make a line that appears at its time."""
     y = number * LINE + 14
     colour = "#7ee787" if clock else "#c9d1d9"
     appear = (

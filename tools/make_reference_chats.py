@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def train() -> Tokenizer:
-    """A byte-level tokenizer of 600 tokens."""
+    """Make a byte-level tokenizer of 600 tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

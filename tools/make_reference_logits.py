@@ -96,7 +96,7 @@ def in_memory(config: dict[str, object]) -> dict[str, list[int]]:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """The model in float32 with eager attention, from a checkpoint that must fit it exactly."""
+    """Give the model in float32 with eager attention, from a checkpoint that must fit it exactly."""
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
@@ -129,7 +129,7 @@ def reference(name: str, model: PreTrainedModel) -> tuple[dict[str, np.ndarray],
 
 @torch.inference_mode()
 def forward(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
-    """The logits [n, vocab] of one sequence."""
+    """Give the logits [n, vocab] of one sequence."""
     logits = model(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0]
     return np.asarray(logits.numpy(), dtype=np.float32)
 

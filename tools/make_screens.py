@@ -24,7 +24,7 @@ ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
 
 
 def built() -> list[str]:
-    """The class path of what draws."""
+    """Give the class path of what draws."""
     with folder_alone():
         to = "-Dmdep.outputFile=target/classpath.txt"
         done = maven("-Pscreens", "package", "-DskipTests", "dependency:build-classpath", to)
@@ -35,7 +35,7 @@ def built() -> list[str]:
 
 
 def fetched(folder: Path, artifact: str) -> Path:
-    """An artifact of Maven's, in ``folder``."""
+    """Make an artifact of Maven's, in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.iterdir())
     what = ("dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}")
@@ -45,7 +45,7 @@ def fetched(folder: Path, artifact: str) -> Path:
 
 
 def resources(folder: Path) -> Path:
-    """The app's resources, compiled, in a folder that tells Robolectric where they are."""
+    """Give the app's resources, compiled, in a folder that tells Robolectric where they are."""
     compiled, told = folder / "resources.apk", folder / "told" / "com" / "android" / "tools"
     apk.run("aapt", "package", "-f", "-M", apk.manifest(folder), "-S", DEMO / "app" / "src" / "main" / "res", "-I",
             apk.FRAMEWORK, "--min-sdk-version", str(apk.MIN_SDK), "--target-sdk-version", str(apk.TARGET_SDK),

@@ -18,6 +18,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import random
 import resource
@@ -35,65 +36,88 @@ ADDED: dict[type[ast.operator], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*", ast.Pow: "*",
     ast.BitAnd: "|", ast.BitOr: "&", ast.MatMult: "*",
 }  # fmt: skip
-OUTSIDE = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Pass)
 PRELOADED = ("edgespec", "numpy", "onnxruntime", "onnx", "tokenizers", "pydantic", "hypothesis", "safetensors",
              "optuna", "ml_dtypes")  # fmt: skip
+
+SYMBOLS: dict[type[ast.AST], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
+    ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
+    ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.MatMult: "@",
+}  # fmt: skip
 
 Change = tuple[int, int, str]  # from, to (in characters), what stands there instead
 
 
-def mutants(source: str) -> list[Change]:
-    """Every change of a module, in the order of the text; annotations, docstrings and imports are left alone."""
-    lines = source.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+class Text:
+    """The source of a module, whose nodes have places in characters."""
 
-    def at(line: int, column: int) -> int:  # a column counts bytes
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+    def __init__(self, source: str) -> None:
+        self.source, self.lines = source, source.splitlines(keepends=True)
+        self.starts = [0, *itertools.accumulate(map(len, self.lines))]
 
-    def span(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    def at(self, line: int, column: int) -> int:
+        """Give the place of a column, which counts bytes."""
+        return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Give where a node begins and ends."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
+        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
 
-    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
-        begin, end = span(left)[1], span(right)[0]
-        if source.count(old, begin, end) == 1:  # an operator; else one of several lines, with a comment in it
-            place = source.index(old, begin, end)
+    def between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
+        """Exchange an operator, where it is found; else there is one of several lines, with a comment in it."""
+        begin, end = self.span(left)[1], self.span(right)[0]
+        if self.source.count(old, begin, end) == 1:
+            place = self.source.index(old, begin, end)
             yield place, place + len(old), new
 
-    def of(node: ast.AST) -> Iterator[Change]:
-        if isinstance(node, ast.Compare):
-            for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-                for new in COMPARED[type(operator)]:
-                    yield from between(left, right, SYMBOLS[type(operator)], new)
-        elif isinstance(node, ast.BinOp) and type(node.op) in ADDED:
-            yield from between(node.left, node.right, SYMBOLS[type(node.op)], ADDED[type(node.op)])
-        elif isinstance(node, ast.AugAssign) and type(node.op) in ADDED:
-            yield from between(node.target, node.value, SYMBOLS[type(node.op)] + "=", ADDED[type(node.op)] + "=")
-        elif isinstance(node, ast.BoolOp):
-            old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            yield from between(node.values[0], node.values[1], old, new)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
-            begin, _ = span(node)
-            yield begin, span(node.operand)[0], ""
-        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, ast.Constant):
-            begin, end = span(node.test)
-            yield begin, end, f"(not ({source[begin:end]}))"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
-            value = node.value
-            others: Sequence[object] = [not value] if isinstance(value, bool) else [value + 1, value - 1]
-            for other in others:
-                yield (*span(node), repr(other))
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)) and not (
-            isinstance(node, ast.Expr) and isinstance(node.value, (ast.Constant, ast.Yield))
-        ):
-            yield (*span(node), "pass")
+
+def _operators(text: Text, node: ast.AST) -> Iterator[Change]:
+    """Exchange comparisons, arithmetic, ``and`` and ``or``."""
+    if isinstance(node, ast.Compare):
+        for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+            for new in COMPARED[type(operator)]:
+                yield from text.between(left, right, SYMBOLS[type(operator)], new)
+    elif isinstance(node, ast.BinOp) and type(node.op) in ADDED:
+        yield from text.between(node.left, node.right, SYMBOLS[type(node.op)], ADDED[type(node.op)])
+    elif isinstance(node, ast.AugAssign) and type(node.op) in ADDED:
+        yield from text.between(node.target, node.value, SYMBOLS[type(node.op)] + "=", ADDED[type(node.op)] + "=")
+    elif isinstance(node, ast.BoolOp):
+        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        yield from text.between(node.values[0], node.values[1], old, new)
+
+
+def _values(text: Text, node: ast.AST) -> Iterator[Change]:
+    """Drop a sign, negate a condition, move a number by one."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+        yield text.span(node)[0], text.span(node.operand)[0], ""
+    elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, ast.Constant):
+        begin, end = text.span(node.test)
+        yield begin, end, f"(not ({text.source[begin:end]}))"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+        value = node.value
+        others: Sequence[object] = [not value] if isinstance(value, bool) else [value + 1, value - 1]
+        for other in others:
+            yield (*text.span(node), repr(other))
+
+
+def _statements(text: Text, node: ast.AST) -> Iterator[Change]:
+    """Drop a statement."""
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)) and not (
+        isinstance(node, ast.Expr) and isinstance(node.value, (ast.Constant, ast.Yield))
+    ):
+        yield (*text.span(node), "pass")
+
+
+def mutants(source: str) -> list[Change]:
+    """Find every change of a module, in the order of the text; annotations, docstrings and imports are left alone."""
+    text = Text(source)
 
     def walk(node: ast.AST, inside: bool) -> Iterator[Change]:
         if inside:
-            yield from of(node)
+            for rule in (_operators, _values, _statements):
+                yield from rule(text, node)
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_comment"):
                 continue
@@ -104,15 +128,8 @@ def mutants(source: str) -> list[Change]:
     return sorted(set(walk(ast.parse(source), False)))
 
 
-SYMBOLS: dict[type[ast.AST], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
-    ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
-    ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.MatMult: "@",
-}  # fmt: skip
-
-
 def changed(source: str, change: Change) -> str:
-    """The module with one change."""
+    """Give the module with one change."""
     begin, end, new = change
     return source[:begin] + new + source[end:]
 
@@ -126,7 +143,7 @@ class Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module, if it is the one."""
+        """Give the module, if it is the one."""
         if fullname != self.name:
             return None
         spec = importlib.util.spec_from_loader(fullname, self, origin=str(self.path))
@@ -135,11 +152,11 @@ class Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return spec
 
     def get_source(self, fullname: str) -> str:
-        """The other text."""
+        """Give the other text."""
         return self.source
 
     def get_code(self, fullname: str) -> CodeType:
-        """The other text, compiled."""
+        """Give the other text, compiled."""
         return compile(self.source, str(self.path), "exec")
 
 
@@ -169,7 +186,7 @@ def passes(name: str, path: Path, source: str, tests: list[str], limit: int | No
 
 
 def diff(source: str, other: str, name: str) -> str:
-    """The line that changed."""
+    """Give the line that changed."""
     lines = difflib.unified_diff(source.splitlines(), other.splitlines(), name, name, n=0, lineterm="")
     return "\n".join(list(lines)[2:])
 

@@ -55,7 +55,7 @@ class Traced:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """A user's: PATH and HOME.  CI and ORT_DISABLE_TELEMETRY, which would hide what is looked for, are not in it."""
+    """Make a user's: PATH and HOME, without CI and ORT_DISABLE_TELEMETRY, which would hide what is looked for."""
     return {"PATH": os.environ["PATH"], "HOME": str(home)}
 
 
@@ -65,7 +65,7 @@ def network_calls(log: str) -> list[str]:
 
 
 def traced(command: Sequence[str], home: Path, log: Path) -> list[str]:
-    """The command that runs ``command`` and writes its network system calls, and those of its children, to a file."""
+    """Make the command that runs ``command`` and writes its network system calls, and its children's, to a file."""
     # -D: the command itself is the child, so that signals reach it
     return ["strace", "-D", "--seccomp-bpf", "-f", "-qq", "-s", "100", "-e", "trace=network", "-o", str(log), *command]
 
@@ -137,7 +137,7 @@ def day(bundle: Path, home: Path) -> Iterator[Traced]:
 
 
 def wrong(one: Traced) -> list[str]:
-    """What a command did that none may do: calls beyond the loopback address of a server, files of others, failures."""
+    """Give what a command did that none may do: calls beyond a server's loopback address, files of others, failures."""
     calls = [line for line in one.calls if one.name != "serve" or not SERVES.search(line)]
     found = calls + [f"left {name}" for name in one.left]
     # a signal ends the server

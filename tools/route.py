@@ -21,7 +21,7 @@ ALGORITHM = ("edgespec/decoding/", "edgespec/control/", "edgespec/drafters/", "e
 
 
 def own_file(name: str) -> str | None:
-    """A file of the package as it lies in the checkout; None = another one, as of a virtual environment in it."""
+    """Name a file of the package as it lies in the checkout; None = another one, as of a virtual environment in it."""
     path = Path(name).resolve()
     if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in PACKAGE:
         return None

@@ -53,7 +53,7 @@ PROMPTS = ("ROMEO:", "JULIET:\n", "KING RICHARD III:\nWhat", "First Citizen:\nSp
 
 
 def train_tokenizer(text: str) -> Tokenizer:
-    """A byte-level BPE tokenizer that puts <s> in front of every text."""
+    """Make a byte-level BPE tokenizer that puts <s> in front of every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

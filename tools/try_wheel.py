@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def edgespec(*arguments: object) -> str:
-    """What a command prints; it runs far from the checkout."""
+    """Give what a command prints; it runs far from the checkout."""
     command = [sys.executable, "-m", "edgespec", *map(str, arguments)]
     return subprocess.run(command, cwd=Path(sys.prefix), check=True, stdout=subprocess.PIPE, text=True).stdout
 

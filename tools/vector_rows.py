@@ -19,6 +19,6 @@ def row(seed: int, vocab: int, scale: float = 6.0) -> NDArray[np.float32]:
 
 
 def params_of(given: dict[str, Any], seed: int | None = None) -> SamplingParams:
-    """Sampling parameters of a vector; JSON has text for keys."""
+    """Read sampling parameters of a vector; JSON has text for keys."""
     bias = {int(token): value for token, value in given.get("logit_bias", {}).items()}
     return SamplingParams(**{**given, "logit_bias": bias, "seed": seed})

@@ -21,7 +21,7 @@ Pass = Callable[[], object]
 
 
 def edgespec(model: str, threads: int, context: int) -> Callable[[int, int], Pass]:
-    """The best token of every row; keys and values in the format after a comma in ``model``, or the bundle's."""
+    """Give the best token of every row; keys and values in the format after a comma in ``model``, or the bundle's."""
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.opening import open_slot
@@ -110,7 +110,7 @@ def openvino(model: str, threads: int, context: int) -> Callable[[int, int], Pas
 
 
 def torch(model: str, threads: int, context: int) -> Callable[[int, int], Pass]:
-    """Transformers, bfloat16, eager; all logits."""
+    """Run transformers, bfloat16, eager; all logits."""
     import torch as library
     from transformers import AutoModelForCausalLM, DynamicCache
 

@@ -67,7 +67,7 @@ OF_GCC = {"__getauxval"}  # its own run-time library asks for it, where the NDK'
 
 
 def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path], path: Path) -> int:
-    """What Python writes on fresh exports, for the Kotlin test; returns the number of requests."""
+    """Keep what Python writes on fresh exports, for the Kotlin test; give the number of requests."""
     every = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
     common = [request for request in every if request[0]["method"] != "eagle"]
     full = export(path.parent / "full", "int4")
@@ -181,7 +181,7 @@ def test_an_arm_core_writes_the_tokens_of_this_one(
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory, arm_library: Path, bundles: Callable[..., Path]) -> Path:
-    """The app of its own classes, with libraries for arm64 (of other Linux systems) and a bundle."""
+    """Give the app of its own classes, with libraries for arm64 (of other Linux systems) and a bundle."""
     need_maven()
     if lost := apk.missing():
         pytest.skip(f"not installed: {', '.join(lost)}")

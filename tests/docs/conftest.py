@@ -16,7 +16,7 @@ _INDENTED = re.compile(r"(?:^    .*\n)+", re.M)
 
 @cache
 def text_of(page: str) -> str:
-    """A page's text."""
+    """Read a page's text."""
     return (ROOT / page).read_text("utf-8")
 
 
@@ -33,19 +33,19 @@ def commands(page: str) -> Iterator[str]:
 
 
 def inline(page: str) -> list[str]:
-    """What stands between single backticks outside blocks."""
+    """Give what stands between single backticks outside blocks."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", _FENCE.sub("", text_of(page)))
 
 
 def section(page: str, heading: str) -> str:
-    """The text under a heading, up to the next heading."""
+    """Give the text under a heading, up to the next heading."""
     found = re.search(rf"^#+ {re.escape(heading)}$(.*?)(?=^#+ |\Z)", text_of(page), re.M | re.S)
     assert found, f"{page} has no section {heading}"
     return found[1]
 
 
 def tables(text: str) -> list[str]:
-    """The tables of a text."""
+    """Give the tables of a text."""
     return re.findall(r"(?:^\|.*\n)+", text, re.M)
 
 

@@ -18,7 +18,7 @@ FOREIGN = {"--merge", "--from", "--cpu", "--num_processes", "--calibrate-on", "-
 
 
 def words_of(line: str) -> list[list[str]]:
-    """The edgespec commands of a shell line, without what they are called by."""
+    """Give the edgespec commands of a shell line, without what they are called by."""
     found = []
     for part in re.split(r"&&|;|(?<=\s)\|(?=\s)", line):
         words = shlex.split(part, comments=True)

@@ -37,7 +37,7 @@ def fields(*classes: type) -> set[str]:
 @pytest.mark.parametrize("page", NAMES)
 def test_paths(page: str) -> None:
     for code in inline(page):
-        if re.fullmatch(rf"(?:{FOLDERS})/[\w./-]*", code) and "NAME" not in code:
+        if re.fullmatch(rf"(?:{FOLDERS})/[\w./-]*", code) and not re.search("NAME|MODEL_TYPE", code):
             assert (ROOT / code).exists() or code in MADE, f"{page}: no {code}"
     for module in re.findall(r"python -m ((?:benchmarks|tools)\.\w+)", text_of(page)):
         path = ROOT / module.replace(".", "/")

@@ -91,7 +91,7 @@ class Bench:
         self._kept = set(self._cache.glob("*/*"))
 
     def judged(self, kind: str, seed: Path, rng: Random) -> tuple[list[Change], Verdict]:
-        """What was done to make a mutant of a seed, and how using it ended."""
+        """Give what was done to make a mutant of a seed, and how using it ended."""
         self._clear()
         done = mutant(seed, self.mutant, rng)
         verdict = verdict_of(kind, self.mutant)
@@ -114,7 +114,7 @@ class Bench:
 
 
 def import_all() -> None:
-    """What children would import one by one."""
+    """Import what children would import one by one."""
     for room in ("cli", "engine", "drafters", "control", "planning", "export", "runtimes"):
         package = importlib.import_module(f"edgespec.{room}")
         for found in pkgutil.walk_packages(package.__path__, f"edgespec.{room}."):
@@ -129,7 +129,7 @@ def import_all() -> None:
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """Print a line for whoever watches."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

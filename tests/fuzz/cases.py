@@ -36,7 +36,7 @@ def cases() -> Iterator[Case]:
 
 
 def make_case(case: Case, seed: Path, folder: Path) -> None:
-    """A copy of a seed with the changes of a case."""
+    """Make a copy of a seed with the changes of a case."""
     shutil.copytree(seed, folder)
     for change in case["changes"]:
         _make(folder / change["file"], change)

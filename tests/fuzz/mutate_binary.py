@@ -45,13 +45,13 @@ def mutated_bytes(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def mutated_template(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """A costly or broken piece somewhere."""
+    """Put a costly or broken piece somewhere."""
     piece, at = rng.choice(TEMPLATES), rng.choice((0, len(data), rng.randrange(len(data) + 1)))
     return (flipped(data, rng), "bits") if rng.random() < 0.2 else (data[:at] + piece.encode() + data[at:], piece)
 
 
 def mutated_program(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """The text of a native node's program: a line or a number of it."""
+    """Change the text of a native node's program: a line or a number of it."""
     lines = data.decode("utf-8").split("\n")
     said = []
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -85,7 +85,7 @@ def mutated_program(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def mutated_graph(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """An ONNX graph: nodes, tensors, where they lie; or its bytes."""
+    """Change an ONNX graph: nodes, tensors, where they lie; or its bytes."""
     if rng.random() < 0.15:
         return flipped(data, rng), "bits"
     try:
@@ -193,7 +193,7 @@ GRAPH: tuple[Change, ...] = (_tensor, _tensor, _node, _node, _node, _giant, _por
 
 
 def mutated_safetensors(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """The header's JSON, its length, what its tensors are, or the bytes."""
+    """Change the header's JSON, its length, what its tensors are, or the bytes."""
     if len(data) < 8 or rng.random() < 0.25:
         return mutated_bytes(data, rng)
     length = int.from_bytes(data[:8], "little")
@@ -209,7 +209,7 @@ def mutated_safetensors(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def _sound_header(value: dict[str, Any], rng: Random) -> str:
-    """A change that the format allows, so that whoever reads the tensors sees it."""
+    """Make a change that the format allows, so that whoever reads the tensors sees it."""
     name, other = rng.choices([name for name in value if name != "__metadata__"], k=2)
     one = value[name]
     size = one["data_offsets"][1] - one["data_offsets"][0]
@@ -234,7 +234,7 @@ def _sound_header(value: dict[str, Any], rng: Random) -> str:
 
 
 def mutated_gguf(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """A number of the header, or its bytes; the tensors' data are the least of it."""
+    """Change a number of the header, or its bytes; the tensors' data are the least of it."""
     if rng.random() < 0.2:
         return flipped(data[: 1 << 15], rng) + data[1 << 15 :], "bits of the header"
     places = gguf_numbers(data)
@@ -303,7 +303,7 @@ def mutated_lines(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def tokenizer_bomb(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """A tokenizer.json whose work or memory has no bound, or whose library panics."""
+    """Make a tokenizer.json whose work or memory has no bound, or whose library panics."""
     value = json.loads(data)
     kind = rng.choice(("regex", "replace", "template", "prepend", "merges", "unigram", "added"))
     if kind == "regex":

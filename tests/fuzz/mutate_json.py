@@ -27,7 +27,7 @@ def mutated_json(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def places(value: Any) -> list[Path]:
-    """The path of everything inside."""
+    """Give the path of everything inside."""
     found: list[Path] = []
     waiting: list[tuple[Path, Any]] = [((), value)]
     while waiting and len(found) < 20000:
@@ -99,7 +99,7 @@ def _text(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def flipped(data: bytes, rng: Random) -> bytes:
-    """Some bits changed, bytes put in or taken out."""
+    """Change some bits, put bytes in or take them out."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 2, 8))):
         if not made:

@@ -110,7 +110,7 @@ Change = tuple[str, str]
 
 
 def mutant(seed: Path, folder: Path, rng: Random) -> list[Change]:
-    """A copy of a seed with one to three changes, whose manifest has the files' new hashes."""
+    """Make a copy of a seed with one to three changes, whose manifest has the files' new hashes."""
     shutil.copytree(seed, folder)
     said = [_change(folder, rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     follow_hashes(folder)
@@ -140,6 +140,6 @@ def _change(folder: Path, rng: Random) -> Change:
 
 
 def mutators(name: str) -> list[tuple[str, int, Mutator]]:
-    """What a file is, how often it is changed, and by what: of the first word that fits it, and those of its kind."""
+    """Give what a file is, how often it is changed, and by what: of the first word that fits, and those of its kind."""
     fitting = [(what, often, how) for pattern, what, often, how in MUTATORS if fnmatch(name, pattern)]
     return [one for one in fitting if one[0] == fitting[0][0]]

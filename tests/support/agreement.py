@@ -45,7 +45,7 @@ class LastToken:
 
 
 def ways() -> list[dict[str, Any]]:
-    """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
+    """List the settings that are compared: every method, greedy and sampled; some shapes of guesses, ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
     shapes: list[dict[str, Any]] = [TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"}]
     counted: list[dict[str, Any]] = [{"method": name} for name in COUNTED]
@@ -62,7 +62,7 @@ def ways() -> list[dict[str, Any]]:
 
 
 def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any], str]], length: int) -> dict[str, Any]:
-    """What Python writes for (settings, prompt), for the Kotlin side; every answer has ``length`` tokens."""
+    """Give what Python writes for (settings, prompt), for the Kotlin side; every answer has ``length`` tokens."""
     engine = load(bundle, threads=THREADS, operators=operators)
     cases = []
     for settings, text in requests:
@@ -87,7 +87,7 @@ def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any],
 
 
 def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
-    """A bundle with every method."""
+    """Make a bundle with every method."""
     methods, _ = method_parts(TARGET)
     folder.mkdir()
     options = ExportOptions(TARGET, folder / "bundle", [*methods, "eagle"], form, draft=DRAFT,
@@ -97,7 +97,7 @@ def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
 
 
 def export_random(folder: Path, source: str, operators: Operators = "native") -> Path:
-    """A bundle of a checkpoint of tests/support/hf.py; the draft is the model itself."""
+    """Make a bundle of a checkpoint of tests/support/hf.py; the draft is the model itself."""
     folder.mkdir()
     heads = [str(make_heads(folder / kind, kind, source)) for kind in ("medusa", "paradecode")]
     methods = ["speculative", "self-spec", "swift", "medusa", "paradecode"]

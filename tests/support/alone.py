@@ -24,6 +24,6 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all processes of a run have in common."""
+    """Give the folder that all processes of a run have in common."""
     place = tmp_path_factory.getbasetemp()
     return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place

@@ -27,18 +27,18 @@ LIMIT = 600  # seconds: a busy machine may be slow
 
 
 def emulator() -> str | None:
-    """The program that runs programs for arm64."""
+    """Give the program that runs programs for arm64."""
     return shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
 def need_compiler() -> None:
-    """The test is skipped without a cross compiler."""
+    """Skip the test without a cross compiler."""
     if not shutil.which(COMPILER) or not CROSS.is_dir():
         pytest.skip("no cross compiler (g++-aarch64-linux-gnu)")
 
 
 def need_java() -> Path:
-    """The folder with Java for arm64; the test is skipped without it or the emulator."""
+    """Find the folder with Java for arm64, or skip the test without it or the emulator."""
     if not emulator():
         pytest.skip("no emulator (qemu-user)")
     folder = Path(os.environ.get("EDGESPEC_ARM64_JAVA", ""))
@@ -73,7 +73,7 @@ def fetch(folder: Path) -> None:
 
 
 def java(folder: Path, core: str, scratch: Path) -> list[str]:
-    """The beginning of a command that runs Java on an emulated core; ``scratch``: a new folder for what it needs.
+    """Give the beginning of a command that runs Java on an emulated core; ``scratch``: a new folder for what it needs.
 
     ONNX Runtime asks /proc/cpuinfo for the core and fails on that of another architecture, so the emulator gets one.
     """
@@ -91,7 +91,7 @@ def java(folder: Path, core: str, scratch: Path) -> list[str]:
 
 
 def cross_compile(folder: Path) -> Path:
-    """The library of native operators for arm64, as CMake builds it but for the optimization, which changes no bit."""
+    """Build the library of native operators for arm64, as CMake does but for the optimization, which changes no bit."""
 
     def compile_one(source: Path) -> str:
         target = folder / f"{source.stem}.o"

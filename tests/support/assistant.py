@@ -34,7 +34,7 @@ SAME = ("vocab_size", "num_key_value_heads", "head_dim", "global_head_dim", "sli
 
 
 def write_target(folder: Path) -> Path:
-    """A model with layers that share keys and values, which mostly writes what its last token alone makes likely."""
+    """Write a model with layers that share keys and values, which mostly writes what its last token makes likely."""
     hf.write_reference_checkpoint(folder, TARGET)
     tensors = load_file(folder / "model.safetensors")
     for name, value in tensors.items():
@@ -45,14 +45,14 @@ def write_target(folder: Path) -> Path:
 
 
 def assistant_config(target: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """What config.json of an assistant says."""
+    """Give what config.json of an assistant says."""
     text = {**SETTINGS, **{key: target[key] for key in SAME}}
     return {"model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"], "text_config": text,
             "backbone_hidden_size": target["hidden_size"], **more}  # fmt: skip
 
 
 def assistant_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of an assistant with such a configuration."""
+    """Give the tensors of an assistant with such a configuration."""
     text, backbone = config["text_config"], config["backbone_hidden_size"]
     size, inner = text["hidden_size"], text["intermediate_size"]
     shapes: dict[str, tuple[int, ...]] = {"pre_projection.weight": (size, 2 * backbone), "model.norm.weight": (size,),
@@ -77,7 +77,7 @@ def assistant_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write_assistant(folder: Path, target: Architecture, agrees: bool = False, **more: Any) -> Path:
-    """A checkpoint with random weights for a target.
+    """Write a checkpoint with random weights for a target.
 
     Args:
         folder: to make.
@@ -106,7 +106,7 @@ def write_assistant(folder: Path, target: Architecture, agrees: bool = False, **
 
 
 def step_inputs(hidden: int) -> tuple[Array, Array, dict[str, tuple[Array, Array]]]:
-    """A token's embedding and a hidden state, and keys and values of nine tokens by kind of layer, all random."""
+    """Make a token's embedding and a hidden state, and keys and values of nine tokens by kind of layer, all random."""
     random = np.random.default_rng(1)
     token, state = random.standard_normal((2, hidden))
     sizes = {"sliding_attention": 16, "full_attention": 32}
@@ -168,7 +168,7 @@ class AssistantReference:
         return np.array(found)
 
     def step(self, token: Array, state: Array, kv: Mapping[str, tuple[Array, Array]], ahead: int = 0) -> Any:
-        """The residual stream [size] before and behind the last norm."""
+        """Give the residual stream [size] before and behind the last norm."""
         halves = (state, token) if self.swapped else (token, state)
         x = self.tensors["pre_projection.weight"] @ np.concatenate(halves)
         for layer, kind in enumerate(self.config["layer_types"]):

@@ -20,7 +20,7 @@ from tests.support import hf
 
 
 def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool = False, seed: int = 0) -> Path:
-    """A folder of heads of a kind for a model.
+    """Make a folder of heads of a kind for a model.
 
     Medusa heads start as the paper's do, near the LM head's own guess; exits are near the identity.
     """
@@ -66,7 +66,7 @@ def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool
 def write_chain(
     folder: Path, tokenizer: Tokenizer, vocab: int, chain: Sequence[str], described: dict[str, Any], eos: Any
 ) -> Path:
-    """A llama checkpoint; its layers add nothing, so that the last token alone decides.
+    """Write a llama checkpoint; its layers add nothing, so that the last token alone decides.
 
     Args:
         folder: where to write.
@@ -111,7 +111,7 @@ def write_adapter(
     base: Path | str | None = None,
     **settings: Any,
 ) -> dict[str, tuple[Floats, Floats]]:
-    """An adapter of a model of ``hf``; returns lora_A [r, k] and lora_B [n, r] by module.
+    """Write an adapter of a model of ``hf``; give lora_A [r, k] and lora_B [n, r] by module.
 
     Args:
         folder: to write.

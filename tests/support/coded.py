@@ -46,7 +46,7 @@ class Prepared:
 
 
 def prepare(folder: Path, name: str) -> Prepared:
-    """A small random model whose heads are those of ``CONFIGS``."""
+    """Make a small random model whose heads are those of ``CONFIGS``."""
     config = hf.CONFIGS["llama_tied_gqa"] | CONFIGS[name] | {"max_position_embeddings": 768}
     source = hf.write_checkpoint(folder / "source", config, 5)
     arch = open_model(source, None)

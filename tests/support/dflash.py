@@ -31,7 +31,7 @@ HEADS, DIM, INNER, BLOCK, MASK, WINDOW, EPS, THETA = 4, 16, 96, 6, 2, 7, 1e-6, 1
 def write_dflash(
     folder: Path, target: Architecture, layers: tuple[int, ...] = (0, 2), theirs: bool = False, agrees: bool = False
 ) -> Path:
-    """A checkpoint with random weights for a target: a full layer and a sliding one.
+    """Write a checkpoint with random weights for a target: a full layer and a sliding one.
 
     Args:
         folder: to make.

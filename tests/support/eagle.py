@@ -22,7 +22,7 @@ HEADS, KEYS, DIM, INNER, EPS = 4, 2, 16, 96, 1e-5
 def write_random(
     folder: Path, target: Architecture, config: dict[str, Any], tokens: Sequence[int] | None = None, layers: int = 1
 ) -> Path:
-    """A checkpoint with random weights for a target.
+    """Write a checkpoint with random weights for a target.
 
     Args:
         folder: to make.

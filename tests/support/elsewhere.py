@@ -37,7 +37,7 @@ PROGRAMS = {"onnxruntime-genai": ("EDGESPEC_GENAI_PYTHON", GENAI), "optimum": ("
 
 
 def python_with(package: str) -> str:
-    """The interpreter of the environment that has a package; the test is skipped without it."""
+    """Find the interpreter of the environment that has a package, or skip the test without it."""
     variable, _ = PROGRAMS[package]
     if not (python := os.environ.get(variable)):
         pytest.skip(f"needs {package} in an environment of its own ({variable}, see CONTRIBUTING.md)")
@@ -45,7 +45,7 @@ def python_with(package: str) -> str:
 
 
 def generate(python: str, package: str, bundle: Path, tokens: list[int], count: int) -> list[int]:
-    """What a program writes after these tokens, greedily; fewer than ``count`` where the text ends."""
+    """Give what a program writes after these tokens, greedily; fewer than ``count`` where the text ends."""
     quiet = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"ORT_DISABLE_TELEMETRY": "1"}
     command = [python, "-c", PROGRAMS[package][1], str(bundle), json.dumps(tokens), str(count)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=quiet)

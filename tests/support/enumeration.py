@@ -143,7 +143,7 @@ def plain_texts(model: Model, vocab: int, length: int) -> NDArray[np.float64]:
 
 
 def random_model(seed: int, vocab: int, sharp: float = 1.0, holes: bool = False) -> Model:
-    """A distribution for every prefix; with ``holes`` some tokens cannot follow."""
+    """Make a distribution for every prefix; with ``holes`` some tokens cannot follow."""
     known: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
     def model(prefix: tuple[int, ...]) -> NDArray[np.float64]:
@@ -208,7 +208,7 @@ def trees(draft: Model, widths: Sequence[int], comb: bool, replacement: bool) ->
 
 
 def path(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int, ...]:
-    """The tokens down to a node."""
+    """Give the tokens down to a node."""
     found: list[int] = []
     while node >= 0:
         found.insert(0, tokens[node])

@@ -45,7 +45,7 @@ class _Graph:
 
 
 def llama_graph(config: hf.Config, seed: int, positions: bool = True, einsum: bool = False) -> onnx.ModelProto:
-    """The decoder of ``hf.write_checkpoint(folder, config, seed)``.
+    """Give the decoder of ``hf.write_checkpoint(folder, config, seed)``.
 
     ``positions``: with an input position_ids; ``einsum``: attention's products as Einsum.
     """
@@ -130,6 +130,16 @@ def llama_graph(config: hf.Config, seed: int, positions: bool = True, einsum: bo
     head = add("Transpose", "model.embed_tokens.weight", perm=[1, 0])
     add("MatMul", norm(x, "model.norm.weight"), head, name="/lm_head/MatMul", out="logits")
 
+    inputs, outputs = _ports(config["num_hidden_layers"], kv_heads, dim, config["vocab_size"], positions)
+    made = helper.make_graph(graph.nodes, "main_graph", inputs, outputs, graph.initializers)
+    return helper.make_model(
+        made, opset_imports=[helper.make_opsetid("", 18)], ir_version=8, producer_name="pytorch", producer_version="2.0"
+    )
+
+
+def _ports(layers: int, kv_heads: int, dim: int, vocab: int, positions: bool) -> tuple[list[Any], list[Any]]:
+    """Describe the inputs and outputs of a decoder."""
+
     def value(name: str, kind: int, *shape: int | str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, ["batch_size", *shape])
 
@@ -138,18 +148,16 @@ def llama_graph(config: hf.Config, seed: int, positions: bool = True, einsum: bo
         value("input_ids", TensorProto.INT64, "sequence_length"),
         value("attention_mask", TensorProto.INT64, width),
     ]
-    outputs = [value("logits", TensorProto.FLOAT, "sequence_length", config["vocab_size"])]
-    for layer in range(config["num_hidden_layers"]):
+    outputs = [value("logits", TensorProto.FLOAT, "sequence_length", vocab)]
+    for layer in range(layers):
         for kind in ("key", "value"):
-            old, new = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
-            inputs.append(value(old, TensorProto.FLOAT, kv_heads, "past_sequence_length", dim))
-            outputs.append(value(new, TensorProto.FLOAT, kv_heads, width, dim))
+            inputs.append(
+                value(f"past_key_values.{layer}.{kind}", TensorProto.FLOAT, kv_heads, "past_sequence_length", dim)
+            )
+            outputs.append(value(f"present.{layer}.{kind}", TensorProto.FLOAT, kv_heads, width, dim))
     if positions:
         inputs.append(value("position_ids", TensorProto.INT64, "sequence_length"))
-    made = helper.make_graph(graph.nodes, "main_graph", inputs, outputs, graph.initializers)
-    return helper.make_model(
-        made, opset_imports=[helper.make_opsetid("", 18)], ir_version=8, producer_name="pytorch", producer_version="2.0"
-    )
+    return inputs, outputs
 
 
 def write_export(

@@ -43,7 +43,7 @@ Change = Callable[[GGUFWriter], object]
 
 
 def gguf_name(name: str, model_type: str) -> str:
-    """The name of a Hugging Face tensor in a GGUF file."""
+    """Give the name of a Hugging Face tensor in a GGUF file."""
     names = SANDWICH if model_type in ("gemma2", "gemma3_text") else NAMES
     module, kind = name.rsplit(".", 1)
     if module in names:
@@ -59,7 +59,7 @@ def interleaved(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 
 def rope_factors(config: Mapping[str, Any]) -> NDArray[np.float32] | None:
-    """What the converter stores of a llama3 scaling: by how much each rotary pair is slowed down."""
+    """Give what the converter stores of a llama3 scaling: by how much each rotary pair is slowed down."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type") != "llama3":
         return None
@@ -80,7 +80,7 @@ def rope_factors(config: Mapping[str, Any]) -> NDArray[np.float32] | None:
 
 
 def add_model(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
-    """The metadata of a decoder."""
+    """Add the metadata of a decoder."""
     heads = config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
     writer.add_vocab_size(config["vocab_size"])
@@ -110,7 +110,7 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def add_byte_level(writer: GGUFWriter, tokenizer: Tokenizer, size: int, add_bos: bool, pre: str = "gpt-2") -> None:
-    """A byte-level BPE tokenizer, filled with unused tokens up to the size of the embedding."""
+    """Add a byte-level BPE tokenizer, filled with unused tokens up to the size of the embedding."""
     described = json.loads(tokenizer.to_str())
     numbers = tokenizer.get_vocab()
     tokens = sorted(numbers, key=lambda token: numbers[token])
@@ -136,7 +136,7 @@ def write_gguf(
     tokenizer: Change | None = None,
     architecture: str | None = None,
 ) -> dict[str, NDArray[np.float32]]:
-    """A GGUF file of the model `name` of `hf.CONFIGS`; returns its tensors under their Hugging Face names.
+    """Write a GGUF file of the model `name` of `hf.CONFIGS`; give its tensors under their Hugging Face names.
 
     Args:
         file: to write.
@@ -195,7 +195,7 @@ BLOCKS = (
 
 
 def rounded(value: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.float32]:
-    """What a matrix means once it is stored; rows do not depend on each other."""
+    """Give what a matrix means once it is stored; rows do not depend on each other."""
     from gguf.quants import dequantize
 
     return np.asarray(dequantize(quantize(value, kind), kind), np.float32)

@@ -71,7 +71,7 @@ def _pieces(codec: TextCodec, ids: list[int]) -> list[str]:
 
 
 def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
-    """A copy of a bundle with a chat template and golden vectors, and three turns with it."""
+    """Make a copy of a bundle with a chat template and golden vectors, and three turns with it."""
     copy = folder / "talking"
     shutil.copytree(bundle, copy)
     (copy / TEMPLATE_FILE).write_text(PLAY, "utf-8")

@@ -60,7 +60,7 @@ LONG = [name for name, case in CASES.items() if case.long]
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint under their Hugging Face names, in the order of the network."""
+    """Give the tensors of a checkpoint under their Hugging Face names, in the order of the network."""
     name = next((name for name in CONFIGS if CONFIGS[name] is config), None)
     if name is not None and name not in CORE:
         return {tensor: tuple(shape) for tensor, shape in saved.kept(name, "memory").items()}
@@ -100,7 +100,7 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0) -> dict[str, np.ndarray]:
-    """The float32 weights of a seeded model whose logits have a standard deviation of about `scale`.
+    """Give the float32 weights of a seeded model whose logits have a standard deviation of about `scale`.
 
     Queries and keys are large enough for attention to prefer some positions to others, and what the layers add to the
     residual stream outweighs the embedding, so that the next token depends on more than the current one; ``boost``
@@ -156,14 +156,13 @@ def write_checkpoint(
     seed: int,
     dtype: DType = "float32",
     shards: int = 1,
-    scale: float = SCALE,
     chat_template: str | None = None,
-    boost: float = 1.0,
     saved_as: str | None = None,
+    **how: float,
 ) -> Path:
     """Write a checkpoint folder and return it.
 
-    `dtype` is how the weights are stored; `weights` rounded to it (nearest, ties to even) are what the files hold.
+    `dtype` is how the weights are stored; `weights` (``how``: `scale`, `boost`), rounded to it, are what files hold.
     `saved_as`: the name in ``CONFIGS`` whose files are to be named and configured as transformers saves them; None = as
     the configuration says, with tensors named as in memory.
     """
@@ -176,9 +175,7 @@ def write_checkpoint(
     described: Config = {"architectures": architectures, dtype_key: dtype, **config}
     special: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
     generation: Config = {"_from_model_config": True, **special}
-    stored = {
-        name: np.asarray(array, NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale, boost).items()
-    }
+    stored = {name: np.asarray(array, NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, **how).items()}
     if saved_as is not None:
         kept = saved.saved(saved_as)
         described, generation = kept["config"], kept["generation_config"]
@@ -203,7 +200,7 @@ def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1, i
 
 
 def make_tokenizer(vocab_size: int, add_bos: bool) -> Tokenizer:
-    """A byte-level BPE tokenizer of at most `vocab_size` tokens: `<s>` is 0, `</s>` is 1.
+    """Make a byte-level BPE tokenizer of at most `vocab_size` tokens: `<s>` is 0, `</s>` is 1.
 
     A vocabulary below 258 has no room for every byte: it then knows printable ASCII, the space and the newline, and
     drops the rest.

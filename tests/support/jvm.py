@@ -32,7 +32,7 @@ class Ran:
 
 
 def need_maven() -> None:
-    """A JDK and Maven are a must in continuous integration; elsewhere the test is skipped without them."""
+    """Skip the test without a JDK and Maven."""
     need("javac", "mvn", "to build the Kotlin runtime with")
 
 
@@ -81,7 +81,7 @@ def build(folder: Path) -> Path:
 
 
 def classpath(folder: Path) -> str:
-    """The class path of the Kotlin runtime's tests, which hold programs beside tests; ``folder`` is new."""
+    """Give the class path of the Kotlin runtime's tests, which hold programs beside tests; ``folder`` is new."""
     built = build(folder) / "edgespec"
     needed = (built / "classpath.txt").read_text("utf-8").strip()
     return ":".join([str(built / "classes"), str(built / "test-classes"), needed])
@@ -103,7 +103,7 @@ def run_tests(**properties: str) -> Ran:
 
 
 def same_onnxruntime(folder: Path) -> Path:
-    """A library that gives the JVM the ONNX Runtime of this Python: versions round otherwise in stock operators.
+    """Make a library that gives the JVM the ONNX Runtime of this Python: versions round otherwise in stock operators.
 
     The Java artefact asks for the functions of the C interface under the name of its own version; the interface is
     append-only, so a later library serves it.
@@ -126,7 +126,7 @@ def same_onnxruntime(folder: Path) -> Path:
 
 
 def version_of(name: str) -> str:
-    """A version of the parent POM, such as ``onnxruntime.version``."""
+    """Make a version of the parent POM, such as ``onnxruntime.version``."""
     found = re.search(rf"<{name}\.version>([^<]+)<", (DEMO / "pom.xml").read_text("utf-8"))
     assert found, name
     return found[1]

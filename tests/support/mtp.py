@@ -21,7 +21,7 @@ WEAK = 0.4  # what layers add, of an ordinary test model's
 
 
 def write_mtp(folder: Path, name: str, mimo: bool = False, agrees: bool = False) -> Path:
-    """A checkpoint of ``hf.CONFIGS`` in float32, and a layer of its kind with random weights.
+    """Write a checkpoint of ``hf.CONFIGS`` in float32, and a layer of its kind with random weights.
 
     Args:
         folder: to make.

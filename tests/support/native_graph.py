@@ -41,7 +41,7 @@ class Weights:
         return self._keep(np.ascontiguousarray(values, np.float32))
 
     def matrix(self, values: Floats, kind: Kind = "f32") -> int:  # [n, k]
-        """A packed matrix: f32, or q8 rounded to nearest."""
+        """Make a packed matrix: f32, or q8 rounded to nearest."""
         packed = Packed(kind, *values.shape)
         pieces = packed.pack_floats([values]) if kind == "f32" else packed.pack_blocks([levels(values)])
         return self._keep(np.concatenate(list(pieces)))
@@ -52,7 +52,7 @@ class Weights:
 
 
 def levels(values: Floats) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # [n, k] -> [n, blocks, 32], [n, blocks]
-    """A matrix in 8-bit blocks."""
+    """Make a matrix in 8-bit blocks."""
     return quantize.quantize_block(values, quantize.Blocks(8))
 
 
@@ -75,7 +75,7 @@ class Rows:
 
     @classmethod
     def tree(cls, parents: Sequence[int], past: int, slot: int = 0) -> Rows:
-        """A tree after ``past`` tokens; rows lie side by side."""
+        """Make a tree after ``past`` tokens; rows lie side by side."""
         depth: list[int] = []
         for parent in parents:
             depth.append(0 if parent == ROOT else depth[parent] + 1)
@@ -93,7 +93,7 @@ class Rows:
 
 
 def beside(*parts: Rows) -> Rows:
-    """The rows of several slots, in their order, as one pass."""
+    """Give the rows of several slots, in their order, as one pass."""
     plans, rows = [], 0
     for part in parts:
         plan = part.plan
@@ -116,6 +116,25 @@ def run_once(session: Any, kv: Bound, feeds: Feeds) -> tuple[NDArray[Any], ...]:
     return tuple(value.numpy() for value in io.get_outputs())
 
 
+@dataclass
+class Cache:
+    """What a node keeps.
+
+    Attributes:
+        kv: formats of keys and values; None = float32.
+        head: KV heads and dimensions of its one layer, (0, 0) = no attention.
+        tokens: capacity of a slot.
+        slots: sequences.
+        tables: what coded keys were learnt with.
+    """
+
+    kv: KvFormat | None = None
+    head: tuple[int, int] = (0, 0)
+    tokens: int = 128
+    slots: int = 1
+    tables: Floats | None = None
+
+
 class Node:
     """One node over a cache of its own.
 
@@ -124,36 +143,20 @@ class Node:
         program: the steps, as in runtimes/native/program.h.
         weights: what the steps name.
         hidden: width of hidden states.
-        kv: formats of keys and values.
-        head: KV heads and dimensions of its one layer, (0, 0) = no attention.
-        tokens: capacity of a slot.
-        slots: sequences.
-        tables: what coded keys were learnt with.
         threads: of the session.
+        cache: attributes of ``Cache``.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        program: str,
-        weights: Weights,
-        hidden: int,
-        *,
-        kv: KvFormat | None = None,
-        head: tuple[int, int] = (0, 0),
-        tokens: int = 128,
-        slots: int = 1,
-        tables: Floats | None = None,
-        threads: int = 2,
+        self, folder: Path, program: str, weights: Weights, hidden: int, threads: int = 2, **cache: Any
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "node.onnx"
+        path, kept = folder / "node.onnx", Cache(**cache)
         path.write_bytes(model(program, weights, hidden).SerializeToString())
         self.session = make_session(path, threads, True)
-        self.kv_format = kv or KvFormat("f32", "f32")
-        self.kv = Bound(np.zeros((slots, kv_bytes(self.kv_format, head, tokens)), np.uint8))
-        self.hidden = hidden
-        self.tables = np.zeros(0, np.float32) if tables is None else tables
+        self.kv_format, self.hidden = kept.kv or KvFormat("f32", "f32"), hidden
+        self.tables = np.zeros(0, np.float32) if kept.tables is None else kept.tables
+        self.kv = Bound(np.zeros((kept.slots, kv_bytes(self.kv_format, kept.head, kept.tokens)), np.uint8))
 
     def run(
         self,
@@ -195,7 +198,7 @@ def kv_bytes(kv: KvFormat, head: tuple[int, int], tokens: int) -> int:
 
 
 def model(program: str, weights: Weights, hidden: int) -> onnx.ModelProto:
-    """The graph of one node."""
+    """Give the graph of one node."""
     inputs = {
         "plan": (TensorProto.INT64, [6, "T"]), "rows": (TensorProto.INT64, ["R"]), "gates": (TensorProto.BOOL, ["G"]),
         "moves": (TensorProto.INT64, ["M", 3]), "kv": (TensorProto.UINT8, ["S", "B"]),
@@ -240,7 +243,7 @@ class Raw:
         self.kv = Bound(np.zeros((slots, F32.nbytes(self.facts, tokens)), np.uint8))
 
     def feeds(self, tokens: Sequence[int], past: int = 0, slot: int = 0) -> dict[str, NDArray[Any]]:
-        """The inputs of a chain after ``past`` tokens of a slot; all rows reach the LM head."""
+        """Give the inputs of a chain after ``past`` tokens of a slot; all rows reach the LM head."""
         n = len(tokens)
         at = np.arange(past, past + n)
         plan = np.stack([np.array(tokens), at, np.full(n, slot), np.full(n, past), np.arange(-1, n - 1), at])
@@ -255,7 +258,7 @@ class Raw:
         }
 
     def gates(self, *on: int, off: Sequence[int] = ()) -> NDArray[np.bool_]:
-        """The gates of a plain pass, some of them changed."""
+        """Give the gates of a plain pass, some of them changed."""
         gates = np.zeros(self.at.count, bool)
         gates[: self.at.embed] = True
         gates[[self.at.embed, self.at.lm, *on]] = True
@@ -268,7 +271,7 @@ class Raw:
 
 
 def doctored(made: Written, folder: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
-    """A copy of the native graph, changed, beside a link to its weights."""
+    """Make a copy of the native graph, changed, beside a link to its weights."""
     folder.mkdir(exist_ok=True)
     model = onnx.load(made.folder / made.part.graphs["native"].file, load_external_data=False)
     change(model)
@@ -280,13 +283,13 @@ def doctored(made: Written, folder: Path, change: Callable[[onnx.ModelProto], No
 
 
 def program_of(model: onnx.ModelProto) -> Any:
-    """The attribute that holds the program."""
+    """Give the attribute that holds the program."""
     (attribute,) = (item for item in model.graph.node[0].attribute if item.name == "program")
     return attribute
 
 
 def with_program(made: Written, folder: Path, program: str) -> Path:
-    """A copy of the native graph with another program."""
+    """Make a copy of the native graph with another program."""
 
     def change(model: onnx.ModelProto) -> None:
         program_of(model).s = program.encode()
@@ -295,7 +298,7 @@ def with_program(made: Written, folder: Path, program: str) -> Path:
 
 
 def program_text(made: Written) -> str:
-    """The program of a model."""
+    """Give the program of a model."""
     path = made.folder / made.part.graphs["native"].file
     text: str = program_of(onnx.load(path, load_external_data=False)).s.decode()
     return text

@@ -35,7 +35,7 @@ def rename_ports(model: onnx.ModelProto) -> None:
 
 
 def schema_2(bundle: Path, folder: Path) -> Path:
-    """A copy with the manifest, the ports and the names of files of schema 2."""
+    """Make a copy with the manifest, the ports and the names of files of schema 2."""
     shutil.copytree(bundle, folder)
     data = json.loads((folder / MANIFEST).read_text("utf-8"))
     for name in ("target", "draft", "drafter"):

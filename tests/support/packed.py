@@ -83,7 +83,7 @@ def choose(
 
 
 def meaning(levels: Any, zeros: Any, scales: Any, group: NDArray[np.int64]) -> NDArray[np.float32]:
-    """What levels mean, one column at a time."""
+    """Give what levels mean, one column at a time."""
     columns = [
         (levels[:, at] - zeros[:, its]).astype(np.float32) * scales[:, its].astype(np.float32)
         for at, its in enumerate(group)
@@ -199,7 +199,7 @@ def packed_int(bits: int, group_size: int, symmetric: bool = True, act: bool = F
 
 
 def of_compressed(form: str, **weights: Any) -> dict[str, Any]:
-    """The quantization_config of compressed-tensors."""
+    """Give the quantization_config of compressed-tensors."""
     group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
 

@@ -95,7 +95,7 @@ def text(slot: Slot, count: int, seed: int = 0) -> Ids:
 
 
 def final(slot: Slot, tokens: Sequence[int] | Ids) -> tuple[Array, Array]:
-    """The last residual stream and the logits of rows that are not kept."""
+    """Give the last residual stream and the logits of rows that are not kept."""
     slot.keep_hidden = True
     output = slot.forward(np.asarray(tokens, np.int64))
     slot.keep_hidden = False

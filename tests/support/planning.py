@@ -38,7 +38,7 @@ FACTS = ModelFacts(
 
 
 def part(form: Format, weights: str, facts: ModelFacts = FACTS) -> ModelPart:
-    """A model with native and stock graphs."""
+    """Make a model with native and stock graphs."""
     graphs = {
         "gated": Graph(file="model.strict.onnx", gated=True, padded=True),
         "plain": Graph(file="model.plain.onnx"),
@@ -48,7 +48,7 @@ def part(form: Format, weights: str, facts: ModelFacts = FACTS) -> ModelPart:
 
 
 def manifest(form: Format = "int4", methods: Sequence[str] = ("ar", "ngram", "self-spec")) -> Manifest:
-    """A bundle of the shape of a 0.5B model."""
+    """Make a bundle of the shape of a 0.5B model."""
     measured = [Measured(acceptance=[0.8, 0.7], positions=40, text="t", text_sha256="0")]
     skip = SkipSetPart(attention=[3, 4], mlp=[3, 4])
     parts = {

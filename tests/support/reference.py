@@ -220,7 +220,7 @@ class TableTarget(FunctionTarget):
 
 
 def _markov(table: NDArray[np.floating]) -> Function:
-    """The function that looks the end of a prefix up in ``table``."""
+    """Give the function that looks the end of a prefix up in ``table``."""
     order = table.ndim - 1
     table = table.astype(np.float32)
 

@@ -20,7 +20,7 @@ Get = Callable[..., Engine]
 
 
 def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Result:
-    """A request whose length does not depend on what the model was trained to end with."""
+    """Make a request whose length does not depend on what the model was trained to end with."""
     return engine.generate(prompt, **{"max_new_tokens": NEW, "ignore_eos": True, "method": "ar", **settings})
 
 
@@ -43,7 +43,7 @@ Snapshot = Mapping[str, NDArray[Any]]  # by name
 
 
 def caches_of(engine: Engine, fresh: Slot, tokens: Sequence[int]) -> tuple[Snapshot, Snapshot]:
-    """What an engine's session holds of a text that it has just written, and what a prefill of it leaves in a slot."""
+    """Give what an engine's session holds of a text that it has just written, and a slot after its prefill."""
     session = engine.sessions.take(tokens)
     try:
         assert session.target.tokens == tokens[:-1]

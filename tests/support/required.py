@@ -19,6 +19,7 @@ HERE = (
     "less than 4 GiB to spare",
     "this file system",
     "for adapters without float16 shaders",
+    "software Vulkan takes minutes",  # a draft in float16
 )
 """What depends on the machine, the versions of packages, or data beside the repository."""
 NOTHING_NATIVE = (

@@ -105,7 +105,7 @@ def saved_tensors(name: str, made: dict[str, Array]) -> dict[str, Array]:
 
 
 def _one(tensor: str, made: dict[str, Array], take: Callable[[str], Array], shapes: Shapes) -> Array:
-    """A saved tensor, of those in memory."""
+    """Make a saved tensor, of those in memory."""
     if tensor in made:
         return take(tensor)
     if expert := EXPERT.fullmatch(tensor):
@@ -126,7 +126,7 @@ def _one(tensor: str, made: dict[str, Array], take: Callable[[str], Array], shap
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What ``saved`` holds, of a checkpoint in one file that transformers has just written."""
+    """Give what ``saved`` holds, of a checkpoint in one file that transformers has just written."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "numpy") as file:
@@ -136,7 +136,7 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def new_model(config: dict[str, Any], dtype: str) -> PreTrainedModel:
-    """A model of transformers with random weights; needs torch and transformers."""
+    """Make a model of transformers with random weights; needs torch and transformers."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -148,7 +148,7 @@ def new_model(config: dict[str, Any], dtype: str) -> PreTrainedModel:
 
 
 def save(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """What ``save_pretrained`` of the installed transformers writes of a configuration."""
+    """Give what ``save_pretrained`` of the installed transformers writes of a configuration."""
     with tempfile.TemporaryDirectory() as folder:
         new_model(config, dtype).save_pretrained(folder)
         return described(Path(folder))

@@ -12,12 +12,12 @@ DATE: Schema = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}
 
 
 def record(**fields: Schema) -> Schema:
-    """An object with just these fields."""
+    """Make an object with just these fields."""
     return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
 def some(of: Schema, most: int = 3, least: int = 0) -> Schema:
-    """A short list."""
+    """Make a short list."""
     return {"type": "array", "items": of, "maxItems": most, "minItems": least}
 
 

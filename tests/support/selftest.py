@@ -63,7 +63,7 @@ class Program:
 
 
 def of_the_library(name: str) -> str | None:
-    """The object that the installed library was linked of, where ``EDGESPEC_OBJECTS`` names its build folder."""
+    """Give the object that the installed library was linked of, where ``EDGESPEC_OBJECTS`` names its build folder."""
     folder = os.environ.get("EDGESPEC_OBJECTS")
     found = Path(folder or ".") / "CMakeFiles" / "edgespec.dir" / "runtimes" / "native" / f"{name}.cpp.o"
     if not folder or not found.exists():
@@ -99,7 +99,7 @@ def linked(path: Path, compiler: str, objects: list[str], flags: tuple[str, ...]
 
 
 def build(folder: Path, compiler: str, isas: tuple[str, ...], flags: tuple[str, ...] = COMMON) -> Program:
-    """The selftest."""
+    """Give the selftest."""
     return linked(folder / "selftest", compiler, compiled(folder, compiler, (*SOURCES, *PARTS), isas, flags), flags)
 
 

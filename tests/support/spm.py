@@ -42,7 +42,7 @@ def sentences() -> list[str]:
 
 
 def train(kind: str, vocab_size: int = 700, **more: Any) -> bytes:
-    """A tokenizer.model."""
+    """Make a tokenizer.model."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences()),

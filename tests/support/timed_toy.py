@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ Rates = Callable[[int], float]  # length of the text -> chance that a guess is r
 
 
 def after(token: int, length: int) -> int:
-    """The target's token after a text of so many tokens that ends with ``token``."""
+    """Give the target's token after a text of so many tokens that ends with ``token``."""
     return (31 * token + 7 * length + 3) % VOCAB
 
 
@@ -57,10 +57,11 @@ class Clock:
         return self.ms / 1000
 
 
+@dataclass(eq=False)
 class Guesser(Drafter):
     """Guesses tokens that are right with a given chance, at a given cost.
 
-    Args:
+    Attributes:
         rate: chance of a right guess, by the length of the text.
         c: time of a guess in plain steps.
         clock: that time passes on.
@@ -69,24 +70,21 @@ class Guesser(Drafter):
         name: of the method.
         catch_up: time of a token that it has not seen, in plain steps.
         draws: guesses are offered as drawn from a distribution.
+        first: what a round with guesses costs beside them.
     """
 
-    def __init__(
-        self,
-        rate: Rates,
-        c: float,
-        clock: Clock,
-        *,
-        cheap: bool = False,
-        buckets: int = 1,
-        name: str = "guesser",
-        catch_up: float = 0.0,
-        draws: bool = False,
-        first: float = 0.0,
-    ) -> None:
-        self.first = first  # what a round with guesses costs beside them
-        self.rate, self.c, self.clock, self.cheap, self.buckets, self.name = rate, c, clock, cheap, buckets, name
-        self.catch_up, self.draws = catch_up, draws
+    rate: Rates
+    c: float
+    clock: Clock
+    _: KW_ONLY
+    cheap: bool = False
+    buckets: int = 1
+    name: str = "guesser"
+    catch_up: float = 0.0
+    draws: bool = False
+    first: float = 0.0
+
+    def __post_init__(self) -> None:
         self.begun: list[int] = []  # lengths of the text at which it was told to begin
         self.asked: list[int] = []  # and at which it was asked
         self.observed = 0

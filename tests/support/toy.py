@@ -25,7 +25,7 @@ _MASK = (1 << 64) - 1
 
 
 def hash_logits(seed: int, vocab: int, levels: int = 5) -> Callable[[tuple[int, ...]], NDArray[np.float32]]:
-    """A model whose logits are small integers (many ties) hashed from the whole prefix."""
+    """Make a model whose logits are small integers (many ties) hashed from the whole prefix."""
     tokens = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
     def logits(prefix: tuple[int, ...]) -> NDArray[np.float32]:
@@ -89,7 +89,7 @@ def chain(tokens: Sequence[int] | NDArray[np.int64]) -> Proposal:
 
 
 def random_tree(rng: np.random.Generator, nodes: int, vocab: int, guess: Callable[[list[int]], int]) -> Proposal:
-    """A tree of any shape; each node is right (``guess`` of its path) or random, siblings may be equal."""
+    """Make a tree of any shape; each node is right (``guess`` of its path) or random, siblings may be equal."""
     tokens: list[int] = []
     parents: list[int] = []
     paths: list[list[int]] = []

@@ -93,7 +93,7 @@ class TappedToy(FunctionTarget):
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
-    """The tokens down to each row, its own the last; parent -1: nothing is before it."""
+    """Give the tokens down to each row, its own the last; parent -1: nothing is before it."""
     found: list[list[int]] = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append([*([] if parent < 0 else found[parent]), token])

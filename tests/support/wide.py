@@ -41,7 +41,7 @@ def wide_config(head_dim: int, layers: int = 1, positions: int = LONGEST) -> hf.
 
 
 def stock_model(folder: Path, head_dim: int, form: Format, threads: int, positions: int = LONGEST) -> Model:
-    """The strict graph of a model of one layer, written into ``folder``."""
+    """Make the strict graph of a model of one layer, written into ``folder``."""
     source, made = folder / f"source-{head_dim}", folder / f"{form}-{head_dim}"
     hf.write_checkpoint(source, wide_config(head_dim, positions=positions), seed=head_dim)
     made.mkdir()
@@ -50,7 +50,7 @@ def stock_model(folder: Path, head_dim: int, form: Format, threads: int, positio
 
 
 def wide_bundle(folder: Path) -> Path:
-    """A bundle for stock operators of a model with heads of 256; the draft is the model itself."""
+    """Make a bundle for stock operators of a model with heads of 256; the draft is the model itself."""
     folder.mkdir()
     source = str(hf.write_checkpoint(folder / "source", wide_config(256, layers=3, positions=512), seed=5))
     options = ExportOptions(source, folder / "bundle", ["speculative"], "int4", draft=source, operators="stock")
@@ -81,7 +81,7 @@ class Depths:
             array[:] = filled
 
     def rows(self, past: int, count: int) -> list[bytes]:
-        """The bits of each row's logits in a pass after ``past`` tokens."""
+        """Give the bits of each row's logits in a pass after ``past`` tokens."""
         self._slot.tokens = self._tokens[:past]
         logits = self._slot.forward(np.array(self._tokens[past : past + count], np.int64)).logits
         bits = [row.tobytes() for row in logits]
@@ -115,7 +115,7 @@ def crossing(at: int, sizes: Iterable[int], longest: int = LONGEST) -> list[tupl
 
 
 def walk(longest: int, most: int = 32) -> list[tuple[int, int]]:
-    """Passes of 2, 3, .. ``most`` rows one after the other, over every length up to ``longest``."""
+    """List passes of 2, 3, .. ``most`` rows one after the other, over every length up to ``longest``."""
     found: list[tuple[int, int]] = []
     past = 0
     while past + 2 <= longest:
