@@ -12,7 +12,6 @@ from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing,
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SamplingPart
-from edgespec.runtimes.files.operators import EMITTED
 
 LEAST_GAMMA = 6  # of a method that adaptive control runs, where it has none of its own
 CANDIDATES = 3  # most methods that auto chooses from
@@ -155,7 +154,7 @@ def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
         raise InvalidRequest(
             f"branch {','.join(map(str, branch or ()))}: the {whose}'s graph was exported by optimum, and trees need "
             "one of edgespec's own",
-            f"leave the branch out; architectures that edgespec emits itself: {', '.join(EMITTED)}",
+            "leave the branch out; architectures that edgespec emits itself: docs/architectures.md",
         )
 
 
@@ -193,7 +192,7 @@ def _how_to_have(manifest: Manifest, name: str) -> str:
     if manifest.target.origin == "optimum" and METHODS[name].needs not in ("text", "draft"):
         return (
             f"its graph was exported by optimum, and {name} needs one of edgespec's own; architectures that edgespec "
-            f"emits itself: {', '.join(EMITTED)}"
+            "emits itself: docs/architectures.md"
         )
     return f"export it with `--method {name}`"
 

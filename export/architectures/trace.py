@@ -72,7 +72,7 @@ class Pass(Generic[X]):
             self._known.pop(value, None)
 
     def _field(self, operation: Operation, value: Any) -> Any:
-        """What a field becomes for the method."""
+        """Turn a field into what the method takes."""
         if isinstance(value, Value):
             return self._known[value]
         if isinstance(value, Block):

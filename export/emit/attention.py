@@ -101,11 +101,11 @@ class AttentionEmitter:
         return self.graph.node("RotaryEmbedding", inputs, num_heads=heads, rotary_embedding_dim=part)
 
     def bias(self) -> str:
-        """What is added to scores for the sake of trees."""
+        """Name the attention bias that encodes the tree mask."""
         return "bias"
 
     def window(self, size: int) -> str:
-        """The bias that also hides keys whose position is ``size`` or more before the row's."""
+        """Make the bias that also hides keys ``size`` or more positions before the row."""
         graph = self.graph
 
         def numbers(name: str, *values: int) -> str:

@@ -125,7 +125,7 @@ class DeviceOps(GraphOps):
         return "logits"
 
     def _best(self, logits: str) -> None:
-        """Outputs: best_values and best_ids [.., BEST], the likeliest tokens, and log_total, log of the sum of all."""
+        """Add outputs: best_values and best_ids [.., BEST], the likeliest tokens; log_total, log of the sum of all."""
         graph = self.graph
         count = graph.constant("best", np.array([BEST], np.int64))
         graph.node("TopK", [logits, count], ["best_values", "best_ids"], axis=-1)

@@ -94,7 +94,7 @@ class _Filler:
             yield name, [learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)]
 
     def _table(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
-        """An embedding that is only looked up, [vocab, k]: float32, or int8 with a scale a row."""
+        """Fill an embedding that is only looked up, [vocab, k]: float32, or int8 with a scale a row."""
         if f"{name}.table_scales" not in self.plan.entries:
             yield f"{name}.table", self.source.pieces(name)
             return
@@ -102,7 +102,7 @@ class _Filler:
         yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces)
 
     def _parts(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
-        """The same with a scale for each part of a row: embeddings of all layers."""
+        """Fill the embeddings of all layers, with a scale for each part of a row."""
         if f"{name}.table_scales" not in self.plan.entries:
             yield f"{name}.table", self.source.pieces(name)
             return
@@ -174,7 +174,7 @@ def _in_turn(
 
 
 def _columns(matrix: Matrix, pieces: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """The rows of a matrix [n, k] as one piece [k, n]."""
+    """Turn the rows of a matrix [n, k] into one piece [k, n]."""
     whole: NDArray[Any] | None = None
     at = 0
     for piece in pieces:

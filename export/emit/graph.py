@@ -41,7 +41,7 @@ class GraphBuilder:
         self._memo: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, emit: Callable[[], T]) -> T:
-        """What ``emit`` gave for this key before in the same scope; otherwise call it."""
+        """Return what ``emit`` gave for this key before in the same scope; otherwise call it."""
         if key not in self._memo:
             self._memo[key] = emit()
         found: T = self._memo[key]
@@ -57,7 +57,7 @@ class GraphBuilder:
         self.outputs.append(declared(name, kind, dims))
 
     def unique(self, stem: str) -> str:
-        """A value name nothing else uses."""
+        """Make a value name that nothing else uses."""
         self._count += 1
         return f"{stem}_{self._count}"
 
@@ -79,7 +79,7 @@ class GraphBuilder:
         return outputs[0]
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """A small tensor inside the graph file."""
+        """Put a small tensor inside the graph file."""
         if name not in self._initializers:
             from onnx import numpy_helper
 
@@ -87,7 +87,7 @@ class GraphBuilder:
         return name
 
     def stored(self, name: str) -> str:
-        """A tensor of the weight file."""
+        """Name a tensor of the weight file."""
         if name not in self._initializers:
             self._initializers[name] = stored_tensor(self.weights, name)
         return name
@@ -146,7 +146,7 @@ def stored_tensor(weights: WeightLayout, name: str) -> onnx.TensorProto:
 
 
 def alive(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes whose outputs are wanted, or read by such a node."""
+    """Keep the nodes whose outputs are wanted, or read by such a node."""
     wanted, kept = set(wanted), []
     for node in reversed(nodes):
         if wanted.isdisjoint(node.output):
@@ -157,5 +157,5 @@ def alive(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodePr
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, its branches included: those read values of the outer graph."""
+    """List what a node reads, its branches included: those read values of the outer graph."""
     return [*node.input, *(name for attribute in node.attribute for inner in attribute.g.node for name in reads(inner))]

@@ -70,7 +70,7 @@ class _Halving:
         self.casts: dict[tuple[str, int], str] = {}
 
     def nodes(self) -> list[onnx.NodeProto]:
-        """What the graph becomes."""
+        """Change all nodes."""
         for node in self.before:
             self._change(node)
         return self.made
@@ -94,7 +94,7 @@ class _Halving:
         self.made.append(changed)
 
     def _limited(self, name: str) -> str:
-        """A mask whose numbers float16 has: minus infinity would make NaN of what is hidden altogether."""
+        """Limit a mask to numbers that float16 has: minus infinity would make NaN of what is hidden altogether."""
         hide = self.graph.constant("hide_half", HIDE_HALF)
 
         def limit() -> str:
@@ -105,7 +105,7 @@ class _Halving:
         return self.graph.once(("limited", name), limit)
 
     def _as(self, name: str, kind: int) -> str:
-        """A value in a precision; one ``Cast`` serves all readers."""
+        """Cast a value to a precision; one ``Cast`` serves all readers."""
         if (name in self.half) == (kind == FLOAT16):
             return name
         if (name, kind) not in self.casts:

@@ -86,7 +86,7 @@ class GraphPieces:
         return self.graph.node("If", [gate], [self.graph.unique(name)], **branches)
 
     def lm_head(self, h: str, head: Linear) -> str:
-        """The model's own LM head, or rows of it: h [1, R, hidden] -> [1, R, n]."""
+        """Multiply by the model's own LM head, or rows of it: h [1, R, hidden] -> [1, R, n]."""
         graph, rule, y = self.graph, self.arch.logits, self.multiply(h, head)
         if rule.scale != 1:
             y = graph.node("Mul", [y, graph.constant("logit_scale", np.float32(rule.scale))])

@@ -42,7 +42,7 @@ HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two fo
 
 
 def converted_name(operators: str) -> str:
-    """What graphs call weights in the layout of these operators, where the bundle has them in the other layout.
+    """Name the weight file in the layout of these operators, where the bundle has the other layout.
 
     No bundle has a file of that name, so nobody reads the wrong layout; ``runtimes/files/repack.py`` makes it in the
     cache.
@@ -234,7 +234,7 @@ class StoragePlan(WeightLayout):
 
 
 def stacked_name(names: Any) -> str:
-    """What tensors stored as one are called."""
+    """Join the names of tensors that are stored as one."""
     return "+".join(map(str, names))
 
 

@@ -88,7 +88,7 @@ class GraphOps(GraphPieces, Pass[str]):
         return range(self.arch.facts.layers)
 
     def _declare(self) -> None:
-        """The inputs and outputs but for keys and values."""
+        """Declare inputs and outputs, but for keys and values."""
         facts, declare = self.arch.facts, self.graph.input
         declare("input_ids", INT64, [1, "T"])
         declare("position_ids", INT64, [1, "A"])
@@ -208,7 +208,7 @@ class GraphOps(GraphPieces, Pass[str]):
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _chosen(self, x: str) -> str:
-        """The rows [1, R, hidden] that reach the LM head."""
+        """Choose the rows [1, R, hidden] that reach the LM head."""
         return self.graph.node("Gather", [x, "rows"], axis=1)
 
     def _tap(self, x: str, layers: int) -> None:

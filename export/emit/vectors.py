@@ -12,12 +12,12 @@ from edgespec.export.emit.plan import StoragePlan, stacked_name
 
 
 def vector(graph: GraphBuilder, plan: StoragePlan, name: str) -> str:
-    """A vector of the checkpoint: inside the graph file if it is small."""
+    """Name a vector of the checkpoint: inside the graph file if it is small."""
     return graph.stored(name) if name in plan.entries else graph.constant(name, plan.arch.source.read(name))
 
 
 def stacked_bias(graph: GraphBuilder, plan: StoragePlan, parts: Sequence[Linear]) -> str | None:
-    """The biases of matrices stacked along n, one behind the other; None if there are none."""
+    """Name the biases of matrices stacked along n, one behind the other; None if there are none."""
     if all(part.bias is None for part in parts):
         return None
     if len(parts) == 1:

@@ -82,7 +82,7 @@ class Mixer:
         self._known: dict[str, float] = {}
 
     def within(self, size: int) -> Mix:
-        """The least divergence in so many bytes of weights.
+        """Choose for the least divergence in ``size`` bytes of weights.
 
         Raises:
             ExportError: 4 bits throughout are larger.
@@ -97,7 +97,7 @@ class Mixer:
         return self._made(fine, alone)
 
     def foretold(self, size: int | None) -> str:
-        """What can be said before anything is measured, in words; ``size`` as for ``within``, None = for ``down_to``.
+        """Say in words what is known before measuring; ``size`` as for ``within``, None = for ``down_to``.
 
         Raises:
             ExportError: as ``within``.
@@ -118,7 +118,7 @@ class Mixer:
             )
 
     def down_to(self, divergence: float) -> Mix:
-        """The fewest bytes with a mean divergence of at most so many nats on the text."""
+        """Choose for the fewest bytes with a mean divergence of at most ``divergence`` nats on the text."""
         alone = self._alone(2)
         ranked = self._ranked(alone)
         saved = np.cumsum([0, *(alone[part] for part in ranked)])

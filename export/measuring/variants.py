@@ -88,7 +88,7 @@ class VariantOps(NumpyOps):
         self._given: list[dict[int, tuple[Array, Array]]] = [{} for _ in self.choices]  # see NumpyOps
 
     def divergences(self) -> list[float]:
-        """Runs the model: mean KL in nats of each choice from the exact model."""
+        """Run the model: mean KL in nats of each choice from the exact model."""
         found = self.run(self.arch.trace())
         return [float(value) for value in found[1:]]
 
@@ -141,7 +141,7 @@ class VariantOps(NumpyOps):
         return np.asarray(found, np.float32)
 
     def _enter(self, part: str) -> None:
-        """The next part of the model begins."""
+        """Begin the next part of the model."""
         self._coarse = np.array([part in choice for choice in self.choices])
         self._differs = self._differs | self._coarse
 

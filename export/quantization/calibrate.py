@@ -159,7 +159,7 @@ class CalibrationOps(NumpyOps):
         return x
 
     def head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """The head is quantized; nobody needs its logits."""
+        """Quantize the head; nobody needs its logits."""
         x = self.norm(x, norm)
         self._product = False
         self.linear(x, (head,), joined=False)
@@ -206,7 +206,7 @@ def chosen_levels(
     folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[LevelSource]:
-    """The levels that ``quantizer`` chooses for a model's matrices.
+    """Choose the levels of a model's matrices by ``quantizer``.
 
     Args:
         arch: the model.
@@ -229,7 +229,7 @@ def chosen_levels(
 
 
 def sequences(tokens: Sequence[int], begin: Sequence[int], context: int) -> NDArray[np.int64]:  # [S, T]
-    """The tokens in rows of equal length, ``begin`` in front of each; what does not fill a row is dropped."""
+    """Cut tokens into rows of equal length, ``begin`` in front of each; drop what does not fill a row."""
     length = max(1, min(SEQUENCE, context - len(begin), len(tokens)))
     count = len(tokens) // length
     rows = np.asarray(tokens[: count * length], np.int64).reshape(count, length)

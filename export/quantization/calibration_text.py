@@ -17,7 +17,7 @@ QUANTIZER_TOKENS = 8192  # bounds the activations that awq and gptq hold
 
 
 def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> tuple[str, str]:
-    """The text and its file's name.
+    """Read the text; returns it and its file's name.
 
     Args:
         file: as of ``--calibration``; None = the one in the model's folder, or the built-in one.
@@ -42,12 +42,12 @@ def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> tuple[
 
 
 def quantizer_texts(codec: TextCodec, text: str, context: int) -> NDArray[np.int64]:  # [S, T]
-    """What awq and gptq calibrate on: the text after the part that is measured on, if it is long enough for both."""
+    """Take what awq and gptq calibrate on: the text after the evaluation prefix, if it is long enough for both."""
     tokens = codec.encode(text, special=False)
     begin = codec.encode("")[:1]  # BOS, where the tokenizer puts one in front of a text
     return sequences(unmeasured(tokens)[:QUANTIZER_TOKENS], begin, context)
 
 
 def unmeasured(tokens: list[int]) -> list[int]:
-    """What comes after the part of a text that is measured on; all of it, if it is too short for both."""
+    """Take the text after the evaluation prefix, or all of it if it is too short for both."""
     return tokens[MEASURED_TOKENS:] if len(tokens) >= 2 * MEASURED_TOKENS else tokens

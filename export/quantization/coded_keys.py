@@ -48,7 +48,7 @@ class Scores:
 
 
 def check_attention(wanted: Sequence[str], operators: WantedOperators, tokens: int) -> list[Attention]:
-    """The attentions to prepare, in the order asked for.
+    """Check the attentions to prepare; returns them in the order asked for.
 
     Args:
         wanted: their names.

@@ -12,7 +12,7 @@ TINY = np.float32(1e-6)
 
 
 def mixed(x: Array, taps: Array, bias: Array | None = None) -> Array:  # [B, T, k], [length, k], [k] -> [B, T, k]
-    """A causal convolution of each channel, then silu."""
+    """Convolve each channel causally, then take silu."""
     length = len(taps)
     seen = np.pad(x, ((0, 0), (length - 1, 0), (0, 0)))
     y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
@@ -30,7 +30,7 @@ def gated_delta(
     heads: DeltaHeads,
     times: float = 1.0,
 ) -> Array:  # [B, T, value heads, value_dim]
-    """What the states give to each token.
+    """Compute what the states give to each token.
 
     S = decay S + k (beta (v - decay S^T k))^T, then S^T q; decay = exp(-rate ln(1 + exp(a + bias))), beta =
     times sigmoid(b); q and k have length 1, q over the root of its size.

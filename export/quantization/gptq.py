@@ -112,6 +112,6 @@ class Correction:
         self._added = None if residual is None else solved[len(damped) :]
 
     def target(self, weight: Array, rows: slice) -> Array:  # [rows, k] -> [rows, k]
-        """What to quantize instead of these rows."""
+        """Compute what to quantize instead of these rows."""
         moved = weight if self._share is None else weight + weight @ self._share
         return moved if self._added is None else moved + self._added[rows]

@@ -89,7 +89,7 @@ def spread(
     positions: NDArray[np.int64],  # [n]
     facts: ModelFacts,
 ) -> NDArray[np.float16]:
-    """The keys with every other one turned to a position anywhere in the context, if that reaches further."""
+    """Turn every other key to a position anywhere in the context, if that reaches further."""
     if not facts.rope or facts.context <= positions.max() + 1:
         return keys
     chosen = np.arange(0, len(positions), 2)
@@ -106,7 +106,7 @@ def spread(
 
 
 def learn_head(rows: Keys, name: KeyFormat, dim: int) -> Keys:
-    """The table of one head: rows [n, head_dim] -> [2, dim] or [dim / d_sub, d_sub, 16]."""
+    """Learn the table of one head: rows [n, head_dim] -> [2, dim] or [dim / d_sub, d_sub, 16]."""
     size = rows.shape[1]
     if name == "int4":
         ranges = np.zeros((2, dim), np.float32)

@@ -31,7 +31,7 @@ class Quantizer(Protocol):
     corrects: bool
 
     def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """A function for the pieces of one matrix.
+        """Make a function for the pieces of one matrix.
 
         Args:
             inputs: [k, k], the mean of x.T @ x over the inputs x [tokens, k]; None if it asks for none, or where a

@@ -162,7 +162,7 @@ class NumpyOps(Pass[Array]):
         return self.gated(gate, base + own * np.float32(rule.scale), activation)
 
     def _rows(self, name: str, ids: NDArray[np.int64], columns: slice) -> Array:  # [..] -> [.., columns]
-        """Some columns of the rows of a matrix that belong to tokens."""
+        """Read some columns of the rows of a matrix that belong to tokens."""
         wanted, inverse = np.unique(ids, return_inverse=True)
         rows = [self.source.read(name, slice(int(token), int(token) + 1), columns) for token in wanted]
         return np.concatenate(rows)[inverse.reshape(ids.shape)]
@@ -228,22 +228,22 @@ def gelu(x: Array) -> Array:
 
 
 def gelu_tanh(x: Array) -> Array:
-    """The approximation of gelu by tanh (arXiv 1606.08415)."""
+    """Approximate gelu by tanh (arXiv 1606.08415)."""
     return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
 
 
 def relu(x: Array) -> Array:
-    """What is positive."""
+    """Keep what is positive."""
     return np.maximum(x, 0)
 
 
 def relu2(x: Array) -> Array:
-    """The square of what is positive."""
+    """Square what is positive."""
     return np.square(relu(x))
 
 
 def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see settings.ACTIVATIONS
-    """What apertus calls xIELU."""
+    """Compute what apertus calls xIELU."""
     above, below, slope = numbers
     low = np.minimum(x, 0)
     return above * np.square(relu(x)) + below * (np.expm1(low) - low) + slope * x
@@ -272,7 +272,7 @@ def reference_logits(
 def _routed(
     scores: Array, facts: ExpertFacts, rule: ExpertsRule, bias: Array | None
 ) -> tuple[NDArray[np.int64], Array]:  # [rows, experts] -> [rows, chosen], [rows, chosen]
-    """The experts of each row and their weights."""
+    """Choose the experts of each row, and their weights."""
     others = facts.count - rule.always
     chance = np.exp(scores[:, :others] - scores[:, :others].max(-1, keepdims=True))
     if rule.sigmoid:

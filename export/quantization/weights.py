@@ -64,7 +64,7 @@ class WeightChoice:
         return self.format in FOUR_BITS
 
     def blocks(self, arch: Architecture) -> Callable[[str], Blocks]:
-        """What a matrix becomes, by its name."""
+        """Make a function that says what a matrix becomes, by its name."""
 
         def blocks(name: str) -> Blocks:
             if name in self.fine:

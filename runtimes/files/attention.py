@@ -13,7 +13,6 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.formats import DRAFT_ATTENTIONS, LEARNT, SINKS, Attention
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, table_shape
 from edgespec.runtimes.files.manifest import ModelPart, Operators
-from edgespec.runtimes.files.operators import EMITTED
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def choose_attention(
         if part.origin == "optimum":
             raise InvalidRequest(
                 f"{what} needs native operators, and this model's graph was exported by optimum",
-                f"architectures that edgespec emits itself: {', '.join(EMITTED)}",
+                "architectures that edgespec emits itself: docs/architectures.md",
             )
         raise InvalidRequest(f"{what} needs native operators", "see `edgespec info` for why they are off")
     name = cast(Attention, wanted) if wanted else default_attention(part)

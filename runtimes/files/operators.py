@@ -12,14 +12,6 @@ from edgespec.runtimes.ort.native_library import native_library
 
 WantedOperators = Literal["auto", "stock", "native"]
 NATIVE = "native"  # name of the graph
-# the architectures that edgespec emits itself, for all methods
-EMITTED = (
-    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "gemma4_text",
-    "glm", "glm4", "gpt2", "gpt_neox", "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "lfm2",
-    "lfm2_moe", "lfm3", "llama", "ministral3", "mistral", "nanochat", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
-    "phi", "phi3", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss",
-    "smollm3", "stablelm", "starcoder2",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
         if wanted == "native":
             raise BundleError(
                 "this model's graph was exported by optimum: it has ONNX Runtime's operators alone",
-                f"native operators need an architecture that edgespec emits itself: {', '.join(EMITTED)}",
+                "native operators need an architecture that edgespec emits itself: docs/architectures.md",
             )
         return OperatorChoice("stock", "the graph was exported by optimum")
     if NATIVE not in part.graphs:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.operators import EMITTED
 from edgespec.runtimes.slots.shared import Bound, Model
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Ids, Rows, Slot
 
@@ -299,5 +298,5 @@ class ConcatSlot(Slot):
     def _cannot(what: str) -> InvalidRequest:
         return InvalidRequest(
             f"this model's graph was exported by optimum: it cannot {what}, only chains of rows after the text",
-            f"that needs an architecture that edgespec emits itself: {', '.join(EMITTED)}",
+            "that needs an architecture that edgespec emits itself: docs/architectures.md",
         )

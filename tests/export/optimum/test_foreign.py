@@ -28,7 +28,6 @@ from edgespec.reports.proof import prove
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import Manifest
-from edgespec.runtimes.files.operators import EMITTED
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export
 
@@ -55,10 +54,6 @@ def refused(
     assert not output.exists()
     assert not list(output.parent.glob(".*"))
     return str(found.value)
-
-
-def test_the_list_of_emitted_architectures_is_right() -> None:
-    assert set(EMITTED) == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "w8a8"])

@@ -12,12 +12,12 @@ import pytest
 
 from edgespec.engine.loading import load
 from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.optimum import model as foreign_model
 from edgespec.export.optimum.model import ForeignModel
 from edgespec.export.optimum.write import optimum_missing
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.operators import EMITTED
 from tests.export.optimum.test_foreign import CONFIG, NAME, SEED, refused
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export
@@ -44,7 +44,7 @@ def test_without_optimum_both_ways_are_named(harbour: Path, tmp_path: Path, monk
     monkeypatch.setattr(foreign_model, "optimum_missing", lambda: "optimum is not installed here")
     message = refused(f"architecture '{MODEL_TYPE}' is not supported", harbour, tmp_path / "bundle", UnsupportedModel)
     for part in (
-        *EMITTED,
+        *ARCHITECTURES,
         "optimum is not installed here",
         "edgespec[optimum]",
         "optimum-cli export onnx",
