@@ -15,7 +15,7 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.measuring.parity import parity_report
 from edgespec.export.measuring.plan import model_bytes
 from edgespec.export.quantization.calibrate import chosen_levels

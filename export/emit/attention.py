@@ -6,8 +6,7 @@ import numpy as np
 
 from edgespec.export.architectures.ops import AttentionRule, Norm
 from edgespec.export.emit.graph import INT64, MICROSOFT
-from edgespec.export.emit.pieces import GraphPieces
-from edgespec.export.emit.vectors import rope_vectors
+from edgespec.export.emit.pieces import GraphPieces, rope_vectors
 from edgespec.runtimes.slots.stock import HIDE
 
 ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim and what is turned to be multiples of this

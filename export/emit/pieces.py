@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,29 @@ from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.formats import LINEAR
 from edgespec.export.emit.graph import FLOAT, MICROSOFT, Branch, GraphBuilder
 from edgespec.export.emit.plan import StoragePlan, stacked_name
-from edgespec.export.emit.vectors import stacked_bias, vector
 from edgespec.export.emit.wide_heads import least_length
+
+
+def vector(graph: GraphBuilder, plan: StoragePlan, name: str) -> str:
+    """Name a vector of the checkpoint: inside the graph file if it is small."""
+    return graph.stored(name) if name in plan.entries else graph.constant(name, plan.arch.source.read(name))
+
+
+def stacked_bias(graph: GraphBuilder, plan: StoragePlan, parts: Sequence[Linear]) -> str | None:
+    """Name the biases of matrices stacked along n, one behind the other; None if there are none."""
+    if all(part.bias is None for part in parts):
+        return None
+    if len(parts) == 1:
+        return vector(graph, plan, str(parts[0].bias))
+    read = plan.arch.source.read
+    pieces = [read(part.bias) if part.bias else np.zeros(plan.width(part), np.float32) for part in parts]
+    return graph.constant(stacked_name(part.bias for part in parts), np.concatenate(pieces))
+
+
+def rope_vectors(graph: GraphBuilder, plan: StoragePlan, rotary: str) -> tuple[str, str, str, int]:
+    """Cosines and sines of all positions, how queries grow there ("" = they do not), and how many channels turn."""
+    growth = graph.stored(f"{rotary}_growth") if f"{rotary}_growth" in plan.entries else ""
+    return graph.stored(f"{rotary}_cos"), graph.stored(f"{rotary}_sin"), growth, plan.arch.rotaries[rotary].dims
 
 
 class GraphPieces:

@@ -16,8 +16,8 @@ from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
+from edgespec.export.emit.pieces import stacked_bias, vector
 from edgespec.export.emit.plan import Matrix, StoragePlan, stacked_name
-from edgespec.export.emit.vectors import stacked_bias, vector
 from edgespec.runtimes.files.formats import KINDS, SPECS, Format, Kind
 from edgespec.runtimes.files.packing import Packed
 

@@ -26,10 +26,90 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
-from edgespec.export.quantization.delta import gated_delta, mixed, sigmoid, state_space
 from edgespec.runtimes.files.facts import ExpertFacts
+from edgespec.runtimes.files.manifest import DeltaHeads
 
 Array = NDArray[np.float32]
+TINY = np.float32(1e-6)
+
+
+def mixed(x: Array, taps: Array, bias: Array | None = None) -> Array:  # [B, T, k], [length, k], [k] -> [B, T, k]
+    """Convolve each channel causally, then take silu."""
+    length = len(taps)
+    seen = np.pad(x, ((0, 0), (length - 1, 0), (0, 0)))
+    y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
+    for at in range(length):
+        y += taps[at] * seen[:, at : at + x.shape[1]]
+    return y * sigmoid(y)
+
+
+def gated_delta(
+    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    a: Array,  # [B, T, value heads]
+    b: Array,  # [B, T, value heads]
+    bias: Array,  # [value heads]
+    rate: Array,  # [value heads]
+    heads: DeltaHeads,
+    times: float = 1.0,
+) -> Array:  # [B, T, value heads, value_dim]
+    """Compute what the states of a gated delta rule (arXiv 2412.06464) give, one token after the other.
+
+    S = decay S + k (beta (v - decay S^T k))^T, then S^T q; decay = exp(-rate ln(1 + exp(a + bias))), beta =
+    times sigmoid(b); q and k have length 1, q over the root of its size.
+    """
+    count, length = x.shape[:2]
+    keys = heads.keys * heads.key_dim
+    q, k = (_unit(part.reshape(count, length, heads.keys, -1)) for part in (x[..., :keys], x[..., keys : 2 * keys]))
+    q, k = (np.repeat(part, heads.values // heads.keys, 2) for part in (q / np.float32(heads.key_dim**0.5), k))
+    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    decay, beta = np.exp(-rate * np.logaddexp(0, a + bias, dtype=np.float32)), np.float32(times) * sigmoid(b)
+    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    out = np.empty_like(v)
+    for at in range(length):
+        state *= decay[:, at, :, None, None]
+        known = np.einsum("bhkv,bhk->bhv", state, k[:, at])
+        state += k[:, at, :, :, None] * (beta[:, at, :, None] * (v[:, at] - known))[:, :, None]
+        out[:, at] = np.einsum("bhkv,bhk->bhv", state, q[:, at])
+    return out
+
+
+def state_space(
+    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    a: Array,  # [B, T, value heads]
+    bias: Array,  # [value heads]
+    rate: Array,  # [value heads]
+    skip: Array,  # [value heads]
+    heads: DeltaHeads,
+) -> Array:  # [B, T, value heads, value_dim]
+    """Compute what a state space (arXiv 2405.21060) gives, one token after the other.
+
+    S = decay S + k (step v)^T, then S^T q + skip v; step = ln(1 + exp(a + bias)), decay = exp(-rate step).
+    """
+    count, length = x.shape[:2]
+    keys = heads.keys * heads.key_dim
+    q, k = (
+        np.repeat(part.reshape(count, length, heads.keys, -1), heads.values // heads.keys, 2)
+        for part in (x[..., :keys], x[..., keys : 2 * keys])
+    )
+    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    step = np.logaddexp(0, a + bias, dtype=np.float32)
+    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    out = v * skip[:, None]
+    for at in range(length):
+        state *= np.exp(-rate * step[:, at])[:, :, None, None]
+        state += k[:, at, :, :, None] * (step[:, at, :, None] * v[:, at])[:, :, None]
+        out[:, at] += np.einsum("bhkv,bhk->bhv", state, q[:, at])
+    return out
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) may overflow to inf, which gives the right 0
+        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
+def _unit(x: Array) -> Array:
+    return np.asarray(x / np.sqrt(np.square(x).sum(-1, keepdims=True) + TINY), np.float32)
 
 
 class NumpyOps(Pass[Array]):

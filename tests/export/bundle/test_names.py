@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.emit.graph import reads
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import ModelPart, Operators

@@ -20,7 +20,7 @@ import edgespec.runtimes.devices.trust as opening
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
-from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.emit.half import PRODUCTS
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import ChoosingTarget, GreedyTarget, SkipSet
 from edgespec.errors import BundleError, DeviceError, ExportError, InvalidRequest
-from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.device import add_device_graphs
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.devices.slot import DeviceSlot, tree_mask
 from edgespec.runtimes.files.manifest import SkipSetPart

@@ -15,7 +15,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import DeviceError
-from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.devices.model import DeviceModel
