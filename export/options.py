@@ -93,6 +93,12 @@ class ExportOptions:
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
         methods = [name for name in METHODS if name in self.methods or METHODS[name].needs == "text"]
+        self._check_formats()
+        self._check_drafts(methods)
+        self._check_parts(methods)
+        return methods
+
+    def _check_formats(self) -> None:
         if self.devices and self.format not in DEVICE_FORMATS:
             raise ExportError(
                 f"--device {self.devices[0]} and --format {self.format}: expected {listed(DEVICE_FORMATS)}",
@@ -111,6 +117,8 @@ class ExportOptions:
             )
         if self.device_precisions and not self.devices:
             raise ExportError("--device-precision was given, but no --device", "add --device webgpu")
+
+    def _check_drafts(self, methods: list[str]) -> None:
         if SPECULATIVE in methods and self.draft is None:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
         if self.draft is not None and SPECULATIVE not in methods:
@@ -127,6 +135,8 @@ class ExportOptions:
             raise ExportError(f"--drafter was given, but not --method {' or '.join(apart)}", "add --method eagle")
         if len(several := [name for name in needing("drafter") if name in methods]) > 1:
             raise ExportError(f"a bundle holds one drafter: expected one of --method {', '.join(several)}")
+
+    def _check_parts(self, methods: list[str]) -> None:
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
         if self.draft_vocab and not {SPECULATIVE, *needing("drafter")} & set(methods):
@@ -138,7 +148,6 @@ class ExportOptions:
             raise ExportError(
                 "--head-vocab was given, but no method with heads", f"methods: {', '.join(needing('heads'))}"
             )
-        return methods
 
 
 def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> None:

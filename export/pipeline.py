@@ -160,13 +160,13 @@ class Exporter:
         self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
-        """The tokens of a cut LM head, [size]."""
+        """Return the tokens of a cut LM head, [size]."""
         if size is None:
             return None
         return frequent_tokens(self.codec.encode(self.text), size, model.facts.vocab, self.tokenizer.eos, option)
 
     def plan(self) -> dict[str, Any]:
-        """What ``run`` would write, as a JSON object."""
+        """Return what ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
         if (mixer := self._mixer()) is not None:
             self.notes.append(mixer.foretold(self.options.target_size))
@@ -200,7 +200,7 @@ class Exporter:
             self.notes.append(self.mix.note)
 
     def _mixer(self) -> Mixer | None:
-        """What chooses them; None = nobody asked for a size or a divergence."""
+        """Return what chooses them; None = nobody asked for a size or a divergence."""
         options, target = self.options, self.target
         if options.target_size is options.target_kl is None or not isinstance(target, EmittedModel):
             return None
@@ -241,12 +241,12 @@ class Exporter:
         return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
 
     def _compare(self, made: InProgress) -> None:
-        """The written target with its source."""
+        """Return the written target with its source."""
         found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
         made.parity = found | {"text": self.text_name, "text_sha256": digest(self.text)}
 
     def _measure(self, made: InProgress) -> None:
-        """Acceptance and costs of the methods, with the search for a skip set."""
+        """Return acceptance and costs of the methods, with the search for a skip set."""
         options, choice = self.options, self.choice
         weights = choice.quantizer.name if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
@@ -283,7 +283,7 @@ class Exporter:
             )
 
     def _learn_attention(self, made: InProgress) -> None:
-        """What was asked for of other attentions, learnt and measured."""
+        """Return what was asked for of other attentions, learnt and measured."""
         if not self.attention:
             return
         found = prepare_attention(
@@ -326,7 +326,7 @@ class Exporter:
         )
 
     def _sizes(self) -> dict[str, Any]:
-        """The export as a JSON object."""
+        """Return the export as a JSON object."""
         operators = self.options.operators
         found = describe_export(self.target, self._target_choice, self.methods, self.draft, self.choice, operators)
         if self.drafter is not None:

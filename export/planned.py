@@ -76,7 +76,7 @@ def planned_bundle(
     revision: str | None = None,
     text_only: bool = False,
 ) -> Manifest:
-    """What ``edgespec export`` with these options would write.
+    """Return what ``edgespec export`` with these options would write.
 
     Args:
         model: a folder, which may have no weights; a .gguf file; a hub id, of which no weights are fetched;
@@ -180,7 +180,7 @@ def planned_bundle(
 
 
 def possible_drafter(model: str, revision: str | None = None, text_only: bool = False) -> str:
-    """The method whose drafter a model can have.
+    """Return the method whose drafter a model can have.
 
     ``mtp`` if its config.json speaks of that layer, ``assistant`` of Gemma 4, else ``eagle``.
 
@@ -194,7 +194,7 @@ def possible_drafter(model: str, revision: str | None = None, text_only: bool = 
 
 
 def _opened(path: Path, context: int | None, text_only: bool) -> Architecture:
-    """The model, or the error of an export for an architecture that edgespec does not emit."""
+    """Open the model, or the error of an export for an architecture that edgespec does not emit."""
     if _holds_graph(path):
         raise UnsupportedModel(
             f"{path}: is an export of optimum, whose graphs cannot be planned", "export it, and plan with the bundle"
@@ -226,7 +226,7 @@ def _holds_graph(path: Path) -> bool:
 
 
 def _draft(name: str | None, target: Architecture, assumed: list[str]) -> Architecture:
-    """The draft, with no more context than the target."""
+    """Return the draft, with no more context than the target."""
     if name is None:
         draft = assumed_draft(target)
         assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
@@ -288,7 +288,7 @@ def _weights(target: PlannedModel, draft: PlannedModel | None, drafter: PlannedM
 
 
 def _tokenizer(arch: Architecture) -> TokenizerFacts:
-    """What the small files say; the tokenizer itself, which may know another EOS, is not opened."""
+    """Return what the small files say; the tokenizer itself, which may know another EOS, is not opened."""
     folder = arch.source.path
 
     def read(name: str) -> dict[str, Any]:

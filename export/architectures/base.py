@@ -203,11 +203,11 @@ class Architecture:
         return ops.head(x, self.final_norm, self.head)
 
     def embed(self, ops: Ops) -> Value:
-        """The residual stream before the first layer."""
+        """Build the residual stream before the first layer."""
         return ops.embed(self.embedding)
 
     def layer(self, ops: Ops, x: Value, layer: int) -> Value:
-        """One layer: attention, then MLP; or both of the same stream."""
+        """Build one layer: attention, then MLP; or both of the same stream."""
         if not self.on(self.parallel):
             x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
             return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer))
@@ -220,13 +220,13 @@ class Architecture:
         return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, h, layer))
 
     def attention(self, ops: Ops, x: Value, layer: int) -> Value:
-        """One attention sub-layer without its residual."""
+        """Build an attention sub-layer without its residual."""
         norms = self.norms_of(layer)
         y = self.attend(ops, self.normed(ops, x, layer, norms.attention), layer)
         return self.normed(ops, y, layer, norms.after_attention)
 
     def attend(self, ops: Ops, h: Value, layer: int) -> Value:
-        """Attention, or what stands in its place, without norms."""
+        """Build attention, or what stands in its place, without norms."""
         if self.states is not None and layer in self.facts.convolutions:
             return self.states.run(self, ops, h, layer)
         q, k, v = ops.linear(h, *(self.linear(layer, module) for module in QKV), joined=not self.row_norms)
@@ -240,20 +240,20 @@ class Architecture:
         return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
 
     def mlp(self, ops: Ops, x: Value, layer: int) -> Value:
-        """One MLP sub-layer without its residual."""
+        """Build an MLP sub-layer without its residual."""
         norms = self.norms_of(layer)
         y = self.transform(ops, self.normed(ops, x, layer, norms.mlp), layer)
         return self.normed(ops, y, layer, norms.after_mlp)
 
     def transform(self, ops: Ops, h: Value, layer: int) -> Value:
-        """The MLP, or the experts in its place, without norms."""
+        """Build the MLP, or the experts in its place, without norms."""
         mixed = self.facts.experts
         if self.experts is not None and mixed is not None and layer in mixed.layers:
             return self.experts.run(self, ops, h, layer)
         return self.dense(ops, h, layer)
 
     def dense(self, ops: Ops, h: Value, layer: int) -> Value:
-        """The MLP that every row goes through."""
+        """Build the MLP that every row goes through."""
         if self.gated_mlp:
             gate, up = ops.linear(h, *(self.linear(layer, MLP.format(name)) for name in ("gate", "up")))
             inner = ops.gated(gate, up, self.activation)
@@ -316,11 +316,11 @@ class Architecture:
         return bool(found) and self.on(self.biases[max(found, key=len)])
 
     def norms_of(self, layer: int) -> Norms:
-        """The norms of a layer."""
+        """Return the norms of a layer."""
         return self.norms
 
     def rotations(self) -> dict[str, Rotary]:
-        """The rotary tables by name; ``rope`` is the main one."""
+        """Return the rotary tables by name; ``rope`` is the main one."""
         parameters = rope_parameters(self.config, self.rope_theta)
         share = parameters.get("partial_rotary_factor", self.settings.number("partial_rotary_factor", self.rope_share))
         if not isinstance(share, int | float) or not 0 < share <= 1:
@@ -328,7 +328,7 @@ class Architecture:
         return {"rope": Rotary(parameters, int(self.facts.head_dim * share))}
 
     def rotation(self, kind: str, theta: float, scaled: bool) -> Rotary:
-        """The rotation of one kind of layers, as in ``layer_types``.
+        """Return the rotation of one kind of layers, as in ``layer_types``.
 
         Args:
             kind: the new form of config.json has parameters for each.
@@ -358,7 +358,7 @@ class Architecture:
         return (self.settings.positive(self.score_size, size) if self.score_size else size) ** -0.5
 
     def rotary(self, layer: int) -> str | None:
-        """The rotation of a layer, by its name in ``rotations``; None = the layer is not told positions."""
+        """Return the rotation of a layer, by its name in ``rotations``; None = the layer is not told positions."""
         if self.rotaries.keys() > {"rope"}:
             own = "rope_local" if self.slides(layer) else "rope_full"
             return own if own in self.rotaries else "rope"
@@ -424,16 +424,16 @@ class Architecture:
         return Linear(weight, f"{HEAD}.bias" if self.head_bias else None)
 
     def norm(self, name: str) -> Norm:
-        """A norm of the kind that this architecture has."""
+        """Return a norm of the kind that this architecture has."""
         return Norm(f"{name}.weight", f"{name}.bias" if self.layer_norms and self.norm_bias else None, self.layer_norms)
 
     def linear(self, layer: int, module: str) -> Linear:
-        """A projection of a layer."""
+        """Return a projection of a layer."""
         name = f"{LAYERS}.{layer}.{module}"
         return Linear(f"{name}.weight", f"{name}.bias" if self.bias(module) else None)
 
     def _named(self, source: Checkpoint) -> dict[str, Extra]:
-        """The checkpoint's tensors by Llama's names, where those differ."""
+        """Return the checkpoint's tensors by Llama's names, where those differ."""
         found: dict[str, Extra] = {}
 
         def name(ours: str, theirs: str) -> None:
@@ -448,6 +448,11 @@ class Architecture:
             for ours, theirs in self.layer_names.items():
                 name(f"{LAYERS}.{layer}.{ours}", f"{self.layers_at}.{layer}.{theirs}")
         found |= self.derived(source)
+        self._reorder(source, found)
+        return found
+
+    def _reorder(self, source: Checkpoint, found: dict[str, Extra]) -> None:
+        """Bring channels that turn together and norms that are offsets into Llama's form."""
         if self.pairs != "halves":
             order = paired(self.facts.head_dim, self.rotaries["rope"].dims, self.pairs)
             for layer in range(self.facts.layers):
@@ -458,7 +463,6 @@ class Architecture:
             for weight, shape in self.tensors.items():
                 if len(shape) == 1 and weight.endswith("norm.weight"):
                     found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
-        return found
 
     def _check_heads(self) -> None:
         """Refuse heads that do not divide, or that no operator takes."""

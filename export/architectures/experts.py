@@ -141,5 +141,5 @@ def _joined(first: Extra, more: tuple[Extra, ...]) -> Extra:
 
 
 def first_of(source: Checkpoint, at: str, names: tuple[str, ...]) -> str:
-    """The first of some names that a checkpoint has."""
+    """Return the first of some names that a checkpoint has."""
     return next((name for name in names if source.has(at + name)), names[0])

@@ -103,7 +103,7 @@ class Gemma4(Architecture):
         return self.kinds[layer] == "sliding_attention"
 
     def source_of(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads."""
+        """Return the layer whose keys and values a layer reads."""
         if layer < self.owners:
             return layer
         return max(at for at in range(self.owners) if self.kinds[at] == self.kinds[layer])
@@ -137,7 +137,7 @@ class Gemma4(Architecture):
         return {"rope": self.rotation("sliding_attention", 1e4, scaled=False), "rope_full": full}
 
     def build(self, ops: Ops) -> Value:
-        """The whole decoder; after each layer its own embedding of the tokens is added."""
+        """Build the whole decoder; after each layer its own embedding of the tokens is added."""
         scale = self.facts.hidden**0.5
         x = ops.embed(self.embedding, scale=scale)
         tokens = ops.token_embeddings(self.embedding, scale)  # the stream changes under the layers that read this
@@ -151,7 +151,7 @@ class Gemma4(Architecture):
         return ops.head(x, self.final_norm, self.head)
 
     def own(self, ops: Ops, x: Value, tokens: Value, layer: int) -> Value:
-        """What a layer's own embedding adds, from the tokens' usual embeddings."""
+        """Return what a layer's own embedding adds, from the tokens' usual embeddings."""
         size, layers = self.facts.layer_embedding, self.facts.layers
         (gate,) = ops.linear(x, self.linear(layer, "per_layer_input_gate"))
         (given,) = ops.linear(tokens, self.linear(layer, "per_layer_model_projection"))

@@ -50,7 +50,7 @@ class Rotary:
         return rope_tables(self.parameters, self.dims, positions, context)
 
     def growth(self, positions: int) -> NDArray[np.float32] | None:
-        """What queries of the first positions are multiplied by, [positions]; None where all are as they are.
+        """Return what queries of the first positions are multiplied by, [positions]; None where all are as they are.
 
         1 + beta log(1 + floor(position / trained)), of Llama 4 and Ministral 3.
         """
@@ -61,7 +61,7 @@ class Rotary:
 
 
 def rope_facts(rotaries: Mapping[str, Rotary]) -> dict[str, Any]:
-    """What a manifest says of a model's rotations: the main one's parameters, and how many channels each turns."""
+    """Give what a manifest says of a model's rotations: the main one's parameters, and how many channels each turns."""
     if (main := rotaries.get("rope")) is None:
         return {}
     others = [rotary.dims for name, rotary in rotaries.items() if name != "rope"]
@@ -70,7 +70,7 @@ def rope_facts(rotaries: Mapping[str, Rotary]) -> dict[str, Any]:
 
 
 def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
-    """The rotary settings of a config.json, new form (``rope_parameters``) or old (``rope_theta``, ``rope_scaling``).
+    """Return the rotary settings of a config.json: ``rope_parameters``, or of old ``rope_theta`` and ``rope_scaling``.
 
     Args:
         config: the configuration.
@@ -107,7 +107,7 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
 
 
 def checked(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, if their type is known and has what it needs.
+    """Return the parameters, if their type is known and has what it needs.
 
     Raises:
         UnsupportedModel: it is not, or has not.

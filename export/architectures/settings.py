@@ -34,7 +34,7 @@ b x above zero, n (e^x - 1 - x) + b x below.
 
 
 def model_facts(path: Path, **fields: Any) -> ModelFacts:
-    """The facts of a model, within the bounds of any.
+    """Return the facts of a model, within the bounds of any.
 
     Raises:
         ExportError: a size that no model has.
@@ -43,7 +43,7 @@ def model_facts(path: Path, **fields: Any) -> ModelFacts:
 
 
 def part_of(kind: type[Made], file: Path, sizes: dict[str, Any]) -> Made:
-    """A part of the facts, such as its experts, within the bounds of any model.
+    """Return a part of the facts, such as its experts, within the bounds of any model.
 
     Raises:
         ExportError: a size that no model has.
@@ -66,12 +66,12 @@ class Settings:
         self.values = {**values, **known}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value; null counts as absent."""
+        """Return a value; null counts as absent."""
         value = self.values.get(key)
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer.
+        """Return a positive integer.
 
         Raises:
             ExportError: absent without a default, or anything else.
@@ -82,7 +82,7 @@ class Settings:
         return value
 
     def optional(self, key: str) -> int | None:
-        """A positive integer, or None where it is absent.
+        """Return a positive integer, or None where it is absent.
 
         Raises:
             ExportError: anything else.
@@ -90,7 +90,7 @@ class Settings:
         return None if self.get(key) is None else self.integer(key)
 
     def each(self, key: str, layers: int, known: tuple[object, ...]) -> list[Any] | None:
-        """A value for each layer, out of those that are known; None where the key is absent.
+        """Return a value for each layer, out of those that are known; None where the key is absent.
 
         Raises:
             ExportError: another number of values, or another value.
@@ -114,7 +114,7 @@ class Settings:
         return values
 
     def number(self, key: str, default: float) -> float:
-        """A number that is not negative.
+        """Return a number that is not negative.
 
         Raises:
             ExportError: anything else.
@@ -125,7 +125,7 @@ class Settings:
         return float(value)
 
     def positive(self, key: str, default: float) -> float:
-        """A number above zero.
+        """Return a number above zero.
 
         Raises:
             ExportError: anything else.
@@ -140,7 +140,7 @@ class Settings:
         return bool(self.get(key, default))
 
     def activation(self, key: str, default: str) -> Activation:
-        """The MLP's activation.
+        """Return the MLP's activation.
 
         Raises:
             UnsupportedModel: one that no interpreter knows.

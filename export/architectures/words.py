@@ -5,11 +5,17 @@ from __future__ import annotations
 import copy
 
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.ops import AttentionRule
 
 
 def traits(arch: Architecture) -> list[str]:
     """List what sets a model apart from a plain Llama, as far as decoding is concerned."""
-    facts, rules = arch.facts, [arch.rule(at) for at in range(arch.facts.layers) if at not in arch.facts.convolutions]
+    rules = [arch.rule(at) for at in range(arch.facts.layers) if at not in arch.facts.convolutions]
+    return [*_sizes(arch), *_windows_and_rotations(arch, rules), *_scores(arch, rules[0])]
+
+
+def _sizes(arch: Architecture) -> list[str]:
+    facts = arch.facts
     found = [f"text half alone of a model that reads {arch.text_half_of}"] if arch.text_half_of else []
     found.append("tied embeddings" if facts.tied else "untied LM head")
     if facts.heads * facts.head_dim != facts.hidden:
@@ -20,7 +26,7 @@ def traits(arch: Architecture) -> list[str]:
         if heads := facts.delta:
             sizes = f"{heads.values} states of {heads.key_dim} x {heads.value_dim}"
             found.append(f"{heads.kind} in {where}, each with {sizes}")
-    if any("output_gate_proj" in name for name in arch.tensors):
+    if arch.on(arch.output_gate):
         found.append("gates on the output of attention")
     if facts.head_dims:
         found.append(f"heads of {' and '.join(map(str, sorted(set(facts.head_dims))))}")
@@ -33,6 +39,11 @@ def traits(arch: Architecture) -> list[str]:
         )
     if facts.layer_embedding:
         found.append(f"embeddings of {facts.layer_embedding} in each layer, read from the file row by row")
+    return found
+
+
+def _windows_and_rotations(arch: Architecture, rules: list[AttentionRule]) -> list[str]:
+    facts, found = arch.facts, []
     for size in sorted({rule.window for rule in rules} - {0}):
         found.append(f"windows of {size} in {sum(rule.window == size for rule in rules)} of {facts.layers} layers")
     for name, rotary in arch.rotaries.items():
@@ -48,15 +59,20 @@ def traits(arch: Architecture) -> list[str]:
         found.append(f"{arch.rotaries['rope'].dims} of {facts.head_dim} channels rotated")
     if without := sum(rule.rotary is None for rule in rules):
         found.append("learned positions" if arch.positions else f"{without} layers without positions")
-    if rules[0].q_norm:
-        found.append("norms of each head after rotation" if rules[0].late_norms else "norms of each head")
+    return found
+
+
+def _scores(arch: Architecture, rule: AttentionRule) -> list[str]:
+    found = []
+    if rule.q_norm:
+        found.append("norms of each head after rotation" if rule.late_norms else "norms of each head")
     for rotary in arch.rotaries.values():
-        if rotary.growth(facts.context) is not None:
+        if rotary.growth(arch.facts.context) is not None:
             found.append(f"queries grow beyond position {rotary.parameters['original_max_position_embeddings']}")
     if arch.head.bias:
         found.append("LM head with a bias")
-    if cap := rules[0].cap:
-        found.append(f"scores capped at {cap:g}")
+    if rule.cap:
+        found.append(f"scores capped at {rule.cap:g}")
     if arch.logits.cap:
         found.append(f"logits capped at {arch.logits.cap:g}")
     return found

@@ -57,7 +57,7 @@ def open_described(path: Path, context: int | None, text_only: bool = False) -> 
 
 
 def limited(arch: Architecture, context: int | None) -> Architecture:
-    """The architecture with its context limited.
+    """Return the architecture with its context limited.
 
     Raises:
         ExportError: beyond what the model was made for.
@@ -127,7 +127,7 @@ def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
 def stock_graphs(
     arch: Architecture, gated: bool, draft: bool, hidden: bool, prefix: str, layout: Layout
 ) -> dict[str, Graph]:
-    """The graphs of stock operators.
+    """Return the graphs of stock operators.
 
     A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
     and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the layout of stock operators a
@@ -144,7 +144,7 @@ def stock_graphs(
 
 
 def counted(arch: Architecture) -> ModelFacts:
-    """The facts of a model with its parameters."""
+    """Return the facts of a model with its parameters."""
     return arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
 
 
@@ -162,7 +162,7 @@ def model_part(
     fine: float | None = None,
     embedding: Format | None = None,
 ) -> ModelPart:
-    """The entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
+    """Return the entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
     facts, decoder = counted(arch), None
     if arch.drafts:
         if head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did

@@ -104,5 +104,5 @@ class SourceModel(DescribedModel, Protocol):
         ...
 
     def provenance(self) -> dict[str, Any]:
-        """What the manifest says of where the graphs come from."""
+        """Return what the manifest says of where the graphs come from."""
         ...

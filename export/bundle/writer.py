@@ -70,7 +70,7 @@ def genai_config(part: ModelPart, tokenizer: TokenizerFacts, sampling: SamplingP
 
 @contextmanager
 def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary sibling of ``target`` that takes its name at the end; on any error, Ctrl-C too, nothing is left.
+    """Give a temporary sibling of ``target`` that takes its name at the end; on any error, Ctrl-C too, nothing is left.
 
     Args:
         target: the bundle's folder.

@@ -84,7 +84,7 @@ class Assistant(Gemma4):
                            "take the assistant that was made for this model")  # fmt: skip
 
     def source_of(self, layer: int) -> int:
-        """The target's layer whose keys and values a layer reads."""
+        """Return the target's layer whose keys and values a layer reads."""
         return max(at for at in range(self.target.owners) if self.target.kinds[at] == self.kinds[layer])
 
     def build(self, ops: Ops) -> Value:

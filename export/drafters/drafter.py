@@ -80,7 +80,7 @@ def layers_like(target: Architecture, count: int) -> dict[str, Any]:
 
 
 def with_head_norms(arch: Architecture, rule: AttentionRule, layer: int) -> AttentionRule:
-    """The rule of a layer, with norms of the heads of q and k if its checkpoint has them."""
+    """Return the rule of a layer, with norms of the heads of q and k if its checkpoint has them."""
     names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
     if not arch.source.has(f"{names[0]}.weight"):
         return rule

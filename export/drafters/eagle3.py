@@ -94,7 +94,7 @@ class Eagle3(Architecture):
         return with_head_norms(self, super().rule(layer), layer)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        """The names of the published layouts: ``midlayer`` or ``layers``, without a prefix."""
+        """Return the names of the published layouts: ``midlayer`` or ``layers``, without a prefix."""
         found: dict[str, Extra] = {}
         for name in source.index:
             ours = name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name

@@ -29,7 +29,7 @@ HEAD_TOKENS = "head_vocab.bin"  # beside the weights
 def frequent_tokens(
     tokens: Sequence[int], size: int, vocab: int, always: Iterable[int], option: str
 ) -> NDArray[np.int64]:  # [size], ascending
-    """The ``size`` most frequent tokens; after those of the text the lowest ids, which tokenizers learn first.
+    """Return the ``size`` most frequent tokens; after those of the text the lowest ids, which tokenizers learn first.
 
     Args:
         tokens: a text.
@@ -143,6 +143,6 @@ def cut_draft(draft: Architecture, tokens: NDArray[np.int64]) -> HeadPlan:
 
 
 def _cut_rows(arch: Architecture, tokens: NDArray[np.int64]) -> dict[str, Extra]:
-    """The LM head's rows of these tokens, [size], and their biases."""
+    """Return the LM head's rows of these tokens, [size], and their biases."""
     rows: dict[str, Extra] = {CUT: ChosenRows(arch.source, arch.head.weight, tokens)}
     return rows if arch.head.bias is None else rows | {CUT_BIAS: Held(arch.source.read(arch.head.bias)[tokens])}

@@ -139,7 +139,7 @@ class GroupMatrices:
 
 
 def group_matrices(group: HeadGroup) -> GroupMatrices:
-    """The names of a group's matrices."""
+    """Return the names of a group's matrices."""
     if group.kind == "medusa":
         first = tuple(Linear(f"medusa.{i}.weight", f"medusa.{i}.bias") for i in range(group.count))
         own = tuple(Linear(f"medusa.{i}.lm_head.weight") for i in range(group.count)) if group.own else ()
@@ -153,7 +153,7 @@ def group_matrices(group: HeadGroup) -> GroupMatrices:
 
 
 def cut_head(head: Linear) -> Linear:
-    """The cut LM head beside the model's own."""
+    """Return the cut LM head beside the model's own."""
     return Linear(CUT, None if head.bias is None else CUT_BIAS)
 
 
@@ -166,7 +166,7 @@ def is_head(name: str, arch: Architecture) -> bool:
 
 
 def model_fingerprint(source: Checkpoint, final_norm: str, embedding: str) -> str:
-    """What tells one model from another: SHA-256 over its last norm and the first rows of its embedding, in float32."""
+    """Tell one model from another: SHA-256 over its last norm and the first rows of its embedding, in float32."""
     digest = hashlib.sha256()
     for values in (source.read(final_norm), source.read(embedding, slice(0, 64))):
         digest.update(np.ascontiguousarray(values, "<f4").tobytes())
@@ -228,7 +228,7 @@ def read_heads(folder: Path) -> TrainedHeads:
 
 
 def read_description(folder: Path) -> HeadsFile:
-    """What a folder of ours says of its heads; no tensor is read.
+    """Read what a folder of ours says of its heads; no tensor is read.
 
     Raises:
         ExportError: not such a description.

@@ -92,7 +92,7 @@ class Mtp(Architecture):
 
 
 def mtp_of(target: Architecture, source: Checkpoint, hidden_first: bool = False) -> Mtp:
-    """The layer as one of the target's kind, over its own tensors; its configuration is the target's, for one layer."""
+    """Make the layer one of the target's kind, over its own tensors, with the target's configuration for one layer."""
     config: dict[str, Any] = {**target.source.config, "num_hidden_layers": 1, "tie_word_embeddings": False}
     source.config = config | {"layer_types": ["full_attention"]}
     kind = type(target)
@@ -106,7 +106,7 @@ def has_mtp(target: Architecture) -> bool:
 
 
 def planned_mtp(target: Architecture) -> Mtp:
-    """The layer that a config.json without weights speaks of.
+    """Return the layer that a config.json without weights speaks of.
 
     Raises:
         ExportError: it speaks of none.
@@ -151,7 +151,7 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
 
 
 def _at(layout: Layout, ours: str) -> str:
-    """The checkpoint's name of one of ours."""
+    """Return the checkpoint's name of one of ours."""
     return f"{layout.at.format(0)}{layout.names[ours]}.weight"
 
 

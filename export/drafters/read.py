@@ -69,7 +69,7 @@ def _opened(path: Path) -> Checkpoint:
 
 
 def _configuration(source: Checkpoint, target: Architecture) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The drafter's configuration in Llama's words, and what it says of hidden states."""
+    """Return the drafter's configuration in Llama's words, and what it says of hidden states."""
     config = dict(source.config)
     kind = config.get("speculators_model_type") or next(iter(config.get("architectures") or []), "unknown")
     if kind == "eagle3":
@@ -93,7 +93,7 @@ def _configuration(source: Checkpoint, target: Architecture) -> tuple[dict[str, 
 
 
 def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tuple[int, ...], str]:
-    """The boundaries that are looked at, and what was assumed about them."""
+    """Return the boundaries that are looked at, and what was assumed about them."""
     ids, note = said.get(TAPS), ""
     if ids is None:
         ids = [2, layers // 2, layers - 3]
@@ -118,7 +118,7 @@ def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tupl
 
 
 def _check_embedding(source: Checkpoint, target: Architecture) -> None:
-    """A copy of the target's embedding is dropped; another one would be needed."""
+    """Check that a copy of the target's embedding, which is dropped, is one; another would be needed."""
     if not source.has(EMBEDDING):
         return
     rows = slice(0, COMPARED)
@@ -131,7 +131,7 @@ def _check_embedding(source: Checkpoint, target: Architecture) -> None:
 
 
 def _tokens(source: Checkpoint, arch: Eagle3) -> NDArray[np.int64] | None:
-    """What each row of the LM head scores; rows are put in ascending order of their tokens."""
+    """Return what each row of the LM head scores; rows are put in ascending order of their tokens."""
     rows, vocab = source.shape(HEAD)[0], arch.facts.vocab
     if not source.has(OFFSETS):
         if rows != vocab:
@@ -165,7 +165,7 @@ RIDGE = 1e-4  # of the mean square of an input: keeps what the shared tokens do 
 
 
 def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64]) -> Drafter:
-    """The drafter with an LM head for other tokens.
+    """Return the drafter with an LM head for other tokens.
 
     A token that it could not guess gets the row of the target's LM head, through the linear map that takes the target's
     rows of the tokens that it could guess to its own, by least squares.

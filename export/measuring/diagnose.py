@@ -149,14 +149,14 @@ class Reading:
 
 
 def as_read(drafter: Drafter) -> Reading:
-    """The reading at hand."""
+    """Return the current reading."""
     arch = drafter.arch
     names = [name for name in ("hidden_first", "raw") if hasattr(arch, name)]
     return Reading("", drafter.tapped, {name: getattr(arch, name) for name in names})
 
 
 def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]:
-    """What a checkpoint may have meant; none for EAGLE's, which ``probe.best_setting`` reads in numpy.
+    """Return what a checkpoint may have meant; none for EAGLE's, which ``probe.best_setting`` reads in numpy.
 
     Args:
         drafter: what was read.
@@ -232,7 +232,7 @@ class Trials:
         return {form: self._share(self._in(form)) for form in others}
 
     def hint(self, known: float) -> str:
-        """What would help one of whose first guesses the share ``known`` is right, in words; "" = nothing known."""
+        """Say what would help one whose first guesses are right at the rate ``known``; "" = nothing known."""
         return "; ".join(each for each in self._hints(known) if each)
 
     def _hints(self, known: float) -> list[str]:
@@ -247,7 +247,7 @@ class Trials:
         return found
 
     def _format(self, known: float, base: float) -> str:
-        """The smallest format that helps: ``base`` are right in float32."""
+        """Return the smallest format that helps: ``base`` are right in float32."""
         finer = [("--format int8", self._in("int8"))] if self.choice.format != "int8" else []
         if self.choice.drafter_head in FOUR_BITS:
             finer.insert(0, ("--head-format int8", self._in(self.choice.format, "int8")))
@@ -299,7 +299,7 @@ class Trials:
         return found
 
     def _scale(self) -> float:
-        """What the target multiplies embeddings by, where the drafter is given them as they are."""
+        """Return what the target multiplies embeddings by, where the drafter is given them as they are."""
         of = self.drafter.arch.target
         if of is None:
             return 1.0

@@ -54,7 +54,7 @@ class MeasuredDrafter:
     notes: list[str] = field(default_factory=list)
 
     def method(self, costs: StepCosts, text: str, sha256: str) -> MethodPart:
-        """The manifest's entry."""
+        """Return the manifest's entry."""
         longest = len(self.acceptance.rates)
         more = {g: 0 if self.at_once else g - 1 for g in range(1, longest + 1)}  # steps after the first
         means = {g: (self.first_ms + more[g] * self.step_ms) / g for g in more}  # of a guess
@@ -125,4 +125,4 @@ def _remedy(drafter: Drafter) -> str:
 
 
 def _discard(_: object) -> None:
-    """The output of a timed pass."""
+    """Return the output of a timed pass."""

@@ -23,7 +23,7 @@ Text = tuple[list[int], NDArray[np.float32]]  # tokens, and what was tapped [tok
 
 
 def opened(folder: Path, part: ModelPart, target: Slot, threads: int | None) -> Slot:
-    """A drafter that was written into a folder, on the operators of the target."""
+    """Open a drafter that was written into a folder, on the operators of the target."""
     graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
     return open_slot(Model(folder, part, graph, threads))
 
@@ -35,7 +35,7 @@ def written(target: Slot, tokens: Sequence[int]) -> list[Text]:
 
 
 def tapped(target: Slot, texts: Sequence[Text], at: Sequence[int]) -> list[Text]:
-    """The same texts with what is tapped at other boundaries."""
+    """Return the same texts with what is tapped at other boundaries."""
     found = []
     for text, _ in texts:
         rows = streams(target, text[:-1], at)
@@ -77,7 +77,7 @@ def accepted(
 
 
 def decoder_of(part: ModelPart) -> DecoderPart:
-    """What kind of drafter it is."""
+    """Return what kind of drafter it is."""
     assert part.decoder is not None
     return part.decoder
 
@@ -128,7 +128,7 @@ class _Run:
 
 
 def _continued(target: Slot, prompt: Sequence[int]) -> Text:
-    """A text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
+    """Return a text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
     text, taps = list(prompt), []
     target.follow([])
     target.keep_aux_hidden = True
@@ -147,7 +147,7 @@ def _continued(target: Slot, prompt: Sequence[int]) -> Text:
 
 
 def streams(target: Slot, text: Sequence[int], boundaries: Collection[int]) -> dict[int, Array]:
-    """The residual stream [T, hidden] after so many layers, by boundary; the slot is overwritten."""
+    """Return the residual stream [T, hidden] after so many layers, by boundary; the slot is overwritten."""
     tokens = np.asarray(text, np.int64)
     target.follow([])
     target.reserve(len(text))

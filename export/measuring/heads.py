@@ -134,7 +134,7 @@ def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int], lengt
 
 
 def confident(logits: NDArray[np.float32] | None, tokens: NDArray[np.int64] | None) -> tuple[int, float]:
-    """The likeliest token of one row of a head, [1, 1, size], and its probability."""
+    """Return the likeliest token of one row of a head, [1, 1, size], and its probability."""
     assert logits is not None
     row = logits[0, 0].astype(np.float64)
     best = int(row.argmax())
@@ -178,7 +178,7 @@ def choose_exits(record: ExitRecord, plain_ms: float, v: Curve, cap: int = 8) ->
 def _along(
     record: ExitRecord, which: tuple[int, ...], threshold: float, plain_ms: float, v: Curve, cap: int
 ) -> ExitChoice:
-    """Rounds along the recorded text with these exits."""
+    """Count the rounds along the recorded text with these exits."""
     n = record.confidence.shape[1]
     ms = taken = right = guesses = at = 0.0
     spent = 0.0
@@ -221,7 +221,7 @@ Note = Callable[[list[float], int], Measured]
 def measure_heads(
     name: str, heads: TrainedHeads, slot: Slot, scorer: ChainScorer, costs: StepCosts, note: Note
 ) -> MethodPart:
-    """Acceptance, cost and predicted speed of a method.
+    """Return acceptance, cost and predicted speed of a method.
 
     Args:
         name: medusa, blockwise or paradecode.
@@ -275,4 +275,4 @@ def _exits(heads: TrainedHeads, slot: Slot, scorer: ChainScorer, costs: StepCost
 
 
 def _discard(_: object) -> None:
-    """The output of a timed pass."""
+    """Return the output of a timed pass."""

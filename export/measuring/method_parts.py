@@ -60,7 +60,7 @@ class MethodMeasurer:
     def measure(
         self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
     ) -> tuple[dict[str, MethodPart], StepCosts]:
-        """Acceptance, costs and the skip set, all on the written graphs."""
+        """Return acceptance, costs and the skip set, all on the written graphs."""
         methods = {name: MethodPart() for name in self.methods}
         slot.follow([])
         slot.prefill(tokens)
@@ -130,7 +130,7 @@ def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> Chai
 
 
 def _scored(draft: Slot, chains: ChainScorer) -> str | None:
-    """What a draft's cut LM head leaves out of the target's own text; None = it is whole."""
+    """Return what a draft's cut LM head leaves out of the target's own text; None = it is whole."""
     if not draft.model.part.cut or draft.head_tokens is None:
         return None
     share = np.isin(chains.chains[:, 1:], draft.head_tokens).mean()

@@ -73,7 +73,7 @@ def model_files(part: ModelPart, plans: Plans) -> dict[str, int]:
 
 
 def copied_files(folder: Path, vocab: int) -> tuple[dict[str, int], bool]:
-    """What an export copies, and whether the size of tokenizer.json is an estimate."""
+    """Return what an export copies, and whether the size of tokenizer.json is an estimate."""
     names = [*TOKENIZER_FILES, SPECIAL_TOKENS_FILE]
     names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
     files = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
@@ -94,7 +94,7 @@ def head_tokens(prefix: str) -> str:
 
 
 def device_graphs(part: ModelPart, device: DeviceName, skip: SkipSetPart | None, prefix: str) -> ModelPart:
-    """The entry of a model with the graphs that ``add_device_graphs`` writes."""
+    """Return the entry of a model with the graphs that ``add_device_graphs`` writes."""
     found = dict(part.graphs)
 
     def add(which: str, hidden: bool = False, skip: SkipSetPart | None = None) -> None:
@@ -147,13 +147,13 @@ class PlannedModel:
         self.plan: HeadPlan | None = None
 
     def with_heads(self, heads: PlannedHeads, gated: bool) -> None:
-        """A target."""
+        """Plan a target."""
         heads.extend(self.arch, self.cut)
         self.plan = heads.plan(self.cut is not None)
         self._describe(gated, draft=False)
 
     def as_draft(self) -> None:
-        """A draft: its cut LM head is the only one."""
+        """Plan a draft: its cut LM head is the only one."""
         if self.cut is not None:
             extra = {name: Shaped(shape) for name, shape in cut_shapes(self.arch, self.cut).items()}
             self.arch.source = ExtendedCheckpoint(self.arch.source, extra)
@@ -226,7 +226,7 @@ def describe_export(
     draft_choice: WeightChoice,
     operators: WantedOperators,
 ) -> dict[str, Any]:
-    """The export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
+    """Return the export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
 
     Args:
         target: with its heads.

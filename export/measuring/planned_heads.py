@@ -52,7 +52,7 @@ class PlannedHeads:
     tapped: tuple[int, ...] = ()
 
     def plan(self, cut: bool) -> HeadPlan | None:
-        """What the graphs have; None = nothing.  ``cut``: heads share a cut LM head."""
+        """Return what the graphs have; None = nothing.  ``cut``: heads share a cut LM head."""
         if not (self.groups or self.tapped):
             return None
         groups = tuple(group for groups in self.groups.values() for group in groups)
@@ -72,12 +72,12 @@ class PlannedHeads:
 
 
 def cut_shapes(arch: Architecture, rows: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a cut LM head of so many rows."""
+    """Return the tensors of a cut LM head of so many rows."""
     return {CUT: (rows, arch.facts.hidden)} | ({CUT_BIAS: (rows,)} if arch.head.bias else {})
 
 
 def group_shapes(group: HeadGroup, hidden: int, rows: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a group, as ``export.drafters.heads`` names them; ``rows``: of an LM head of its own."""
+    """Return the tensors of a group, as ``export.drafters.heads`` names them; ``rows``: of an LM head of its own."""
     if group.kind == "exit":
         return {f"exit.{group.layer}.weight": (hidden, hidden)}
     if group.kind == "blockwise":
@@ -96,7 +96,7 @@ def group_shapes(group: HeadGroup, hidden: int, rows: int) -> dict[str, tuple[in
 
 
 def planned_heads(model: str, folders: Sequence[str], methods: Sequence[str], facts: ModelFacts) -> PlannedHeads:
-    """The heads of the methods: of the given folders, of an embedded model, or else of the shape that training gives.
+    """Plan the heads of the methods: of given folders, of an embedded model, or else of the shape that training gives.
 
     Raises:
         ExportError: heads of no wanted method, two of a kind, or of another model's sizes.
@@ -128,7 +128,7 @@ def assumed_groups(kind: str, facts: ModelFacts) -> tuple[HeadGroup, ...]:
 
 
 def assumed_draft(target: Architecture) -> Architecture:
-    """A draft of the shape that ``edgespec train draft`` gives by default."""
+    """Return a draft of the shape that ``edgespec train draft`` gives by default."""
     facts = target.facts
     shape = draft_shape(TrainOptions("draft", "", Path()), facts)
     config: dict[str, Any] = {
@@ -147,7 +147,7 @@ def assumed_draft(target: Architecture) -> Architecture:
 
 
 def assumed_drafter(target: Architecture) -> tuple[Eagle3, tuple[int, ...]]:
-    """A drafter of the shape that ``edgespec train eagle`` gives by default, and where it looks at the target."""
+    """Give a drafter of the shape that ``edgespec train eagle`` gives by default, and where it looks at the target."""
     tapped = choose_taps(target.facts.layers)
     source = ConfigOnly(target.source.path, layers_like(target, 1))
     return Eagle3(source, len(tapped), target.facts.context), tapped

@@ -115,7 +115,7 @@ class StepCosts:
         return max(self.plain - saved, 0.02 * self.plain)
 
     def model(self, draft_ms: float) -> CostModel:
-        """The cost model of a draft step of that time."""
+        """Return the cost model of a draft step of that time."""
         return CostModel(self.verify, draft_ms / self.verify[1])
 
     def speedups(self, acceptance: Acceptance, draft_ms: float) -> dict[int, float]:
@@ -203,7 +203,7 @@ class SkipSearch:
         self._scored: dict[tuple[SkipSet, int | None], Candidate] = {}
 
     def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:
-        """Acceptance and predicted speed of one set; ``gamma`` limits the chains, which is cheaper."""
+        """Return acceptance and predicted speed of one set; ``gamma`` limits the chains, which is cheaper."""
         if (skip, gamma) not in self._scored:
             parts = [scorer.score(self.slot, skip, gamma) for scorer in self.scorers]
             acceptance = Acceptance(
@@ -312,4 +312,4 @@ def _parse(key: str) -> SkipSet:
 
 
 def _discard(_: object) -> None:
-    """The output of a timed pass."""
+    """Return the output of a timed pass."""

@@ -95,7 +95,7 @@ class ForeignGraph:
         return sum(sizes)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """An initializer's values; mapped, not read, where they lie beside the graph.
+        """Return an initializer's values; mapped, not read, where they lie beside the graph.
 
         Raises:
             ExportError: the file beside it is missing, short, or outside the folder.
@@ -115,7 +115,7 @@ class ForeignGraph:
             raise ExportError(f"{self.path.parent / file}: cannot read {name}: {_line(error)}", hint) from error
 
     def matrices(self) -> list[Matrix]:
-        """The multiplications by constant matrices, in the order of the graph."""
+        """Return the multiplications by constant matrices, in the order of the graph."""
         made_by = {node.output[0]: node for node in self.proto.graph.node if node.output}
         found = []
         for at, node in enumerate(self.proto.graph.node):
@@ -142,7 +142,7 @@ class ForeignGraph:
         return found
 
     def pieces(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
-        """The rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
+        """Return the rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
         values = self.tensor(matrix.weight)
         step = max(1, PIECE_BYTES // (4 * matrix.k))
         for start in range(0, matrix.n, step):
@@ -154,7 +154,7 @@ class ForeignGraph:
 
 
 def _port(value: Any) -> Port:
-    """A graph's input or output as ONNX Runtime would describe it."""
+    """Return a graph's input or output as ONNX Runtime would describe it."""
     kind = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim]
     name = _KINDS.get(kind.elem_type) or f"tensor({TensorProto.DataType.Name(kind.elem_type).lower()})"
@@ -207,7 +207,7 @@ def double_last_rows(model: onnx.ModelProto) -> int:
 
 
 def choose_strict(folder: Path, part: ModelPart, exact: Callable[[ModelPart], bool]) -> ModelPart:
-    """The part with the strict graph whose rows have the same bits in every pass, by trying.
+    """Return the part with the strict graph whose rows have the same bits in every pass, by trying.
 
     Where doubled rows are not enough (products inside other operators), every pass of the plain graph gets a dummy row,
     which costs more: its keys and values are cropped each time.  Where that is not enough either, strict mode is the

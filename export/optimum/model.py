@@ -175,7 +175,7 @@ class ForeignModel:
     def for_device(
         self, writing: Writing, part: ModelPart, device: DeviceName, precision: Precision, skip: SkipSetPart | None
     ) -> ModelPart:
-        """A draft's part as it is: it stays on the CPU."""
+        """Return a draft's part as it is: it stays on the CPU."""
         return part
 
     def provenance(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class ForeignModel:
         return {"traits": [], "graph": f"{graph.producer_name} {graph.producer_version}".strip() or "unknown"}
 
     def open_graph(self, work: Path | None = None) -> ForeignGraph:
-        """The graph; made by optimum in the new folder ``work`` where there is none.
+        """Open the graph; made by optimum in the new folder ``work`` where there is none.
 
         Raises:
             ExportError: optimum fails, or its graph is not one that a slot can drive.
@@ -223,7 +223,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def find_graph(path: Path) -> Path | None:
-    """The graph of an export by optimum in a folder or its sub-folder ``onnx``; None = there is none.
+    """Return the graph of an export by optimum in a folder or its sub-folder ``onnx``; None = there is none.
 
     Raises:
         ExportError: there are other graphs, but not that one.
@@ -241,7 +241,7 @@ def find_graph(path: Path) -> Path | None:
 
 
 def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFacts:
-    """The facts by config.json; what only informs may be derived, what decoding needs must be there."""
+    """Return the facts by config.json; what only informs may be derived, what decoding needs must be there."""
 
     def read(fact: str, default: int | None = None) -> int:
         found = [(name, config[name]) for name in _NAMES[fact] if config.get(name) is not None]
@@ -269,7 +269,7 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
 
 
 def unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
-    """The error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
+    """Return the error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
     return UnsupportedModel(
         f"{path}: {refusal(describe(config))}; others go through optimum, but {missing}",
         "install edgespec[optimum] in an environment of its own (its transformers is older than that of "

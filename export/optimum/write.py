@@ -199,7 +199,7 @@ def _quantized(
     errors: Errors,
     progress: Callable[[int, int], None] | None,
 ) -> dict[int, onnx.NodeProto]:
-    """The nodes that take the place of multiplications, by their place; their matrices are in the weight file."""
+    """Give the nodes that take the place of multiplications, by their place; their matrices are in the weight file."""
     matrices = graph.matrices()
     if not matrices:
         raise ExportError(f"{graph.path}: the graph multiplies by no constant matrix", "export it with --format fp32")

@@ -36,7 +36,7 @@ ASIDE = tuple(
 
 
 def float8(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of a float8 checkpoint, ``settings`` being its quantization_config."""
+    """Return the tensors of a float8 checkpoint, ``settings`` being its quantization_config."""
     block = settings.get("weight_block_size")
     found: dict[str, Stored] = {name: tensor for name, tensor in stored.items() if not name.endswith(ASIDE)}
     for name, tensor in stored.items():
@@ -54,7 +54,7 @@ def float8(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str
 
 
 def scaled(levels: Plain, scale: Plain, zero: Plain | None, block: tuple[int, ...] | None) -> Scaled:
-    """A matrix with its scales; without a block size, how many there are says what each is for.
+    """Return a matrix with its scales; without a block size, how many there are says what each is for.
 
     Raises:
         ExportError: a count that fits neither the block size nor rows nor the whole matrix.
@@ -141,7 +141,7 @@ class PackedMatrix:
 
 
 def compressed(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of a compressed-tensors checkpoint, ``settings`` being its quantization_config."""
+    """Return the tensors of a compressed-tensors checkpoint, ``settings`` being its quantization_config."""
     groups = settings.get("config_groups") or {}
     weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
     forms = {settings.get("format", "dense")} | {group["format"] for group in groups.values() if group.get("format")}
@@ -163,7 +163,7 @@ def compressed(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict
 
 
 def _levels(stored: Mapping[str, Plain], name: str, blocks: set[tuple[int, ...]]) -> Stored:
-    """A matrix of float8 or int8."""
+    """Return a matrix of float8 or int8."""
     scale, zero = stored.get(f"{name}_scale"), stored.get(f"{name}_zero_point")
     if scale is None:
         raise ExportError(f"tensor {name}_scale is missing from the checkpoint", "download it again")
@@ -179,7 +179,7 @@ def _levels(stored: Mapping[str, Plain], name: str, blocks: set[tuple[int, ...]]
 
 
 def _packed(stored: Mapping[str, Plain], name: str, weights: list[Mapping[str, Any]]) -> Stored:
-    """A matrix of packed integers."""
+    """Return a matrix of packed integers."""
     parts = {part: stored.get(f"{name}_{part}") for part in PARTS}
     words, scales, shape, zeros = parts["packed"], parts["scale"], parts["shape"], parts["zero_point"]
     if words is None or scales is None or shape is None:
@@ -203,7 +203,7 @@ def _packed(stored: Mapping[str, Plain], name: str, weights: list[Mapping[str, A
 
 
 def _groups(index: Plain | None, k: int, groups: int, weights: list[Mapping[str, Any]]) -> NDArray[np.int64]:
-    """The group of each input, [k]."""
+    """Return the group of each input, [k]."""
     if index is not None:
         expect_shape(index, (k,), "one group an input")
         group = index.raw().astype(np.int64)
@@ -244,7 +244,7 @@ MARKS = {  # names that only packed weights have
 
 
 def converted(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plain]) -> tuple[dict[str, Stored], str]:
-    """The tensors of a folder under the names of float weights, and how they are quantized ("" = they are not).
+    """Return the tensors of a folder under the names of float weights, and how they are quantized ("" = they are not).
 
     Raises:
         UnsupportedModel: a kind that is not converted; the message names it.
@@ -273,7 +273,7 @@ def converted(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plai
 
 
 def quantization(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plain]) -> Settings | None:
-    """The quantization settings of a model: of config.json, or of the files that older tools wrote beside it."""
+    """Return the quantization settings of a model: of config.json, or of the files that older tools wrote beside it."""
     text = config.get("text_config")  # of a model for images and text
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     settings = config.get("quantization_config") or config.get("compression_config") or inner

@@ -27,7 +27,7 @@ class Extra(Protocol):
         ...
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """Some rows, and columns of a matrix."""
+        """Read some rows, and columns of a matrix."""
         ...
 
 

@@ -62,7 +62,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the configuration
 
 
 def hf_name(file: Path, name: str, model_type: str) -> str | None:
-    """The Hugging Face name of a tensor; None = it is none of the checkpoint's.
+    """Return the Hugging Face name of a tensor; None = it is none of the checkpoint's.
 
     Raises:
         UnsupportedModel: a tensor that models of this type do not have.
@@ -117,7 +117,7 @@ class Facts:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """A positive number; the same for all layers, where the file has one for each.
+        """Return a positive number; the same for all layers, where the file has one for each.
 
         Raises:
             ExportError: missing or no number. UnsupportedModel: different numbers for different layers.
@@ -137,7 +137,7 @@ class Facts:
 
 
 def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -> dict[str, Any]:
-    """What config.json would say, from the metadata and the tensors under the file's own names.
+    """Return what config.json would say, from the metadata and the tensors under the file's own names.
 
     Raises:
         UnsupportedModel: an architecture or an option of it that is not supported.
@@ -184,7 +184,7 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
 
 
 def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The rotary scaling; None = none."""
+    """Return the rotary scaling; None = none."""
     if ROPE_FACTORS in tensors:
         factors = tensors[ROPE_FACTORS].read(slice(None), None).astype(np.float64)
         return llama3_scaling(facts.file, factors, config["rope_theta"], config["max_position_embeddings"])
@@ -199,7 +199,7 @@ def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, A
 
 
 def llama3_scaling(file: Path, factors: NDArray[np.float64], theta: float, context: int) -> dict[str, Any]:
-    """The llama3 scaling whose factors, one a rotary pair, a file holds instead of its parameters.
+    """Return the llama3 scaling whose factors, one a rotary pair, a file holds instead of its parameters.
 
     A pair of wavelength w has the factor 1 where w < L / HIGH, ``factor`` where w > L / LOW, and between them
     1 / ((1 - s) / factor + s), s = (L / w - LOW) / (HIGH - LOW); so a pair between them gives L, the original context.
@@ -266,7 +266,7 @@ EXTRA: dict[str, Callable[[Facts], dict[str, Any]]] = {"gemma": _gemma, "gemma2"
 
 
 def _short(value: float) -> float:
-    """The float32 of a file as the shortest decimal number that means it."""
+    """Return the float32 of a file as the shortest decimal number that means it."""
     return float(str(np.float32(value)))
 
 
@@ -288,7 +288,7 @@ BEGIN = ("llama-bpe", "llama3", "llama-v3")  # BOS, unless the file says otherwi
 
 
 def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
-    """The tokenizer.json of a GGUF file.
+    """Return the tokenizer.json of a GGUF file.
 
     Raises:
         UnsupportedModel: a kind of tokenizer, or a way to split text, that is not supported.
@@ -317,7 +317,7 @@ def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
 
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
-    """What tokenizer_config.json says."""
+    """Return what tokenizer_config.json says."""
     tokens = metadata["tokenizer.ggml.tokens"]
     found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
@@ -330,7 +330,7 @@ def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
 
 
 def _tokens(file: Path, metadata: Metadata) -> tuple[list[str], list[int]]:
-    """The tokens by id and their types, without the unused ones at the end, which only fill the embedding."""
+    """Return the tokens by id and their types, without the unused ones at the end, which only fill the embedding."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise ExportError(f"{file}: has no tokenizer.ggml.tokens", BESIDE)

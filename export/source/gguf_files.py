@@ -287,7 +287,7 @@ def _opened(file: Path, header: Header, package: Any) -> Opened:
 
 
 def _package(file: Path) -> Any:
-    """The package gguf, which knows the blocks of every type."""
+    """Return the package gguf, which knows the blocks of every type."""
     try:
         import gguf
         import gguf.quants
@@ -309,7 +309,7 @@ def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _stored(file: Path, entry: Entry, package: Any) -> GgufTensor:
-    """A tensor as it is in the file."""
+    """Return a tensor as it is in the file."""
     try:
         kind = package.GGMLQuantizationType(entry.kind)
         size, length = (int(number) for number in package.GGML_QUANT_SIZES[kind])
@@ -330,7 +330,7 @@ def _stored(file: Path, entry: Entry, package: Any) -> GgufTensor:
 
 
 def _undone(tensor: GgufTensor, name: str, config: Mapping[str, Any]) -> GgufTensor:
-    """The tensor ``name`` of the checkpoint: without what the converter did to it."""
+    """Return the tensor ``name`` of the checkpoint: without what the converter did to it."""
     if config["model_type"] == "llama" and (which := name.split(".")[-2]) in ("q_proj", "k_proj"):
         heads = int(config["num_attention_heads" if which == "q_proj" else "num_key_value_heads"])
         if tensor.shape[0] % (2 * heads):

@@ -92,7 +92,7 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def merged(base: Opened, folder: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors and the configuration of a model with an adapter.
+    """Return the tensors and the configuration of a model with an adapter.
 
     Raises:
         ExportError: the adapter is damaged, of another model, or of a kind that cannot be merged.
@@ -124,7 +124,7 @@ def merged(base: Opened, folder: Path) -> tuple[dict[str, Stored], dict[str, Any
 
 
 def _known(name: str, tensors: Mapping[str, Stored]) -> str:
-    """The base's name of a tensor: a base model saved alone lacks the first word of it."""
+    """Return the base's name of a tensor: a base model saved alone lacks the first word of it."""
     bare = name.split(".", 1)[1]
     return bare if name not in tensors and bare in tensors else name
 
@@ -169,7 +169,7 @@ def _number(folder: Path, settings: Mapping[str, Any], key: str, module: str) ->
 
 
 def _check(folder: Path, name: str, shape: tuple[int, ...], base: Stored | None) -> Stored:
-    """The base's tensor that an adapter changes, which must be there and of the same shape."""
+    """Return the base's tensor that an adapter changes, which must be there and of the same shape."""
     if base is None:
         raise ExportError(
             f"{folder}: the adapter changes {name}, which the base model does not have",

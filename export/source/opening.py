@@ -34,7 +34,7 @@ def open_source(path: Path) -> Opened:
 
 
 def _open_folder(path: Path) -> Opened:
-    """A Hugging Face folder with safetensors."""
+    """Open a Hugging Face folder with safetensors."""
     config = read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file")
     if is_widened(path):
         return _open_widened(path, config)
@@ -44,7 +44,7 @@ def _open_folder(path: Path) -> Opened:
 
 
 def _open_widened(path: Path, config: dict[str, Any]) -> Opened:
-    """A folder that stands for another model, made wider."""
+    """Open a folder that stands for another model, made wider."""
     said = read_object(path / WIDENED, "")
     source, factor = said.get("source"), said.get("factor")
     if not isinstance(source, str) or not isinstance(factor, int) or is_widened(path / source):
@@ -53,7 +53,7 @@ def _open_widened(path: Path, config: dict[str, Any]) -> Opened:
 
 
 def open_adapter(base: Opened, folder: Path) -> Opened:
-    """A model with an adapter; a tokenizer beside the adapter takes the place of the base's.
+    """Open a model with an adapter; a tokenizer beside the adapter takes the place of the base's.
 
     Raises:
         ExportError: the adapter is damaged, of another model, or of a kind that cannot be merged.
@@ -76,7 +76,7 @@ def open_adapter(base: Opened, folder: Path) -> Opened:
 
 
 def _base(folder: Path) -> Opened:
-    """The base model of an adapter's folder: in the folder itself, or the local one that it names."""
+    """Return the base model of an adapter's folder: in the folder itself, or the local one that it names."""
     if (folder / "config.json").is_file():
         return _open_folder(folder)
     named = adapter_settings(folder).get("base_model_name_or_path")
@@ -91,7 +91,7 @@ def _base(folder: Path) -> Opened:
 
 
 def _only_gguf(path: Path) -> Path | None:
-    """The GGUF file of a folder that holds no other weights."""
+    """Return the GGUF file of a folder that holds no other weights."""
     files = sorted(path.glob("*.gguf"))
     if not files or any(path.glob("*.safetensors")):
         return None

@@ -136,7 +136,7 @@ class GptqMatrix:
 
 
 def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of a GPTQ checkpoint, ``settings`` being its quantization_config."""
+    """Return the tensors of a GPTQ checkpoint, ``settings`` being its quantization_config."""
     bits, form = settings.get("bits"), settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if settings.get("is_marlin_format"):
         form = "marlin"
@@ -183,7 +183,7 @@ def _matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, group
 
 
 def packed_part(stored: Mapping[str, Plain], name: str) -> Plain:
-    """A part of a packed matrix, which must be there, of two dimensions, and of int32 or floats."""
+    """Return a part of a packed matrix, which must be there, of two dimensions, and of int32 or floats."""
     part = stored.get(name)
     if part is None:
         raise ExportError(f"tensor {name} is missing from the checkpoint", "download it again")
@@ -246,7 +246,7 @@ class AwqMatrix:
 
 
 def awq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of an AWQ checkpoint, ``settings`` being its quantization_config."""
+    """Return the tensors of an AWQ checkpoint, ``settings`` being its quantization_config."""
     version = str(settings.get("version", settings.get("format", "gemm"))).lower()
     bits = settings.get("bits", settings.get("w_bit", 4))
     if version != "gemm" or bits != 4:

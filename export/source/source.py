@@ -186,7 +186,7 @@ class Checkpoint:
         return values
 
     def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """The rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
+        """Return the rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
         n, k = self.shape(name)
         step = max(1, PIECE_BYTES // (4 * k))
         for start in range(0, n, step):
@@ -254,7 +254,7 @@ class Renamed(Checkpoint):
 
 
 def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
-    """A checkpoint whose layers stand at ``layers_at``, such as ``model.layers``.
+    """Return a checkpoint whose layers stand at ``layers_at``, such as ``model.layers``.
 
     Known others: without the first word (a base model saved alone), and below ``language_model`` (the text part of a
     model for images and text, in the order of either version of transformers) or ``text_model`` (Idefics 3, SmolVLM).

@@ -38,7 +38,7 @@ class Stored(Protocol):
         ...
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """Some rows, and columns of a matrix; neither slice has a step."""
+        """Read some rows, and columns of a matrix; neither slice has a step."""
         ...
 
 
@@ -100,7 +100,7 @@ class Plain:
     offset: int
 
     def raw(self, rows: slice = slice(None), columns: slice | None = None) -> NDArray[Any]:
-        """A part as it is stored: ``rows`` of the first dimension, ``columns`` of a matrix.
+        """Return a part as it is stored: ``rows`` of the first dimension, ``columns`` of a matrix.
 
         Whole rows are read, for mapping the file takes longer than a small tensor.  Where columns are left out, the
         file is mapped for this read alone, so that its pages do not stay in the process.
@@ -156,7 +156,7 @@ class Plain:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any] | None:
-    """The numpy dtype of a safetensors dtype; None for one that is never read."""
+    """Return the numpy dtype of a safetensors dtype; None for one that is never read."""
     import ml_dtypes
 
     known: dict[str, Any] = {
@@ -195,7 +195,7 @@ def safetensors_in(folder: Path) -> dict[str, Plain]:
 
 
 def _indexed(listing: Path) -> dict[str, Plain]:
-    """The tensors of an index, each from the shard it names."""
+    """Return the tensors of an index, each from the shard it names."""
     try:
         names = json_file.read_object(listing, ExportError)["weight_map"]
         shards = {str(name): listing.parent / file for name, file in names.items()}
@@ -218,7 +218,7 @@ def _indexed(listing: Path) -> dict[str, Plain]:
 
 
 def _unlisted(folder: Path) -> list[Path]:
-    """The files to read where there is neither model.safetensors nor an index."""
+    """Return the files to read where there is neither model.safetensors nor an index."""
     named = sorted(folder.glob("*.safetensors"))
     files = [file for file in named if file.is_file() and not file.name.startswith(STRAY)]  # a pipe would never end
     if shards := [file for file in files if file.name.startswith("model-")]:
@@ -245,7 +245,7 @@ def _unlisted(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> dict[str, Plain]:
-    """The tensors of one safetensors file, by name.
+    """Read the tensors of one safetensors file, by name.
 
     Raises:
         ExportError: truncated, or no safetensors file.
@@ -268,7 +268,7 @@ def read_header(file: Path) -> dict[str, Plain]:
 
 
 def read_object(file: Path, hint: str) -> dict[str, Any]:
-    """The object in a JSON file; numbers may be infinite, as transformers writes them.
+    """Read the object in a JSON file; numbers may be infinite, as transformers writes them.
 
     Args:
         file: such as config.json.

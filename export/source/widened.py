@@ -59,7 +59,7 @@ def is_widened(folder: Path) -> bool:
 
 
 def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> Opened:
-    """The wide model.
+    """Return the wide model.
 
     Args:
         folder: of the wide model's config.json and tokenizer.
@@ -139,7 +139,7 @@ class _Widening:
         return self.small[name].read(slice(None), None).astype(np.float64)
 
     def _spread(self, weight: Doubles, norm: str | None = None) -> Doubles:  # [n, D] -> [n, kD]
-        """A matrix that reads the wide stream, with the norm before it folded in."""
+        """Return a matrix that reads the wide stream, with the norm before it folded in."""
         folded = weight if norm is None else weight * self._read(norm)
         return np.rint(folded * GRAIN) / GRAIN @ self.rotation
 

@@ -26,7 +26,7 @@ _CONTENTS = (
 
 
 def chat_data(codec: TextCodec) -> dict[str, Any]:
-    """The template of a model as ``gaps``, or why it is ``refused``.
+    """Return the template of a model as ``gaps``, or why it is ``refused``.
 
     Gaps are texts by "before>after": roles, ``start``, and ``answer`` for what stands before an answer.  ``trimmed``:
     roles whose contents lose the white space around them; ``thoughts``: earlier answers lose what is before </think>.
@@ -54,13 +54,13 @@ def _render(codec: TextCodec, messages: list[Message]) -> str:
 
 
 def _chat(*contents: str, system: str | None = None) -> list[Message]:
-    """A conversation in which user and assistant take turns."""
+    """Return a conversation in which user and assistant take turns."""
     found = [{"role": _ROLES[1 + at % 2], "content": text} for at, text in enumerate(contents)]
     return found if system is None else [{"role": "system", "content": system}, *found]
 
 
 def _write(gaps: dict[str, str], trimmed: list[str], thoughts: bool, messages: list[Message]) -> str:
-    """The text that the data give."""
+    """Return the text that the data give."""
     text, before = "", "start"
     for message in messages:
         role, content = message["role"], message["content"]

@@ -23,7 +23,7 @@ Described = dict[str, Any]
 def tokenizer_json(
     model: Described, *, normalizer: Described | None, words: Described | None, decoder: Described
 ) -> Described:
-    """A tokenizer without added tokens; ``words``: how text is cut before the model."""
+    """Return a tokenizer without added tokens; ``words``: how text is cut before the model."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -38,7 +38,7 @@ def tokenizer_json(
 
 
 def bpe_model(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> Described:
-    """A BPE model; ``options``: what differs from a byte-level one."""
+    """Return a BPE model; ``options``: what differs from a byte-level one."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -55,7 +55,7 @@ def bpe_model(vocab: dict[str, int], merges: list[list[str]], **options: Any) ->
 
 
 def build(described: Described, source: Path) -> Tokenizer:
-    """The tokenizer.
+    """Return the tokenizer.
 
     Raises:
         ExportError: the library refuses it.
@@ -175,7 +175,7 @@ def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: T
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where it is missing or damaged: another file has the same facts."""
+    """Read a JSON object; empty where it is missing or damaged: another file has the same facts."""
     try:
         return read_object(file, infinite=True)
     except BundleError:

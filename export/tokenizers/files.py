@@ -34,7 +34,7 @@ SentencePiece = Any  # sentencepiece_model_pb2.ModelProto
 
 
 def new_sentencepiece() -> SentencePiece:
-    """An empty model.
+    """Return an empty model.
 
     Raises:
         ExportError: the package is not installed.
@@ -168,7 +168,7 @@ def _bpe(model: SentencePiece) -> Described:
 
 
 def merges(tokens: Sequence[str], ranks: Sequence[float], usable: Sequence[bool]) -> list[list[str]]:
-    """The merges of a SentencePiece BPE vocabulary, which has none of its own: at every step it joins the two pieces
+    """Make merges for a SentencePiece BPE vocabulary, which has none of its own: at every step it joins the two pieces
     that make the best token, so every way to cut a token into two tokens is a merge, ranked as the token is.
 
     Args:
@@ -192,7 +192,7 @@ VOCAB, MERGES = "vocab.json", "merges.txt"
 
 
 def open_codec(folder: Path) -> TextCodec:
-    """The tokenizer of a model folder: its tokenizer.json, or one made of tokenizer.model or vocab.json and merges.txt.
+    """Open a model folder's tokenizer: tokenizer.json, or one made of tokenizer.model or vocab.json and merges.txt.
 
     Raises:
         BundleError: none of these, or a tokenizer.json that cannot be read.
@@ -203,7 +203,7 @@ def open_codec(folder: Path) -> TextCodec:
 
 
 def convert(folder: Path) -> Described | None:
-    """A tokenizer.json for a folder that has none; None where nothing is to be converted."""
+    """Return a tokenizer.json for a folder that has none; None where nothing is to be converted."""
     if (folder / "tokenizer.json").is_file():
         return None
     config = read_object(folder / "tokenizer_config.json")
@@ -216,7 +216,7 @@ def convert(folder: Path) -> Described | None:
 
 
 def _completed(folder: Path) -> TextCodec:
-    """The tokenizer.json of a folder, with tokens that only other files add, as in transformers."""
+    """Return the tokenizer.json of a folder, with tokens that only other files add, as in transformers."""
     from tokenizers import AddedToken as Added
 
     codec = TextCodec(folder)
@@ -230,7 +230,7 @@ def _completed(folder: Path) -> TextCodec:
 
 
 def _flags(token: AddedToken) -> dict[str, Any]:
-    """A token as the library's arguments."""
+    """Return a token as the library's arguments."""
     return {"content" if name == "text" else name: value for name, value in vars(token).items()}
 
 

@@ -97,7 +97,7 @@ def _read_vocab(file: Path) -> dict[str, int]:
 
 
 def _read_merges(file: Path) -> list[list[str]]:
-    """A pair a line; the first line may be a comment with the version."""
+    """Split a pair a line; the first line may be a comment with the version."""
     try:
         lines = file.read_text("utf-8").split("\n")
     except ValueError as error:
@@ -156,7 +156,7 @@ def added_tokens(
 
 
 def explicit_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Added tokens that added_tokens.json or added_tokens_decoder give an id.
+    """Return added tokens that added_tokens.json or added_tokens_decoder give an id.
 
     Raises:
         ExportError: an id that is no id, or a token without text.
@@ -271,7 +271,7 @@ def _id(number: Any, of: object, folder: Path) -> int:
 
 
 def _described(item: Any, folder: Path) -> AddedToken:
-    """An entry of added_tokens_decoder: a string, or an object with content and flags."""
+    """Return an entry of added_tokens_decoder: a string, or an object with content and flags."""
     if isinstance(item, str):
         return AddedToken(item, special=True)
     if not isinstance(item, dict) or not isinstance(item.get("content"), str):

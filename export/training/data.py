@@ -68,7 +68,7 @@ def write_texts(target: Target, order: Order, seed: int, texts: Sequence[str] = 
 
 
 def greedy_texts(target: Target, prompts: Windows, prompt: int, length: int) -> Windows:
-    """The target's greedy continuations of the first ``prompt`` tokens of texts, ``length`` tokens in all."""
+    """Return the target's greedy continuations of the first ``prompt`` tokens of texts, ``length`` tokens in all."""
     parts = []
     for start in range(0, len(prompts), TOGETHER):
         begin = torch.from_numpy(prompts.tokens[start : start + TOGETHER, :prompt]).to(target.device)
@@ -153,17 +153,17 @@ class Windows:
         return cls(np.concatenate(padded), np.concatenate([part.lengths for part in found]))
 
     def take(self, rows: NDArray[np.int64]) -> Windows:
-        """Some of them, cut to the longest."""
+        """Return some of the windows, cut to the longest."""
         lengths = self.lengths[rows]
         return Windows(self.tokens[rows, : int(lengths.max(initial=0))], lengths)
 
     def first(self, count: int) -> Windows:
-        """The first of them."""
+        """Return the first windows."""
         return self.take(np.arange(min(count, len(self)), dtype=np.int64))
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
-    """The texts of files: a .jsonl has one a line (``text``, ``prompt`` or Spec-Bench's ``turns``), others are one.
+    """Read texts of files: a .jsonl has one a line (``text``, ``prompt`` or Spec-Bench's ``turns``), others are one.
 
     Raises:
         TrainingError: a file cannot be read, or none of them has text.
@@ -235,7 +235,7 @@ def _pieces(tokens: Sequence[int], begin: Sequence[int], length: int) -> list[li
 
 
 def without(windows: Windows, held: Windows, prompt: int) -> Windows:
-    """The windows that do not begin like a held-out text, so that no text is both trained on and measured on.
+    """Return the windows that do not begin like a held-out text, so that no text is both trained on and measured on.
 
     Args:
         prompt: tokens that make two texts the same: for texts that go on greedily those drawn, else all of them.

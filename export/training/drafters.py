@@ -86,7 +86,7 @@ class Draft(Learner):
 
 
 def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
-    """The configuration of a draft: the target's vocabulary, context and rotary embedding, its own sizes."""
+    """Return the configuration of a draft: the target's vocabulary, context and rotary embedding, its own sizes."""
     theirs, arch = target.model.config, target.source.arch
     theta = arch.rotaries["rope"].parameters["rope_theta"] if "rope" in arch.rotaries else 10000.0
     return LlamaConfig(
@@ -120,7 +120,7 @@ def _start_from(model: Any, target: Target) -> None:
 
 
 def _reduced(matrix: Tensor, width: int) -> Tensor:
-    """A matrix [n, k] in its ``width`` principal directions, [n, width], its entries of standard deviation SPREAD."""
+    """Project a matrix [n, k] on its principal directions, [n, width], with entries of standard deviation SPREAD."""
     if width == matrix.shape[1]:
         return matrix
     if width > matrix.shape[1]:
@@ -266,7 +266,7 @@ class Eagle(Learner):
         }
 
     def _wanted(self, of: Tensor, lengths: Tensor, count: int, step: int) -> tuple[Tensor, Tensor]:
-        """What each row should guess, [B, N, ..], and where that counts, [B, N]: tokens, or what the target expects."""
+        """Return what each row should guess, [B, N, ..]: tokens or probabilities; and where it counts, [B, N]."""
         ahead = step + (1 if of.dim() == 3 else 2)
         valid = torch.arange(count, device=of.device)[None] + ahead < lengths[:, None]
         return of[:, ahead : ahead + count], valid

@@ -44,12 +44,12 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
         return self._frozen[0]
 
     def states(self, tokens: Tensor) -> Tensor:
-        """What the loss needs of the target, [S, B, T, hidden], of tokens [B, T]: the last hidden states come last."""
+        """Return the target's states that the loss needs of tokens [B, T]: [S, B, T, hidden], the last layer's last."""
         return self.target.hidden(tokens)[None]
 
     @abstractmethod
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        """The loss, a scalar in nats, of tokens [B, T] of which ``lengths`` [B] are real, with their ``states``."""
+        """Compute the loss, in nats, of tokens [B, T] of which ``lengths`` [B] are real, with their ``states``."""
 
     @abstractmethod
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -60,7 +60,7 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by the names of ``export.drafters.heads``."""
+        """Return what is saved, by the names of ``export.drafters.heads``."""
 
     @abstractmethod
     def described(self) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class TrainingState:
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def texts(self, name: str) -> Windows | None:
-        """A batch of texts by its name; None if it is not there."""
+        """Return a batch of texts by its name; None if it is not there."""
         path = self.folder / TEXTS / f"{name}.npz"
         if not path.is_file():
             return None
@@ -152,7 +152,7 @@ class TrainingState:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint; None if there is none."""
+        """Return the last checkpoint; None if there is none."""
         import torch
 
         path = self.folder / CHECKPOINT
@@ -219,7 +219,7 @@ class History:
 
 
 def total_steps(options: TrainOptions, windows: int) -> int:
-    """Steps of the whole training."""
+    """Return steps of the whole training."""
     return options.steps or max(1, math.ceil(options.epochs * windows / options.batch))
 
 
@@ -355,7 +355,7 @@ def _line(done: int, steps: int, history: History, window: int) -> str:
 
 
 def shared(accelerator: Any, value: Any) -> Any:
-    """The main process's value, in every process."""
+    """Return the main process's value, in every process."""
     if accelerator.num_processes == 1:
         return value
     from accelerate.utils import broadcast_object_list

@@ -82,13 +82,22 @@ class TrainOptions:
     plot: Path | None = None
 
     def identity(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """What an unfinished training must have in common with one that goes on with it, as JSON.
+        """Return what an unfinished training must have in common with one that goes on with it, as JSON.
 
         Args:
             facts: fingerprints that take the place of ``model`` and ``data``, whose names say little.
         """
         kept = {key: value for key, value in asdict(self).items() if key not in (*FREE, "model", "data")}
         return {**kept, "exits": list(self.exits), **facts}
+
+
+ONLY_FOR = {
+    "exits": ("paradecode",),
+    "own_lm_heads": ("medusa",),
+    "inner": ("blockwise", "eagle"),
+    **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads"), ("draft",)),
+}
+"""Options that are of use to some methods alone."""
 
 
 def check_options(options: TrainOptions) -> None:
@@ -116,15 +125,10 @@ def check_options(options: TrainOptions) -> None:
     for name in ("greedy_share", "ce_share", "warmup"):
         if not 0 <= (value := getattr(options, name)) <= 1:
             raise TrainingError(f"--{name.replace('_', '-')}: expected a share between 0 and 1, got {value}")
-    if options.exits and options.method != "paradecode":
-        raise TrainingError(f"--exits is for paradecode, not for {options.method}")
-    if options.own_lm_heads and options.method != "medusa":
-        raise TrainingError(f"--own-lm-heads is for medusa, not for {options.method}")
-    if (options.inner is not None) and options.method not in ("blockwise", "eagle"):
-        raise TrainingError(f"--inner is for blockwise and eagle, not for {options.method}")
-    shape = ("draft_hidden", "draft_intermediate", "draft_heads")
-    if options.method != "draft" and (given := [name for name in shape if getattr(options, name) is not None]):
-        raise TrainingError(f"--{given[0].replace('_', '-')} is for draft, not for {options.method}")
+    for name, methods in ONLY_FOR.items():
+        if getattr(options, name) and options.method not in methods:
+            option = name.replace("_", "-")
+            raise TrainingError(f"--{option} is for {' and '.join(methods)}, not for {options.method}")
 
 
 def window_length(options: TrainOptions, facts: ModelFacts) -> int:
@@ -180,7 +184,7 @@ class DraftShape:
 
 
 def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
-    """The draft's sizes: given, or in the target's proportions.
+    """Return the draft's sizes: given, or in the target's proportions.
 
     Raises:
         TrainingError: a width that the heads do not divide.
@@ -205,7 +209,7 @@ def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
 
 
 def learning_rate(options: TrainOptions, hidden: int) -> float:
-    """The peak of the rate: as given, or the method's; the wider what is trained, the smaller the steps."""
+    """Return the peak of the rate: as given, or the method's; the wider what is trained, the smaller the steps."""
     return options.lr or RATES[options.method] * math.sqrt(64 / max(64, hidden))
 
 

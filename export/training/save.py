@@ -116,7 +116,7 @@ Writers = dict[str, Callable[[Path], None]]  # name -> how the file is written; 
 
 
 def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], method: str) -> Writers:
-    """What a finished training leaves in its folder.
+    """Return what a finished training leaves in its folder.
 
     Args:
         learner: trained.

@@ -121,12 +121,12 @@ class Target:
 
     @torch.no_grad()
     def tapped(self, tokens: Tensor, layers: Sequence[int]) -> Tensor:
-        """The residual stream after so many layers, 0: embeddings, and last ``hidden``: [S, B, T, hidden]."""
+        """Return the residual stream after so many layers, 0: embeddings, and last ``hidden``: [S, B, T, hidden]."""
         output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return torch.stack([*(output.hidden_states[at] for at in layers), output.last_hidden_state])
 
     def scored(self, rows: Tensor) -> Tensor:
-        """What the model's LM head gives for rows [..., hidden], scaled and capped as the model does: [..., vocab]."""
+        """Apply the model's LM head to rows [..., hidden], scaled and capped as the model does: [..., vocab]."""
         head = self.model.get_output_embeddings()
         rule, logits = self.source.arch.logits, F.linear(rows.to(self.lm_head.dtype), self.lm_head, head.bias)
         logits = logits * rule.scale if rule.scale != 1 else logits

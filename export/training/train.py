@@ -128,7 +128,7 @@ class Trainer:
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def _windows(self, target: Target) -> tuple[Windows, dict[str, Windows]]:
-        """What is trained on, and held-out text by kind."""
+        """Return what is trained on, and held-out text by kind."""
         options = self.options
         train, held = [], {}
         if self.texts:
@@ -231,7 +231,7 @@ class Trainer:
 
 
 def make_learner(target: Target, options: TrainOptions) -> Learner:
-    """What an options' method trains, at its start."""
+    """Make what an options' method trains, at its start."""
     recompute, facts = options.gradient_checkpointing, target.facts
     if options.method == "medusa":
         return Medusa(target, options.loss, recompute, options.heads, options.own_lm_heads)
