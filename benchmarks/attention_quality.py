@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import conditions, show
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.coded_keys import TABLES, score, store
 from edgespec.export.quantization.key_tables import BUDGET, learn_tables
 from edgespec.export.source.source import resolve

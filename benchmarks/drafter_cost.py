@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import open_described, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_described
 from edgespec.export.drafters.dflash import assumed_dflash
 from edgespec.export.drafters.head_choice import cut_draft, write_tokens
 from edgespec.export.drafters.heads import FUSE, HeadPlan

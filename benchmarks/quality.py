@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.measuring.mixer import Mixer
 from edgespec.export.measuring.parity import divergence, log_softmax
 from edgespec.export.quantization.calibrate import chosen_levels

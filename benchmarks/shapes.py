@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.bundle.model import open_described, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_described
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.derived import ExtendedCheckpoint

@@ -17,8 +17,8 @@ from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
-from edgespec.export.bundle.model import check_coded_keys, check_devices, check_layers, check_operators, open_model
-from edgespec.export.bundle.source_model import Progress, SourceModel, Writing
+from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
+from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import (
     GENAI,
     copy_tokenizer,
@@ -32,12 +32,11 @@ from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequ
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.emitted import EmittedModel
-from edgespec.export.in_progress import InProgress
 from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer, digest
 from edgespec.export.measuring.mixer import Mix, Mixer
 from edgespec.export.measuring.plan import describe_export, paying_rows
-from edgespec.export.measuring.skip_search import read_skip_set
+from edgespec.export.measuring.skip_search import StepCosts, read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions, refuse_draft, refuse_target
@@ -54,10 +53,27 @@ from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.planning.cut import first_ids
-from edgespec.runtimes.files.manifest import SCHEMA, Manifest
+from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+
+@dataclass
+class InProgress:
+    """A bundle in the making: what the steps so far have made."""
+
+    folder: Path
+    written: WrittenModel  # as it was before attention and devices added to it
+    target: ModelPart
+    draft: ModelPart | None
+    drafter: ModelPart | None
+    slot: Slot  # with the target
+    tokens: list[int]  # what is measured on
+    parity: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, MethodPart] = field(default_factory=dict)
+    costs: StepCosts | None = None
 
 
 @dataclass

@@ -17,7 +17,7 @@ from edgespec.errors import BundleError, ExportError, IncompatibleDraft, Unsuppo
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.words import approximations, remedies, traits
-from edgespec.export.bundle.model import (
+from edgespec.export.bundle.model_part import (
     check_coded_keys,
     check_devices,
     check_layers,

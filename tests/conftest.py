@@ -23,7 +23,8 @@ from safetensors.numpy import save_file
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.emit.fill import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

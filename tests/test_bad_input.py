@@ -17,7 +17,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, InvalidRequest, StoreError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.measuring.skip_search import read_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

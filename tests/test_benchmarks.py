@@ -16,7 +16,7 @@ from benchmarks.rivals.files import tensors, write_checkpoint
 from benchmarks.rows import comb
 from edgespec.decoding.sampling import RowSampler
 from edgespec.engine.sessions import Session
-from edgespec.export.bundle.model import open_described
+from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve

@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from tests.support.assistant import STEP, AssistantReference, step_inputs, write_assistant, write_target
 
 

@@ -65,7 +65,7 @@ def _show_all(as_json: bool) -> None:
 def _show_one(model: str, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
     from edgespec.drafters.registry import needing
     from edgespec.export.architectures.words import traits
-    from edgespec.export.bundle.model import open_described
+    from edgespec.export.bundle.model_part import open_described
     from edgespec.export.measuring.plan import weight_bytes
     from edgespec.export.optimum.model import ForeignModel, is_foreign
     from edgespec.export.quantization.weights import WeightChoice

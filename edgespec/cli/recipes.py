@@ -73,7 +73,7 @@ def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision
     """Cut what a recipe asks for to what can be had: no more than the model's context and vocabulary, and coded keys
     only where native operators can measure them."""
     from edgespec.errors import UnsupportedModel
-    from edgespec.export.bundle.model import open_described
+    from edgespec.export.bundle.model_part import open_described
     from edgespec.export.source.source import resolve
     from edgespec.runtimes.ort.native_library import native_library
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import onnxruntime
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec import __version__
@@ -252,6 +251,8 @@ _FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm", "sve"
 @cache
 def this_machine(device: DeviceName = "cpu") -> Machine:
     """Describe this machine; with ``device`` other than the CPU its driver, which is asked for."""
+    import onnxruntime  # not needed by plans, which import this module
+
     library = native_library()
     return Machine(
         processor=_processor(),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import STANDARD
+from edgespec.export.bundle.model_part import STANDARD
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.runtimes.files.bundle import sha256

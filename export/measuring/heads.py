@@ -236,7 +236,7 @@ def measure_heads(
     group = heads.groups[0]
     ranks, acceptance = head_ranks(slot, scorer, group)
     hidden = np.zeros((1, slot.model.facts.hidden), np.float32)
-    (ms,) = measure(lambda _: _discard(slot.forward_heads(group.name, hidden, TOP)), (1,), 5).values()
+    (ms,) = measure(lambda _: slot.forward_heads(group.name, hidden, TOP), (1,), 5).values()
     cost = costs.model(ms)
     padding = costs.plain / costs.verify[1]
     trained = heads.file.ranks.get("greedy")
@@ -272,7 +272,3 @@ def _exits(heads: TrainedHeads, slot: Slot, scorer: ChainScorer, costs: StepCost
         measured=[note([best.acceptance], record.right.shape[1])],
         notes=f"takes an exit for {best.taken:.0%} of the tokens",
     )
-
-
-def _discard(_: object) -> None:
-    """Return the output of a timed pass."""

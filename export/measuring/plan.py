@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import counted, model_part, stock_graphs
+from edgespec.export.bundle.model_part import counted, model_part, stock_graphs
 from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.drafters.head_choice import HEAD_TOKENS, check_size
 from edgespec.export.drafters.heads import HeadPlan

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import BundleError, ExportError
-from edgespec.export.bundle.model import MAIN, STRICT
+from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.export.source.source import PIECE_BYTES
 from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.files.manifest import Graph, ModelPart

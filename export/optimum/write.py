@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import MAIN, STRICT
+from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle

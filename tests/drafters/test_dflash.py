@@ -13,7 +13,7 @@ import pytest
 from edgespec.decoding.stats import Stats
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.read import read_drafter
 from tests.support.any_drafter import AnyDrafter, Pair, Recorder, written

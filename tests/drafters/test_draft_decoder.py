@@ -32,7 +32,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.stats import Stats
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.source.source import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators

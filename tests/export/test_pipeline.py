@@ -15,7 +15,7 @@ import pytest
 from edgespec.drafters.registry import METHODS, needing
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError, IncompatibleDraft
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, ExportError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle

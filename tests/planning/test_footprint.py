@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.engine.loading import load
 from edgespec.export.bundle.drafter import write_drafter
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

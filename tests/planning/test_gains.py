@@ -25,7 +25,7 @@ from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.target import Pass
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.export.bundle.model import open_described
+from edgespec.export.bundle.model_part import open_described
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

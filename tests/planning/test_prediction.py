@@ -16,7 +16,7 @@ from edgespec.drafters.draft_cache import FIRST_ROWS
 from edgespec.drafters.registry import METHODS
 from edgespec.errors import InvalidRequest
 from edgespec.export.bundle.drafter import write_drafter
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter, with_tokens

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import DESCRIPTION, TENSORS, HeadsFile
 from edgespec.export.source.source import resolve
 from tests.support import hf

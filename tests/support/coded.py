@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import AttentionRule
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.coded_keys import TABLES, store
 from edgespec.export.quantization.key_tables import learn_tables
 from edgespec.export.quantization.reference import NumpyOps

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import CUT, HeadPlan
 from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Extra, Held
 from edgespec.runtimes.files.formats import Format

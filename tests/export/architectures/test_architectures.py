@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import SkipSet
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.architectures.ops import Kind
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import Array, NumpyOps, reference_logits
 from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.manifest import Operators

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.files.json_file import parse_json
 from tests.conftest import Reference

@@ -24,7 +24,7 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass, last_uses, walk
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.emit.device import DeviceHeads, DeviceOps
 from edgespec.export.emit.native import NativeOps
 from edgespec.export.emit.plan import StockPlan

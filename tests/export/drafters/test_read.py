@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from tests.support import hf
 from tests.support.eagle import DIM, write_random

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import CUT
 from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.source.source import resolve

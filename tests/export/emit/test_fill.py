@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.emit.fill import WeightFile, fill
 from edgespec.export.emit.plan import LARGE_ALIGN, Stored, WeightLayout
 from edgespec.export.emit.plans import storage_plans
@@ -104,7 +104,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_tensor(
 CONVERT = """
 import sys, threading, time
 from pathlib import Path
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 
 chosen = DirectLevels(QUANTIZERS["mse"])

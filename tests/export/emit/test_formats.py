@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgespec.export.architectures.ops import Linear
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.formats import LINEAR, table_rows
 from edgespec.export.emit.graph import GraphBuilder

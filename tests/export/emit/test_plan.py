@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.export.bundle.model import open_described, open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_described, open_model
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS, Format

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
 from edgespec.export.drafters.heads import HeadsFile, TrainedHeads
 from edgespec.export.quantization.reference import reference_logits

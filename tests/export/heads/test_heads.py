@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.head_choice import frequent_tokens
 from edgespec.export.drafters.heads import (
     DESCRIPTION,

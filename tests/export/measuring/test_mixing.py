@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import INDEX, open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import INDEX, open_model
 from edgespec.export.measuring.mixer import TOKENS, Mixer
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps

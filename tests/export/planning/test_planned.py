@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
-from edgespec.export.bundle.model import open_described, open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_described, open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle

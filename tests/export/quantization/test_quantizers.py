@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Norm
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from safetensors.numpy import save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.gguf_config import llama3_scaling
 from edgespec.export.source.source import Checkpoint, resolve

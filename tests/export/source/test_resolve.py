@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import BundleError, EdgespecError, ExportError, UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.reference import reference_logits

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.packed import unpack
 from edgespec.export.source.source import Checkpoint

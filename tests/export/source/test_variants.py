@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES, VERIFIED
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from tests.conftest import Reference
 from tests.support.saved import REFERENCE

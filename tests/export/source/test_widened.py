@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.source import Checkpoint, ConfigOnly, resolve
 from edgespec.export.source.widened import FILE, _rows_of_hadamard

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGUFWriter
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.tokenizers.facts import tokenizer_facts
 from edgespec.export.tokenizers.files import merges

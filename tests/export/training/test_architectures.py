@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import NumpyOps, reference_logits
 from edgespec.export.training.options import TrainOptions
 from tests.export.training.conftest import short

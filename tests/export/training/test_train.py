@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ExportError, TrainingError
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.tokenizers.facts import check_same_vocabulary
 from edgespec.export.training.loop import DRAFT_REPORT, FOLDER

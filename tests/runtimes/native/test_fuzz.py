@@ -20,7 +20,7 @@ FUZZ = """
 import sys
 from pathlib import Path
 import numpy as np
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.runtimes.files.manifest import ModelPart
 from tests.conftest import Written
 from tests.support.native_graph import Raw, program_text, with_program

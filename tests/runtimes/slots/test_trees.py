@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS, Attention, Format

@@ -1,0 +1,187 @@
+"""What a manifest says of a model, whether its graphs are written or only planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
+from edgespec.export.emit.stock import native_only
+from edgespec.export.emit.wide_heads import least_length
+from edgespec.export.source.source import Checkpoint, ConfigOnly
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.formats import LEARNT, Attention, Format
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.manifest import DecoderPart, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.operators import WantedOperators
+
+MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
+INDEX = "model.weights.json"
+STANDARD = "standard"  # name of a graph
+
+
+def open_model(path: Path, context: int | None, adapter: Path | None = None, text_only: bool = False) -> Architecture:
+    """Open a checkpoint as one of the supported architectures, limited to ``context`` tokens.
+
+    Args:
+        path: a model's folder or .gguf file.
+        context: None = as far as the model was made for.
+        adapter: folder of a LoRA adapter to merge into it.
+        text_only: of a model that reads more than text, take its text half.
+
+    Raises:
+        ExportError: unreadable, unsupported, or a context beyond what the model was made for.
+    """
+    return limited(architecture(Checkpoint.open(path, adapter), text_only), context)
+
+
+def open_described(path: Path, context: int | None, text_only: bool = False) -> Architecture:
+    """As ``open_model``; of a folder without weights what its config.json describes, which cannot be exported.
+
+    Raises:
+        ExportError: as ``open_model``.
+    """
+    if ConfigOnly.suits(path):
+        return limited(architecture(ConfigOnly.open(path), text_only), context)
+    return open_model(path, context, text_only=text_only)
+
+
+def limited(arch: Architecture, context: int | None) -> Architecture:
+    """Return the architecture with its context limited.
+
+    Raises:
+        ExportError: beyond what the model was made for.
+    """
+    if context is not None:
+        if not 1 < context <= arch.most_context:
+            raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
+        arch.facts = arch.facts.model_copy(update={"context": context})
+    return arch
+
+
+def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
+    """Refuse models that a device's operators compute wrongly, or not at all.
+
+    Raises:
+        UnsupportedModel: capped scores, which the provider's attention leaves uncapped; what needs native operators.
+    """
+    if devices and (what := native_only(arch)):
+        raise UnsupportedModel(
+            f"--device {devices[0]}: this model has {what}, which only native operators compute",
+            "use it on the CPU",
+        )
+    if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
+        raise UnsupportedModel(
+            f"--device {devices[0]}: this model's attention caps its scores, which the provider's attention does not",
+            "use it on the CPU",
+        )
+
+
+def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
+    """Refuse methods that a model has too few layers for.
+
+    Raises:
+        ExportError: swift with fewer than three.
+    """
+    if "swift" in methods and facts.layers < 3:
+        raise ExportError(
+            f"swift leaves out layers between first and last, but the model has {facts.layers} layers",
+            "use another method",
+        )
+
+
+def check_operators(arch: Architecture, operators: WantedOperators) -> None:
+    """Refuse stock operators for a model that they cannot run.
+
+    Raises:
+        UnsupportedModel: states of convolutions, shared keys and values, embeddings of each layer.
+    """
+    if operators == "stock" and (what := native_only(arch)):
+        raise UnsupportedModel(
+            f"--operators stock: this model has {what}, which only native operators compute",
+            "leave --operators out",
+        )
+
+
+def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
+    """Refuse keys in learnt codes for a model with heads of several sizes: their tables are for one.
+
+    Raises:
+        ExportError: it has.
+    """
+    coded = [name for name in names if ATTENTION[name].keys in LEARNT]
+    if coded and facts.head_dims:
+        raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
+
+
+def stock_graphs(
+    arch: Architecture, gated: bool, draft: bool, hidden: bool, prefix: str, layout: Layout
+) -> dict[str, Graph]:
+    """Return the graphs of stock operators.
+
+    A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
+    and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the layout of stock operators a
+    target has a standard one as well, which other programs open (``emit_standard``).
+    """
+    if native_only(arch):  # see check_operators
+        return {}
+    if draft:
+        return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
+    least = least_length(arch.facts.head_dim) or None
+    strict = Graph(file=prefix + STRICT, gated=gated, padded=True, least_length=least, hidden=hidden)
+    found = {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
+    return found | ({STANDARD: Graph(file=prefix + MAIN)} if layout == "stock" and not arch.input_width else {})
+
+
+def counted(arch: Architecture) -> ModelFacts:
+    """Return the facts of a model with its parameters."""
+    return arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
+
+
+def model_part(
+    arch: Architecture,
+    form: Format,
+    *,
+    head: Format | None,
+    quantizer: str,
+    graphs: dict[str, Graph],
+    plan: HeadPlan,
+    prefix: str = "",
+    layout: Layout = "native",
+    head_vocab: HeadVocab | None = None,
+    fine: float | None = None,
+    embedding: Format | None = None,
+) -> ModelPart:
+    """Return the entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
+    facts, decoder = counted(arch), None
+    if arch.drafts:
+        if head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
+            less = prod(arch.tensors[arch.head.weight]) - head_vocab.size * facts.hidden
+            facts = facts.model_copy(update={"parameters": facts.parameters - less})
+        decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
+                              reads=list(arch.reads))  # fmt: skip
+    native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
+    return ModelPart(
+        facts=facts,
+        format=form,
+        quantizer=quantizer,
+        head_format=head,
+        embedding_format=embedding,
+        fine=fine,
+        graphs={**graphs, "native": native},
+        weights=prefix + WEIGHTS,
+        index=prefix + INDEX,
+        layout=layout,
+        converted=converted_name("stock" if layout == "native" else "native"),
+        headroom=HEADROOM,
+        min_rows=int(form == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
+        heads=list(plan.groups),
+        head_vocab=head_vocab,
+        cut=plan.only,
+        tapped=list(plan.tapped),
+        decoder=decoder,
+    )
