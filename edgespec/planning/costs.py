@@ -1,4 +1,12 @@
-"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed."""
+"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed.
+
+Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
+
+    weights(n) + attention(n) d        weights(1) = bytes of weights / rate
+
+where weights(n) follows a verify curve, and attention(n) is that of ``traffic.attention_bytes``.  A profile gives both
+by least squares.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +90,8 @@ def line(points: Points, at: float) -> float:
     return y0 + slope * (at - x0)
 
 
+# v(n), the time of a pass over n rows over that of one row, where nothing was measured: from the machines of
+# docs/project/measurements.md, 2 threads, short contexts; what reads the keys and values of a long one is added to them
 CURVES: Mapping[Operators, Mapping[Format, Mapping[int, float]]] = {
     "native": {name: spec.verify for name, spec in SPECS.items()},
     "stock": {name: spec.stock_verify or ASSUMED_VERIFY for name, spec in SPECS.items()},
@@ -94,7 +104,14 @@ STOCK_STEP: Mapping[Format, float] = dict.fromkeys(FOUR_BITS, 1.7)
 
 
 def step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:
-    """Bytes of weights of a step, times what its rows take over one row.
+    """Count the bytes of weights that a drafter's step reads, times what its rows take over one row.
+
+    A round's first step also takes in what was accepted before; a further one goes on from its own hidden state::
+
+        eagle       first: all, with the matrix that fuses         further: all but that matrix
+        mtp         all                                            all
+        assistant   all but the matrix back to the target's width  all
+        dflash      the block, and before it the draft cache: the matrix that fuses, keys and values of all layers
 
     Args:
         part: the drafter.
