@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
 
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.drafters.registry import AR, searching
 from edgespec.engine.engine import Engine
@@ -352,9 +353,11 @@ class Calibrator:
         with self._session() as session:
             names = [name for name in self.engine.methods if self._usable(name)]
             drafters = [drafter for name in names if (drafter := self._drafter(session, name))]
-            steps = {(one.name, False): one.step_once for one in drafters}
-            steps |= {(one.name, True): one.first_once for one in drafters if one.first_once()}
-            slots = [one.model for one in drafters if isinstance(getattr(one, "model", None), Slot)]
+            steps = {(one.name, False): one.dry_step for one in drafters}
+            steps |= {
+                (one.name, True): partial(one.dry_step, first=True) for one in drafters if one.dry_step(first=True)
+            }
+            slots = [slot for one in drafters if isinstance(slot := getattr(one, "model", None), Slot)]
             found: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first
             seconds = self._seconds("drafts") / len(wanted)
             for number, depth in enumerate(wanted):
@@ -377,11 +380,11 @@ class Calibrator:
         finally:
             self.engine.sessions.drop(session)
 
-    def _drafter(self, session: Session, method: str) -> Any:
+    def _drafter(self, session: Session, method: str) -> Drafter | None:
         """Build a method's drafter without control; None = it has no draft step here."""
         try:
-            drafter: Any = session.drafter(self.engine.choose(method), None, False, True, DraftOptions())
-            return drafter if drafter.step_once() else None
+            drafter = session.drafter(self.engine.choose(method), None, False, True, DraftOptions())
+            return drafter if drafter.dry_step() else None
         except Exception as error:  # as in a request: it costs the method, not the rest
             self.notes.append(f"{method} was not measured: {first_line(error)}")
             return None
