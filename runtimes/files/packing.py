@@ -222,7 +222,7 @@ def _pack_blocks(
 def _unpack_blocks(
     part: NDArray[np.uint8], form: Blocks, blocks: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:  # [tiles, bytes] -> [r, b, size], [r, b]; blocks: of 32
-    tiles, count, together = len(part), blocks * BLOCK // form.size, 2 * form.size // BLOCK
+    tiles, count, together = len(part), form.count(blocks * BLOCK), 2 * form.size // BLOCK
     groups = -(-blocks // together)
     short = (groups * together - blocks) * TILE * BLOCK * form.bits // 8
     whole = np.pad(part, ((0, 0), (0, short))).reshape(tiles, groups, -1)
@@ -231,6 +231,8 @@ def _unpack_blocks(
     payload = np.ascontiguousarray(whole[:, :, 64:]).reshape(tiles, groups * together, -1, TILE, 4)[:, :blocks]
     if form.bits == 4:
         payload = np.concatenate([payload & 15, payload >> 4], 2)
+    beyond = count * form.size // BLOCK - blocks  # of the last block, where k ends before it does: zeros
+    payload = np.pad(payload, ((0, 0), (0, beyond), *((0, 0),) * 3), constant_values=1 << (form.bits - 1))
     levels = _interleave_back(payload).reshape(tiles * TILE, count, form.size)
     return levels, scales.reshape(tiles * TILE, count)
 
