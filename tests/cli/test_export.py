@@ -14,7 +14,7 @@ from edgespec.cli.export import QUANTIZERS
 from edgespec.errors import InvalidRequest
 from edgespec.export.quantization import quantizer
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, FORMATS, listed
 from edgespec.runtimes.files.manifest import Manifest
 from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, TARGET, fixed_skip_set
@@ -139,7 +139,7 @@ def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
         (
             (TARGET, "--quantizer", "mse", "--format", "fp32"),
             1,
-            ["--quantizer mse was given", "int4, int4-64 or int8", "hint: "],
+            ["--quantizer mse was given", listed(BLOCK_FORMATS), "hint: "],
         ),
         ((TARGET, "--quantizer", "rtn", "--format", "w8a8"), 1, ["--quantizer rtn was given", "--format w8a8"]),
         ((TARGET, "--head-format", "int8", "--format", "w8a8"), 1, ["--head-format int8 was given"]),

@@ -17,7 +17,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.reports.proof import prove
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import FORMATS, Format
 from tests.cli.conftest import Command, export
 from tests.conftest import THREADS
 from tests.support import hf
@@ -83,7 +83,7 @@ def test_models_says_how_it_goes(command: Command, source: Path) -> None:
     shown = command("models", source).out
     assert "harbour, 2 layers of 64, 4 heads on 2" in shown
     assert "goes through optimum: methods ar, ngram, speculative" in shown
-    assert command("models", source, "--json").json["weight_bytes"].keys() == {"int4", "int4-64", "int8", "fp32"}
+    assert command("models", source, "--json").json["weight_bytes"].keys() == {*FORMATS} - {"w8a8"}
 
 
 def test_info_marks_it(command: Command, paired: Paired) -> None:

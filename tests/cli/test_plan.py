@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.export.source.source import resolve
 from edgespec.planning.profiles import Profile
+from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import read_manifest
 from tests.cli.conftest import Command
 from tests.conftest import TARGET
@@ -95,7 +96,7 @@ def test_what_people_see(command: Command, demo: Path) -> None:
 
 def test_a_model_by_its_config_alone(command: Command, config_alone: Path) -> None:
     found = command("plan", config_alone, "--budget", "1GiB", "--context", "256", "--json").json
-    assert {candidate["format"] for candidate in found["candidates"]} == {"int4", "int4-64", "int8", "w8a8", "fp32"}
+    assert {candidate["format"] for candidate in found["candidates"]} == {*FORMATS}
     assert {candidate["speed"]["basis"] for candidate in found["candidates"]} == {"assumed"}
     assert all(candidate["speed"]["assumed"] for candidate in found["candidates"] if candidate["method"] != "ar")
     needs = {candidate["method"] for candidate in found["candidates"] if candidate["needs"]}

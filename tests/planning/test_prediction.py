@@ -28,7 +28,7 @@ from edgespec.planning.costs import CONTROL, CURVES, STRICT, assumed, line
 from edgespec.planning.prediction import Guessing, Speed, best_gain, speed_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
-from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.formats import FORMATS, SPECS, Format
 from edgespec.runtimes.files.manifest import HeadGroup, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.options import RunOptions
 from tests.support import hf
@@ -325,8 +325,8 @@ def test_the_keys_of_json() -> None:
 
 
 KINDS = ("eagle", "mtp", "dflash", "assistant")
-BITS = {"q4": 18 / 4, "q4x64": 17 / 4, "q8": 34 / 4, "c8": 8.0, "f32": 32.0}  # of a weight, with its share of a scale
-HEADS: dict[Format, str] = {"int4": "q8", "int4-64": "q8", "int8": "q8", "w8a8": "c8", "fp32": "f32"}  # of drafters
+BITS = {spec.kind: spec.native_bits for spec in SPECS.values()}  # of a weight, with its share of a scale
+HEADS = {name: "q8" if spec.size else spec.kind for name, spec in SPECS.items()}  # of drafters
 NORMS = 0.02  # of all weights, which the planner takes for matrices
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.planning.profiles import Machine, Profile, Trial, manifest_hash, this_machine
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import SPECS, Format
 from edgespec.runtimes.files.manifest import (
     SCHEMA,
     FileEntry,
@@ -21,7 +21,8 @@ from edgespec.runtimes.files.manifest import (
     TokenizerFacts,
 )
 
-SIZES = {"int4": 300 << 20, "int4-64": 284 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
+SIZES: dict[str, int] = {name: int(spec.native_bits * (63 << 20)) for name, spec in SPECS.items()}
+SIZES |= {"int4": 300 << 20, "int4-64": 284 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
 FACTS = ModelFacts(
     architecture="llama",
     layers=24,

@@ -20,10 +20,11 @@ from edgespec.export.emit.graph import GraphBuilder
 from edgespec.export.emit.plan import LARGE_ALIGN, SMALL_ALIGN, StockPlan, WeightLayout
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.levels import EMBEDDING_LEVELS, Blocks
+from edgespec.export.quantization.levels import EMBEDDING_LEVELS
 from edgespec.export.quantization.reference import Array, NumpyOps
-from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.formats import FORMATS, FOUR_BITS, KINDS, SPECS, Format
 from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.packing import BLOCKS
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.session import make_session
 from edgespec.runtimes.slots.shared import Model
@@ -31,7 +32,6 @@ from tests.conftest import OPERATORS, Reference, Written
 from tests.support import hf
 
 NAMES = sorted(hf.CORE)
-BLOCKS = {"int4": Blocks(4), "int4-64": Blocks(4, 64), "int8": Blocks(8)}
 
 Write = Callable[..., Written]
 BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
@@ -177,20 +177,21 @@ def test_a_model_computes_with_what_is_stored(
         found: Array = ops.run(made.arch.trace())[0]
         return found
 
-    by_size = {size: rounded(size) for size in {32, BLOCKS[form].size if form in BLOCKS else 32}}
+    wide = KINDS[SPECS[form].acts].size  # of the blocks that native operators round activations in
+    by_size = {size: rounded(size) for size in {32, wide or 32}}
     unrounded: Array = NumpyOps(made.arch, tokens).run(made.arch.trace())[0]
     for graph, about in made.part.graphs.items():
         if graph == "standard":  # no slot drives it: tests/export/bundle/test_standard.py
             continue
         if about.operators == "native":
             request.getfixturevalue("native")
-        expected = by_size[64 if form == "int4-64" and about.operators == "native" else 32]
+        expected = by_size[wide if wide and about.operators == "native" else 32]
         # a float16 cache would be an error of its own
         model = Model(made.folder, made.part, graph, 1, ATTENTION["f32"])
         logits = open_slot(model).forward(np.array(tokens)).logits
         error = np.sqrt(np.mean(np.square(logits - expected))) / expected.std()
         assert error < (1e-5 if form == "fp32" else 0.03)
-        if form in ("int4", "int4-64"):
+        if form in FOUR_BITS:
             assert np.sqrt(np.mean(np.square(logits - unrounded))) / expected.std() > 2 * error
 
 
@@ -268,13 +269,8 @@ def test_a_tied_embedding_is_stored_once(tmp_path: Path, form: Format, written: 
     made = written("builtin:shakespeare", form)
     facts = made.part.facts
     assert facts.tied
-    entry_bytes = {
-        "fp32": 4.0,
-        "int8": 1 + 4 / 32,
-        "int4": 0.5 + 4 / 32,
-        "int4-64": 0.5 + 4 / 32,
-        "w8a8": 1 + 4 / facts.hidden,
-    }[form]
+    bits, scales = SPECS[form].bits, {"blocks": 4 / 32, "channels": 4 / facts.hidden, "floats": 0}
+    entry_bytes = bits / 8 + scales[SPECS[form].family]
     one = facts.vocab * facts.hidden * entry_bytes
     tensors = {
         tensor.name: {item.key: int(item.value) for item in tensor.external_data if item.key != "location"}

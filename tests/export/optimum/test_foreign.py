@@ -26,7 +26,7 @@ from edgespec.export.quantization.levels import dequantize_block, unpack_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.formats import FORMATS, FOUR_BITS, Format
 from edgespec.runtimes.files.manifest import Manifest
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export
@@ -77,7 +77,7 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
         assert parity["logit_max_error"] < 1e-3
         assert parity["weight_error"] == 0
     else:
-        least, most = (0.02, 0.2) if form in ("int4", "int4-64") else (0.001, 0.02)
+        least, most = (0.02, 0.2) if form in FOUR_BITS else (0.001, 0.02)
         assert all(least < error < most for error in parity["weight_error_by_layer"])
         assert 0 < parity["logit_rms_error"] < parity["logit_std"]
     tensors = onnx.load(str(tmp_path / "bundle" / "model.onnx")).graph.initializer

@@ -20,7 +20,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.source import ConfigOnly
 from edgespec.export.source.stored import Plain
-from edgespec.runtimes.files.formats import FORMATS, LEARNT, Format
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, FORMATS, LEARNT, Format, listed
 from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import Layout, Manifest, Operators, read_manifest
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
@@ -90,7 +90,7 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     refused(ExportError, "--head-vocab was given", {}, head_vocab=64)
     refused(ExportError, "--draft-vocab 999: expected 2 to 160", {}, methods=["speculative"], draft_vocab=999)
     refused(ExportError, "--head-vocab 1: expected 2 to 160", {}, methods=["medusa"], head_vocab=1)
-    refused(ExportError, "expected int4, int4-64 or int8", {}, form="fp32", head_format="int8")
+    refused(ExportError, f"expected {listed(BLOCK_FORMATS)}", {}, form="fp32", head_format="int8")
     refused(ExportError, "unknown attention 'int3'", {}, attention=["int3"])
     refused(ExportError, "needs native operators", {}, attention=["int8"], layout="stock")
     refused(ExportError, "expected int4, int8 or fp32", {}, form="w8a8", devices=["webgpu"])

@@ -37,7 +37,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, Format, listed
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.text.codec import TextCodec
@@ -315,7 +315,7 @@ def test_defaults_and_unknown_names() -> None:
     with pytest.raises(ExportError, match="unknown quantizer 'best'") as caught:
         WeightChoice.of("int4", "best", None)
     assert "rtn, mse, awq, gptq" in str(caught.value)
-    with pytest.raises(ExportError, match="--head-format fp32: expected int4, int4-64 or int8"):
+    with pytest.raises(ExportError, match=f"--head-format fp32: expected {listed(BLOCK_FORMATS)}"):
         WeightChoice.of("int4", None, "fp32")
 
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.formats import BLOCK, TILE, Kind
+from edgespec.runtimes.files.formats import BLOCK, KINDS, TILE, Kind
 from edgespec.runtimes.files.packing import Packed
 
-KINDS: tuple[Kind, ...] = ("q4", "q4x64", "q8", "c8", "f32")
 PROPERTIES = settings(max_examples=60, deadline=None)
 Matrix = tuple[NDArray[Any], ...]  # levels [n, blocks, size] and scales [n, blocks]; [n, k] and [n]; or [n, k] floats
 
@@ -25,7 +24,7 @@ SHAPES = st.one_of(
         lambda shape: (shape[0] * shape[2], shape[1], shape[2])
     ),
 )
-KIND = st.sampled_from(KINDS)
+KIND = st.sampled_from(list(KINDS))
 
 
 def random_matrix(packed: Packed, seed: int = 0) -> Matrix:
@@ -34,9 +33,10 @@ def random_matrix(packed: Packed, seed: int = 0) -> Matrix:
         return (random.standard_normal((n, k), np.float32),)
     if packed.kind == "c8":
         return random.integers(-127, 128, (n, k)).astype(np.int8), random.standard_normal(n, np.float32)
-    size, top = 64 if packed.kind == "q4x64" else 32, 256 if packed.kind == "q8" else 16
+    size, top = packed.form.size, 1 << packed.form.bits
     blocks = -(-k // size)
     levels = random.integers(0, top, (n, blocks, size)).astype(np.uint8)
+    levels.reshape(n, -1)[:, packed.blocks * BLOCK :] = 1 << (packed.form.bits - 1)  # beyond what is stored
     return levels, random.standard_normal((n, blocks)).astype(np.float16)
 
 
@@ -80,10 +80,11 @@ def scalar_weight(packed: Packed, data: bytes, row: int, k: int) -> tuple[int, f
     size = 512 if packed.kind == "q8" else 256
     head = base + pair * (64 + 2 * size)
     scale_at, body = head + (second * 16 + c) * 2, head + 64 + second * size
-    if packed.kind == "q4x64":  # two pairs together, of 16 scales each
-        two, odd = divmod(pair, 2)
-        scale_at = base + two * 1088 + (odd * 16 + c) * 2
-        body = base + two * 1088 + 64 + odd * 512 + second * 256
+    if (together := packed.form.size // 32) > 1:  # so many pairs behind two rows of 16 scales
+        group, place = divmod(pair, together)
+        start = base + group * (64 + together * 512)
+        scale_at = start + (place // (together // 2) * 16 + c) * 2
+        body = start + 64 + place * 512 + second * 256
     scale = float(np.frombuffer(data, "<f2", 1, scale_at)[0])
     if packed.kind == "q8":
         return data[body + within // 4 * 64 + c * 4 + within % 4], scale
@@ -111,7 +112,7 @@ def test_the_bytes_are_the_documented_ones(kind: Kind, shape: tuple[int, int, in
         elif kind == "c8":
             assert got == (matrix[0][row, k], matrix[1][row])
         else:
-            size = 64 if kind == "q4x64" else 32
+            size = KINDS[kind].size
             assert got == (matrix[0][row, k // size, k % size], matrix[1][row, k // size])
 
 
