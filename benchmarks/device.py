@@ -36,9 +36,8 @@ from benchmarks.linear import SHAPES
 from benchmarks.shapes import SHAPES as CONFIGS
 from edgespec.errors import DeviceError, EdgespecError
 from edgespec.runtimes.files.formats import SPECS
-from tests.support.selftest import COMMON, PLAIN, build, host_compiler, host_isas, knows
+from tests.support.selftest import ARM, COMMON, PLAIN, build, host_compiler, host_isas, knows
 
-ARM = ("isa_neon", "isa_i8mm")
 MOST = 128  # rows of a pass; threads
 _FORMATS = {spec.kind: spec.name for spec in SPECS.values() if spec.size}  # by what the program calls their matrices
 _KEYS = {"f16": "float16", "int8": "int8"}  # and keys and values

@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks.common import conditions, show
 from edgespec.runtimes.ort.native_library import measure_roofs, native_library
-
-ISAS = ("scalar", "avx2", "avxvnni", "avx512", "neon", "i8mm")
+from tests.support.selftest import ISAS
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
         show({"isa": native_library().isa, "threads": _roofs(arguments.threads)})
         return
     found: dict[str, Any] = {}
-    for isa in ISAS:
+    for isa in (name.removeprefix("isa_") for name in ISAS):
         command = [sys.executable, "-m", "benchmarks.roof", "--this", "--threads", arguments.threads]
         ran = subprocess.run(
             command, env=os.environ | {"EDGESPEC_ISA": isa}, capture_output=True, text=True, check=True

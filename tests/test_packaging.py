@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.ort.native_library import NAME
+from tests.support.selftest import ISA_FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = f"edgespec/runtimes/native/{NAME}"
 BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 # that all instruction sets compile is seen elsewhere: here the library must be in the wheel, and run
-SCALAR = " ".join(f"-Dhas_runtimes_native_isa_{isa}_cpp=OFF" for isa in ("avx2", "avxvnni", "avx512", "neon", "i8mm"))
+SCALAR = " ".join(f"-Dhas_runtimes_native_{isa}_cpp=OFF" for isa in ISA_FLAGS)
 QUICK = f"{SCALAR} -DCMAKE_CXX_FLAGS_RELEASE=-O0"  # how well it is optimized does not matter either
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links and a POSIX toolchain")

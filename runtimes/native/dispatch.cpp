@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "kernels.h"
 
@@ -39,10 +40,10 @@ bool has_avx512() { return false; }
 
 // Kernels for Arm are built with dot products (ARMv8.2), and another time with matrix products (i8mm, Armv8.6).
 #if defined(__aarch64__) && defined(__linux__)
-bool has_dot_products() { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }                 // HWCAP_ASIMDDP
-bool has_i8mm() { return has_dot_products() && (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; }  // HWCAP2_I8MM
+bool has_neon() { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }                 // HWCAP_ASIMDDP
+bool has_i8mm() { return has_neon() && (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; }  // HWCAP2_I8MM
 #else
-bool has_dot_products() { return true; }
+bool has_neon() { return true; }
 bool has_i8mm() {
 #if defined(__aarch64__) && defined(__APPLE__)
   int has = 0;
@@ -54,11 +55,11 @@ bool has_i8mm() {
 }
 #endif
 
-// Best first.
-std::array<const Kernels*, 6> known() {
-  return {has_avx512() ? avx512_kernels() : nullptr,     has_avxvnni() ? avxvnni_kernels() : nullptr,
-          has_avx2() ? avx2_kernels() : nullptr,         has_i8mm() ? i8mm_kernels() : nullptr,
-          has_dot_products() ? neon_kernels() : nullptr, scalar_kernels()};
+bool has_scalar() { return true; }
+
+std::array<const Kernels*, std::size(kIsas)> known() {
+#define EDGESPEC_KNOWN(isa) has_##isa() ? isa##_kernels() : nullptr,
+  return {EDGESPEC_ISAS(EDGESPEC_KNOWN)};
 }
 
 struct Choice {

@@ -75,14 +75,14 @@ struct Kernels {
   int64_t (*dots)(int64_t rounds);
 };
 
-const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();  // null where it is not compiled in, as the others
-const Kernels* avxvnni_kernels();
-const Kernels* avx512_kernels();
-const Kernels* neon_kernels();
-const Kernels* i8mm_kernels();
+// Instruction sets, the best first.
+#define EDGESPEC_ISAS(each) each(avx512) each(avxvnni) each(avx2) each(i8mm) each(neon) each(scalar)
+#define EDGESPEC_DECLARE(isa) const Kernels* isa##_kernels();  // null where it is not compiled in
+EDGESPEC_ISAS(EDGESPEC_DECLARE)
+#define EDGESPEC_NAME(isa) #isa,
+constexpr const char* kIsas[] = {EDGESPEC_ISAS(EDGESPEC_NAME)};
 
-// The kernels called scalar, avx2, avxvnni, avx512, neon or i8mm; null where this processor or build lacks them.
+// The kernels of an instruction set by its name; null where this processor or build lacks them.
 const Kernels* kernels_named(const char* name);
 // The best that this processor runs; the environment variable EDGESPEC_ISA, a name, overrides it.
 const Kernels& kernels();

@@ -17,8 +17,8 @@ namespace {
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "isas") {
-    for (const char* isa : {"scalar", "avx2", "avxvnni", "avx512", "neon", "i8mm"})
-      if (kernels_named(isa)) std::printf("%s\n", isa);
+    for (size_t i = std::size(kIsas); i-- > 0;)  // the best last
+      if (kernels_named(kIsas[i])) std::printf("%s\n", kIsas[i]);
     return 0;
   }
   if (what == "pass" || what == "numbers") {

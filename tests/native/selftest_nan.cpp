@@ -106,7 +106,7 @@ void columns(Model& model, const Format& format, const std::string& name) {
 }  // namespace
 
 void numbers() {
-  for (const char* isa : {"scalar", "avx2", "avxvnni", "avx512", "neon", "i8mm"})
+  for (const char* isa : kIsas)
     if (const Kernels* kernels = kernels_named(isa)) activations(*kernels);
   const Format formats[] = {{kKvF32, kKvNone, kKvF32, false, 0},     {kKvF16, kKvNone, kKvF16, false, 0},
                             {kKvInt8, kKvNone, kKvInt8, false, 64},  {kKvInt4, kKvNone, kKvInt8, false, 0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +17,24 @@ PROGRAMS = TESTS / "programs"  # of nodes of real models
 
 # as the library is built
 COMMON = ("-O3", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
+# what the library is built of
+CMAKE = (NATIVE.parents[1] / "CMakeLists.txt").read_text("utf-8")
+
+
+def _listed(name: str) -> tuple[str, ...]:
+    found = re.search(rf"^set\({name} ([^)]*)\)", CMAKE, re.MULTILINE)
+    assert found, f"CMakeLists.txt sets no {name}"
+    return tuple(found[1].split())
+
+
+ISAS = tuple(f"isa_{name}" for name in _listed("ISAS"))
 ISA_FLAGS = {
-    "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "isa_avxvnni": ("-mavxvnni", "-mavx2", "-mfma", "-mf16c"),
-    "isa_avx512": (
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c", "-mfma"),
-        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
-    ),
-    "isa_neon": ("-march=armv8.2-a+dotprod",),
-    "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+    f"isa_{isa}": tuple(flags.split())
+    for isa, flags in re.findall(r"^ +edgespec_flags\((\w+) ([^)]*)\)", CMAKE, re.MULTILINE)
 }
-SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
-           "attention", "tree", "dispatch", "roofs", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
-           "isa_i8mm")  # fmt: skip
+ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # GCC 12's own headers
+ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
+SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in ("values", "ops"))
 OPERATOR = (*SOURCES, "values", "ops")
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan",
          "selftest_speed", "selftest_attention")  # fmt: skip
@@ -120,5 +126,6 @@ def knows(compiler: str, isa: str) -> bool:
 def host_isas() -> tuple[str, ...]:
     """Files that the host's compiler can compile for more than its baseline."""
     machine = os.uname().machine
-    wanted = {"x86_64": ("isa_avx2", "isa_avxvnni", "isa_avx512"), "aarch64": ("isa_neon", "isa_i8mm")}.get(machine, ())
+    arm = machine == "aarch64"
+    wanted = [isa for isa in ISA_FLAGS if (isa in ARM) == arm] if arm or machine == "x86_64" else []
     return tuple(name for name in wanted if knows(host_compiler() or "c++", name))

@@ -19,6 +19,7 @@ from benchmarks.device import main
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, SPECS
 from tests.support import arm64
 from tests.support.selftest import (
+    ARM,
     COMMON,
     FUZZERS,
     OPERATOR,
@@ -35,8 +36,6 @@ from tests.support.selftest import (
     knows,
     linked,
 )  # fmt: skip
-
-ARM = ("isa_neon", "isa_i8mm")  # what differs between builds for Arm
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
