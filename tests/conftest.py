@@ -126,7 +126,7 @@ LONGEST = (
     "lossless/test_matrix.py",
     "android/test_kotlin.py",
     "test_packaging.py",
-    "export/training/test_processes.py",
+    "export/training/test_state.py",
     "test_benchmarks.py",
     "fuzz/test_fuzz.py",
     "runtimes/slots/test_slot.py",

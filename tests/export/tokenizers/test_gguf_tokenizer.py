@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file."""
+"""Tokenizers of GGUF files, and chat templates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from gguf import GGUFWriter
 from edgespec.errors import UnsupportedModel
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.source.source import Checkpoint
+from edgespec.export.tokenizers.chat_data import chat_data
 from edgespec.export.tokenizers.facts import tokenizer_facts
 from edgespec.export.tokenizers.files import merges
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf
+from tests.support.chats import FOLDER
 from tests.support.gguf_files import Change, write_gguf
 
 NAME = "llama_tied_gqa"
@@ -172,3 +174,36 @@ def test_gemmas_vocabulary(tmp_path: Path) -> None:
     for text in ("the  other feeling", "thing"):
         assert codec.encode(text) == [1, *best_first(text.replace(" ", "\u2581"), tokens, scores)]
         assert codec.decode(codec.encode(text)) == text
+
+
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def data_of(monkeypatch: pytest.MonkeyPatch, template: str) -> dict[str, object]:
+    codec = TextCodec(FOLDER)
+    monkeypatch.setattr(codec, "special", NAMES.get)
+    codec.templates = {"default": template}
+    return chat_data(codec)
+
+
+@pytest.mark.parametrize("name", ["gemma", "phi3", "qwen25", "qwen3", "smollm"])
+def test_templates_that_join_messages_are_data(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    data = data_of(monkeypatch, (FOLDER / f"{name}.jinja").read_text("utf-8"))
+    assert "refused" not in data
+    assert data["thoughts"] is (name == "qwen3")
+    assert data["trimmed"] == (["user", "assistant"] if name == "gemma" else [])
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ strftime_now('%d') }}{{ messages[0].content }}", "writes the date"),
+        ("{{ messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}", "depends on more than that"),
+        ("{{ messages[-1].content }}", "leaves out a message"),
+        ("{% for m in messages %}[{{ m.content | upper }}]{% endfor %}", "more than contents"),
+        ("{% for m in messages %}{{ m.content | replace('two', '2') }}{% endfor %}", "more than contents"),
+        ("{{ raise_exception('never') }}", "never"),
+    ],
+)
+def test_templates_that_do_more_are_refused(monkeypatch: pytest.MonkeyPatch, template: str, why: str) -> None:
+    assert why in str(data_of(monkeypatch, template)["refused"])

@@ -1,4 +1,4 @@
-"""Trained heads: reading ours and published ones, refusing the wrong ones, and exporting with them."""
+"""Trained heads: reading, cutting their LM head, exporting and using them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
+from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import open_model
-from edgespec.export.drafters.head_choice import frequent_tokens
+from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, frequent_tokens, write_tokens
 from edgespec.export.drafters.heads import (
     DESCRIPTION,
     TENSORS,
     HeadsFile,
+    TrainedHeads,
     model_fingerprint,
     read_heads,
     tokenizer_fingerprint,
 )
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Held
 from edgespec.export.source.source import resolve
-from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.manifest import Layout, Operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import PROMPTS, TARGET
 from tests.support.checkpoints import make_heads
@@ -346,3 +352,51 @@ def test_the_description_is_pinned() -> None:
         "schema_version", "kind", "count", "hidden", "vocab", "model", "tokenizer", "inner", "exits", "own", "ranks",
         "training",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "I8", "BOOL"])
+def test_tensors_that_are_no_plain_floats(tmp_path: Path, kind: str) -> None:
+    header = json.dumps({"0.0.linear.weight": {"dtype": kind, "shape": [2, 2], "data_offsets": [0, 4]}}).encode()
+    file = tmp_path / "medusa_lm_head.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ExportError, match=f"0.0.linear.weight is of type {kind}, expected one of F16"):
+        read_heads(tmp_path)
+
+
+TOKENS = np.array([0, 1, 5, 17, 40, 41, 99, 149])
+TEXT = np.array([3, 90, 14, 77, 2, 51])
+
+
+@pytest.mark.parametrize("layout", ["stock", "native"])
+@pytest.mark.parametrize("name", ["phi_half", "phi_gqa", "llama_tied_gqa"])
+def test_a_cut_head_has_the_rows_and_the_biases(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str, layout: Layout, request: pytest.FixtureRequest
+) -> None:
+    if layout == "native":
+        request.getfixturevalue("native")
+    whole = open_model(checkpoint(name), None)
+    expected = reference_logits(whole, TEXT.tolist(), list(range(len(TEXT))))[:, TOKENS]
+    assert (whole.head.bias is not None) == name.startswith("phi")
+    if whole.head.bias is not None:
+        assert np.abs(whole.source.read(whole.head.bias)[TOKENS]).max() > 0.01  # else this would show nothing
+
+    draft = open_model(checkpoint(name), None)
+    plan, vocab = cut_draft(draft, TOKENS), write_tokens(tmp_path, "", TOKENS)
+    part = write_model(tmp_path, draft, "fp32", draft=True, layout=layout, plan=plan, head_vocab=vocab).part
+    graph = "plain" if layout == "stock" else "native"
+    slot = open_slot(Model(tmp_path, part, graph, 1, ATTENTION["f32"]))
+    np.testing.assert_allclose(slot.forward(TEXT).logits, expected, rtol=0, atol=2e-4)
+
+    target, last = open_model(checkpoint(name), None), whole.facts.layers
+    same = Held(np.eye(target.facts.hidden, dtype=np.float32))  # an exit after all layers that changes nothing
+    file = HeadsFile(kind="paradecode", count=1, hidden=target.facts.hidden, vocab=0, exits=[last])
+    heads = HeadChoice({"paradecode": TrainedHeads(file, {f"exit.{last}.weight": same})}, TOKENS)
+    heads.extend(target)
+    part = write_model(tmp_path, target, "fp32", gated=True, layout=layout, plan=heads.plan, head_vocab=vocab).part
+    slot = open_slot(Model(tmp_path, part, "gated" if layout == "stock" else "native", 1, ATTENTION["f32"]))
+    slot.keep_hidden = True
+    hidden = slot.forward(TEXT).hidden
+    assert hidden is not None
+    got = slot.forward_heads(f"exit.{last}", hidden.copy()).logits
+    assert got is not None
+    np.testing.assert_allclose(got[0], expected, rtol=0, atol=2e-4)
