@@ -110,7 +110,8 @@ def _auto(manifest: Manifest, without: Collection[str]) -> MethodChoice:
     ]
     if NGRAM not in names:
         names = [*names[: CANDIDATES - 1], NGRAM]
-        promises[NGRAM], reasons[NGRAM] = TRIED, "default: costs little where text does not repeat"
+        if promises.get(NGRAM, 0.0) < TRIED:
+            promises[NGRAM], reasons[NGRAM] = TRIED, "default: costs little where text does not repeat"
     chosen = tuple(replace(_choice(manifest, name, reasons[name]), promise=promises[name]) for name in names)
     return replace(chosen[0], gamma=max(one.gamma for one in chosen), candidates=chosen)
 
