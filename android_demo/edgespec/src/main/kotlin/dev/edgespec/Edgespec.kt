@@ -1,11 +1,9 @@
 package dev.edgespec
 
 import dev.edgespec.engine.Engine
-import dev.edgespec.engine.LoadOptions
 import dev.edgespec.planning.MemoryFacts
 import java.io.File
 
-/** The front door. */
 object Edgespec {
     const val VERSION = "0.1.0"
 
@@ -28,20 +26,28 @@ object Edgespec {
      * @throws EdgespecError [BundleError], [BudgetError], [InvalidRequest] or [StoreError], each with what to do.
      */
     fun load(
-        bundle: File,
-        threads: Int? = null,
-        context: Int? = null,
-        strict: Boolean = true,
-        check: Boolean = true,
-        operators: String = "auto",
-        library: File? = null,
-        attention: String? = null,
-        draftAttention: String? = null,
-        ngramStore: File? = null,
-        cache: File? = null,
-        memory: MemoryFacts? = null,
-    ): Engine = Engine(
-        bundle,
-        LoadOptions(threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, memory),
-    )
+        bundle: File, threads: Int? = null, context: Int? = null, strict: Boolean = true, check: Boolean = true,
+        operators: String = "auto", library: File? = null, attention: String? = null, draftAttention: String? = null,
+        ngramStore: File? = null, cache: File? = null, memory: MemoryFacts? = null,
+    ): Engine = Engine(bundle, threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, memory)
 }
+
+/** Base of all errors raised on purpose, as on the Python side; [hint]: what the reader can do about it. */
+open class EdgespecError(val what: String, val hint: String? = null, cause: Throwable? = null) :
+    RuntimeException(if (hint == null) what else "$what\nhint: $hint", cause)
+
+/** A bundle is missing a part, was altered, or is newer than this program. */
+class BundleError(what: String, hint: String? = null, cause: Throwable? = null) : EdgespecError(what, hint, cause)
+
+/** Nothing fits the memory that there is, or what was asked for does not. */
+class BudgetError(what: String, hint: String? = null) : EdgespecError(what, hint)
+
+/** An n-gram store cannot be read: not a store, damaged, too new, or of another tokenizer. */
+class StoreError(what: String, hint: String? = null, cause: Throwable? = null) : EdgespecError(what, hint, cause)
+
+/** A generation request that cannot be served: empty prompt, too long, nonsense settings. */
+class InvalidRequest(what: String, hint: String? = null, cause: Throwable? = null) : EdgespecError(what, hint, cause)
+
+/** What a library's error says, in a line. */
+fun firstLine(error: Throwable): String =
+    (error.message ?: "").lineSequence().firstOrNull { it.isNotBlank() } ?: error.javaClass.simpleName

@@ -1,17 +1,21 @@
 package dev.edgespec.app
 
-import android.app.ActivityManager
-import android.app.Application
-import android.content.ComponentCallbacks2
-import android.content.Context
+import android.app.*
+import android.content.*
 import android.os.Build
+import android.os.Bundle
 import android.os.Handler
 import android.os.Looper
+import android.view.View
+import android.view.ViewGroup.LayoutParams.MATCH_PARENT
+import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
+import android.widget.FrameLayout
+import android.widget.LinearLayout
+import android.widget.TextView
 import dev.edgespec.engine.Trim
 import dev.edgespec.planning.MemoryFacts
 import java.io.File
 
-/** What ActivityManager says of memory. */
 class PhoneMemory(context: Context) : MemoryFacts {
     private val info = ActivityManager.MemoryInfo().also {
         (context.getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager).getMemoryInfo(it)
@@ -46,5 +50,83 @@ class App : Application() {
     override fun onTrimMemory(level: Int) {
         super.onTrimMemory(level)
         state.trim(if (level >= ComponentCallbacks2.TRIM_MEMORY_BACKGROUND) Trim.ALL else Trim.SOME)
+    }
+}
+
+private const val PICK = 1
+private const val SHOWN = "shown"
+
+/** The app's one window: a row of screens, the one chosen, and what the app is doing.  All it knows is in [App.state]. */
+class MainActivity : Activity() {
+    private val state get() = (application as App).state
+    private lateinit var screens: List<Screen>
+    private lateinit var place: FrameLayout
+    private lateinit var status: TextView
+    private var shown = 0
+
+    override fun onCreate(saved: Bundle?) {
+        super.onCreate(saved)
+        screens = listOf(
+            ChatScreen(this, state), BenchScreen(this, state), PlanScreen(this, state, PhoneMemory(this).available),
+            ProofScreen(this, state),
+        )
+        place = FrameLayout(this)
+        status = text().apply { setTextIsSelectable(true) }
+        val names = screens.mapIndexed { at, screen -> button(screen.name) { choose(at) } }
+        val bring = button("Import") { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) }
+        bring.contentDescription = "Import a bundle: pick its folder"
+        setContentView(
+            LinearLayout(this).apply {
+                orientation = LinearLayout.VERTICAL
+                fitsSystemWindows = true
+                addView(
+                    LinearLayout(context).apply {
+                        orientation = LinearLayout.VERTICAL
+                        setPadding(dp(12), dp(4), dp(12), dp(4))
+                        addView(row(*names.toTypedArray(), bring))
+                        addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
+                        addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+                    },
+                    LinearLayout.LayoutParams(MATCH_PARENT, MATCH_PARENT),
+                )
+            },
+        )
+        choose(saved?.getInt(SHOWN) ?: 0)
+    }
+
+    private fun choose(at: Int) {
+        shown = at
+        place.removeAllViews()
+        place.addView(screens[at].view)
+        show()
+    }
+
+    private fun show() {
+        screens[shown].show()
+        // a screen reader says what came of it, not every figure on the way
+        status.accessibilityLiveRegion = if (state.busy) View.ACCESSIBILITY_LIVE_REGION_NONE else View.ACCESSIBILITY_LIVE_REGION_POLITE
+        if (status.text.toString() != state.status) status.text = state.status
+    }
+
+    override fun onStart() {
+        super.onStart()
+        state.changed = ::show
+        show()
+    }
+
+    override fun onStop() {
+        state.changed = {}
+        state.save()
+        super.onStop()
+    }
+
+    override fun onSaveInstanceState(saved: Bundle) {
+        super.onSaveInstanceState(saved)
+        saved.putInt(SHOWN, shown)
+    }
+
+    override fun onActivityResult(request: Int, result: Int, data: Intent?) {
+        val tree = data?.data ?: return
+        if (request == PICK && result == RESULT_OK) state.take { Documents(contentResolver, tree) }
     }
 }

@@ -1,14 +1,10 @@
 package dev.edgespec.app
 
 import com.google.gson.GsonBuilder
-import dev.edgespec.Edgespec
-import dev.edgespec.EdgespecError
+import dev.edgespec.*
 import dev.edgespec.decoding.Settings
-import dev.edgespec.engine.Engine
-import dev.edgespec.engine.Trim
-import dev.edgespec.planning.MemoryFacts
-import dev.edgespec.planning.showBytes
-import dev.edgespec.planning.plan
+import dev.edgespec.engine.*
+import dev.edgespec.planning.*
 import dev.edgespec.reports.*
 import java.io.File
 import java.util.Locale
@@ -26,10 +22,7 @@ class Surroundings(
     val memory: () -> MemoryFacts? = { null },
 )
 
-/**
- * All that the app is doing, without any view: one for the process, so a screen that is made anew finds it as it was.
- * State is changed on one thread alone, the one that [post] gives work to, and [changed] is called there after each change.
- */
+/** All that the app is doing, without any view, one for the process; changed on the thread alone that [post] gives work to. */
 class AppState(private val around: Surroundings, private val post: (() -> Unit) -> Unit) {
     private val scope = CoroutineScope(SupervisorJob() + Dispatchers.IO)
     private var job: Job? = null
@@ -50,7 +43,6 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     var proved: List<Proved> = emptyList()
         private set
 
-    /** Methods to pick from. */
     val methods: List<String> get() = listOf(AUTO) + (engine?.methods ?: emptyList())
 
     /** Run [work] beside the screen, one at a time; an error becomes the status line. */
@@ -90,7 +82,6 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         }
     }
 
-    /** Open the bundle, if there is one. */
     fun load() {
         if (engine != null) return
         if (!around.bundle.isDirectory) {
@@ -101,7 +92,8 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     }
 
     private fun open() {
-        val made = Edgespec.load(around.bundle, library = around.library?.takeIf { it.isFile }, cache = around.cache, memory = around.memory())
+        val library = around.library?.takeIf { it.isFile }
+        val made = Edgespec.load(around.bundle, library = library, cache = around.cache, memory = around.memory())
         change {
             engine = made
             status = "${made.operators.kind} operators, ${made.context} tokens of context"
@@ -117,7 +109,6 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         open()
     })
 
-    /** Ask what was typed. */
     fun ask(text: String) {
         val made = engine
         if (made == null || text.isBlank() || busy) return
@@ -144,12 +135,10 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         Locale.ROOT, stats.tokensPerSecond, 100 * stats.acceptanceRate, stats.drafted,
     )
 
-    /** End what is running, after the round at hand. */
     fun stop() {
         job?.cancel()
     }
 
-    /** Every method against plain decoding, in turns. */
     fun measure(prompts: List<String>, settings: Settings, repeats: Int) {
         val made = engine ?: return
         begin("Measuring", {
@@ -157,11 +146,13 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
                 ensureActive()
                 change { status = "$done of $of: $method" }
             }
-            change { benched = found; status = "Speed-up over ar, median and 95 % interval" }
+            change {
+                benched = found
+                status = "Speed-up over ar, median and 95 % interval"
+            }
         })
     }
 
-    /** The golden vectors of the bundle, written again here. */
     fun prove() {
         val made = engine ?: return
         begin("Comparing", {
@@ -169,31 +160,31 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
                 ensureActive()
                 change { status = "$done of $of" }
             }
-            change { proved = found; status = verdict(found) }
+            change {
+                proved = found
+                val equal = "${found.count { it.equal }} of ${found.size} golden vectors equal on this phone"
+                status = if (found.isEmpty()) "This bundle has no golden vectors" else equal
+            }
         })
     }
 
-    private fun verdict(found: List<Proved>) =
-        if (found.isEmpty()) "This bundle has no golden vectors" else "${found.count { it.equal }} of ${found.size} golden vectors equal on this phone"
-
-    /** The table of the bench screen, its headings first. */
     fun benchTable(): List<List<String>> = listOf(BENCH_HEADINGS) + benchRows(benched)
+    fun proofTable(): List<List<String>> = listOf(listOf("vector", "method", "tokens", "result")) +
+        proved.mapIndexed { at, one -> listOf("${at + 1}", one.method, "${one.expected.size}", if (one.equal) "equal" else "differs") }
 
     /** What of the bundle fits [budget] bytes, a row for every method, headings first. */
     fun planTable(budget: Long): List<List<String>> {
         val made = engine ?: return emptyList()
-        return listOf(listOf("method", "tokens", "memory", "predicted", "parts")) + plan(made.bundle.manifest, made.allowance, made.context, budget).map { run ->
+        val runs = plan(made.bundle.manifest, made.allowance, made.context, budget)
+        return listOf(listOf("method", "tokens", "memory", "predicted", "parts")) + runs.map { run ->
             listOf(
-                run.method,
-                if (run.fits) "${run.context}" else "too large",
-                showBytes(run.bytes),
+                run.method, if (run.fits) "${run.context}" else "too large", showBytes(run.bytes),
                 run.speedup?.let { "%.2fx".format(Locale.ROOT, it) } ?: "-",
                 run.parts.joinToString(", ") { "${it.name} ${showBytes(it.bytes)}" },
             )
         }
     }
 
-    /** A report to share, as JSON. */
     fun report(kind: String): String {
         val made = engine
         val found = linkedMapOf<String, Any?>(
@@ -204,14 +195,12 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         return GsonBuilder().setPrettyPrinting().serializeNulls().create().toJson(found)
     }
 
-    /** Give memory back; texts stay. */
     fun trim(level: Trim) {
         val made = engine ?: return
         scope.launch { made.trim(level) }
     }
 
-    /** The screen goes: what is there is on disk from now on. */
-    fun save() = chat.save()
+    fun save() = chat.save() // the screen goes: what is there is on disk from now on
 
     fun close() {
         job?.cancel()

@@ -1,26 +1,22 @@
 package dev.edgespec.app
 
-import com.google.gson.Gson
-import com.google.gson.JsonParseException
+import com.google.gson.*
 import dev.edgespec.InvalidRequest
-import dev.edgespec.engine.Chunk
-import dev.edgespec.engine.Engine
-import dev.edgespec.runtimes.ChatTemplate
-import dev.edgespec.runtimes.Message
+import dev.edgespec.engine.*
+import dev.edgespec.runtimes.*
 import java.io.File
 import java.nio.file.Files
 import java.nio.file.StandardCopyOption
+import java.util.Locale
 import kotlinx.coroutines.flow.Flow
 
-/** What is kept of a chat on disk. */
-private class Kept(val messages: List<Message> = emptyList(), val pieces: List<Piece> = emptyList(), val typed: String = "", val method: String = AUTO)
+private class Kept(
+    val messages: List<Message> = emptyList(), val pieces: List<Piece> = emptyList(), val typed: String = "", val method: String = AUTO,
+)
 
 const val AUTO = "auto"
 
-/**
- * The conversation of the app.  It outlives the screen, and, by its [file], the process: what was written until [save] was
- * called is there again.  A model without a chat template goes on with the text instead.
- */
+/** The app's conversation, kept in [file]; a model without a chat template goes on with the text instead. */
 class Chat(private val file: File) {
     private val messages = ArrayList<Message>()
     private var asked: String? = null // a question whose answer is being written
@@ -47,16 +43,13 @@ class Chat(private val file: File) {
     /** Ask; the answer is added by [add], and kept by [end]. */
     fun ask(engine: Engine, text: String): Flow<Chunk> {
         val settings = engine.defaults.copy(method = method.takeIf { it != AUTO })
-        val question = Message("user", text)
-        val stream = if (talks(engine)) {
-            engine.conversation(messages).stream(text, settings)
-        } else {
-            engine.stream(transcript.text + text, settings)
-        }
-        messages.add(question)
+        val talks = talks(engine)
+        val stream = if (talks) engine.conversation(messages).stream(text, settings) else engine.stream(transcript.text + text, settings)
+        messages.add(Message("user", text))
         asked = text
         answer.clear()
-        transcript.add(if (talks(engine) && transcript.text.isNotEmpty()) "\n\n$text\n\n" else if (talks(engine)) "$text\n\n" else text, Kind.USER)
+        val shown = if (!talks) text else if (transcript.text.isEmpty()) "$text\n\n" else "\n\n$text\n\n"
+        transcript.add(shown, Kind.USER)
         typed = ""
         save()
         return stream
@@ -96,4 +89,54 @@ class Chat(private val file: File) {
     } catch (_: InvalidRequest) {
         false
     }
+}
+
+/** Who wrote a piece of text: the user, the model's own pass, or a guess that stood or did not. */
+enum class Kind { USER, MODEL, ACCEPTED, REFUSED }
+
+data class Piece(val text: String, val kind: Kind)
+
+/** What a chat shows: pieces of text by who wrote them; refused guesses are kept apart, for whoever wants to see them. */
+class Transcript(pieces: List<Piece> = emptyList()) {
+    private val all = ArrayList(pieces)
+
+    fun pieces(refused: Boolean): List<Piece> = all.filter { refused || it.kind != Kind.REFUSED }
+
+    val text: String get() = all.filter { it.kind != Kind.REFUSED }.joinToString("") { it.text }
+
+    fun add(text: String, kind: Kind) {
+        if (text.isNotEmpty()) all.add(Piece(text, kind))
+    }
+
+    /** Add a round: its first tokens are guesses that stood, the last one is the model's own. */
+    fun add(chunk: Chunk, decode: (IntArray) -> String) {
+        val round = chunk.round
+        chunk.pieces.forEachIndexed { at, text -> add(text, if (round != null && at < round.accepted) Kind.ACCEPTED else Kind.MODEL) }
+        add(chunk.text.removePrefix(chunk.pieces.joinToString("")), Kind.MODEL) // what was held back until the end
+        if (round != null && round.rejected.isNotEmpty()) add(decode(round.rejected), Kind.REFUSED)
+    }
+}
+
+/** Tokens a second and the share of guesses that stand, while they are written; [clock] in nanoseconds. */
+class Live(private val clock: () -> Long = System::nanoTime) {
+    private var begun = 0L // when the first round was there: a prompt's pass writes nothing
+    private var tokens = 0
+    private var drafted = 0
+    private var accepted = 0
+
+    fun add(chunk: Chunk) {
+        val round = chunk.round ?: return
+        drafted += round.drafted.size
+        accepted += round.accepted
+        if (begun == 0L) begun = clock() else tokens += round.tokens.size
+    }
+
+    /** A line for people; empty before the second round. */
+    val line: String
+        get() {
+            val seconds = (clock() - begun) / 1e9
+            if (tokens == 0 || seconds <= 0) return ""
+            val share = if (drafted > 0) ", %.0f %% of %d guesses accepted".format(Locale.ROOT, 100.0 * accepted / drafted, drafted) else ""
+            return "%.1f tokens/s%s".format(Locale.ROOT, tokens / seconds, share)
+        }
 }

@@ -5,6 +5,9 @@ import android.content.res.AssetManager
 import android.net.Uri
 import android.provider.DocumentsContract
 import android.provider.DocumentsContract.Document
+import dev.edgespec.BundleError
+import dev.edgespec.runtimes.Bundle
+import java.io.File
 import java.io.IOException
 import java.io.InputStream
 
@@ -13,9 +16,7 @@ class Documents(private val resolver: ContentResolver, private val tree: Uri) : 
     private val found = LinkedHashMap<String, Uri>()
     override val files: List<String> get() = found.keys.toList()
 
-    init {
-        list(DocumentsContract.getTreeDocumentId(tree), "")
-    }
+    init { list(DocumentsContract.getTreeDocumentId(tree), "") }
 
     private fun list(id: String, lead: String) {
         val children = DocumentsContract.buildChildDocumentsUriUsingTree(tree, id)
@@ -33,14 +34,13 @@ class Documents(private val resolver: ContentResolver, private val tree: Uri) : 
         resolver.openInputStream(found.getValue(name)) ?: throw IOException("$name is not there any more")
 }
 
-/** A bundle that came with the app, in its assets. */
+private const val ASSETS = "bundle/"
+
 class Assets(private val assets: AssetManager) : BundleSource {
     private val found = ArrayList<String>()
     override val files: List<String> get() = found
 
-    init {
-        list("")
-    }
+    init { list("") }
 
     private fun list(lead: String) {
         for (name in assets.list((ASSETS + lead).trimEnd('/')) ?: emptyArray()) {
@@ -49,8 +49,37 @@ class Assets(private val assets: AssetManager) : BundleSource {
     }
 
     override fun open(name: String): InputStream = assets.open(ASSETS + name)
+}
 
-    private companion object {
-        const val ASSETS = "bundle/"
+/** Files that a user has picked, by their paths inside the bundle; on a phone a document tree. */
+interface BundleSource {
+    val files: List<String>
+
+    fun open(name: String): InputStream
+}
+
+/** Copy a bundle to [target], whole or not at all: into a sibling, checked, then renamed; [progress] is told the bytes copied. */
+fun importBundle(source: BundleSource, target: File, progress: (Long) -> Unit = {}): File {
+    val partial = File(target.parentFile, ".${target.name}.part")
+    partial.deleteRecursively()
+    try {
+        var copied = 0L
+        for (name in source.files) {
+            val file = File(partial, name)
+            if (!file.canonicalPath.startsWith(partial.canonicalPath + File.separator)) {
+                throw BundleError("$name: leaves the bundle: only files inside the folder are allowed")
+            }
+            file.parentFile?.mkdirs()
+            source.open(name).use { from -> file.outputStream().use { copied += from.copyTo(it, 1 shl 20) } }
+            progress(copied)
+        }
+        Bundle.open(partial, check = true)
+        target.deleteRecursively()
+        if (!partial.renameTo(target)) throw BundleError("$target: cannot be replaced", "free some space, and try again")
+        return target
+    } catch (error: IOException) {
+        throw BundleError("$target: copying failed: ${error.message}", "free some space, and try again", error)
+    } finally {
+        partial.deleteRecursively()
     }
 }

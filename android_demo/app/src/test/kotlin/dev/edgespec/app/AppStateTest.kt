@@ -1,7 +1,6 @@
 package dev.edgespec.app
 
-import com.google.gson.JsonObject
-import com.google.gson.JsonParser
+import com.google.gson.*
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Trim
 import java.io.File
@@ -9,10 +8,7 @@ import java.io.InputStream
 import java.nio.file.Path
 import java.util.concurrent.LinkedBlockingQueue
 import java.util.concurrent.TimeUnit
-import org.junit.jupiter.api.Assertions.assertEquals
-import org.junit.jupiter.api.Assertions.assertNotNull
-import org.junit.jupiter.api.Assertions.assertNull
-import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 import org.junit.jupiter.api.io.TempDir
@@ -23,12 +19,13 @@ class AppStateTest {
     @TempDir
     lateinit var folder: Path
     private val golden: JsonObject = JsonParser.parseString(File(System.getProperty("edgespec.golden")).readText()).asJsonObject
-    private val plain = golden["bundles"].asJsonArray.map { it.asJsonObject }.first { it["operators"].asString == "native" }["path"].asString
+    private val bundles = golden["bundles"].asJsonArray.map { it.asJsonObject }
+    private val plain = bundles.first { it["operators"].asString == "native" }["path"].asString
     private val talking = golden["conversation"].asJsonObject["path"].asString
     private val queue = LinkedBlockingQueue<() -> Unit>() // the main thread of a phone
 
     private fun state(bundle: File) = AppState(
-        Surroundings(bundle, File(folder.toFile(), "chat.json"), library = File(golden["library"].asString), device = mapOf("model" to "test")),
+        Surroundings(bundle, File(folder.toFile(), "chat.json"), null, File(golden["library"].asString), mapOf("model" to "test")),
         queue::add,
     )
 
@@ -56,7 +53,7 @@ class AppStateTest {
             private val whole = Copied(File(talking))
             override val files get() = whole.files
 
-            override fun open(name: String): InputStream = if (name.endsWith(".json")) whole.open(name) else whole.open(name).apply { skip(1) }
+            override fun open(name: String): InputStream = whole.open(name).apply { if (!name.endsWith(".json")) skip(1) }
         }
         state.take { damaged }
         state.run()

@@ -2,7 +2,6 @@ package dev.edgespec.control
 
 import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
-import java.util.Locale
 
 private const val MOST_BUCKETS = 64 // whose acceptance is kept: some drafters number what they draft with, without end
 private const val PROBE = 2 // guesses of a probe
@@ -14,33 +13,26 @@ internal const val LONGEST_WAIT = 128
 private const val DECAY = 0.9
 
 /** What one bucket of a drafter's guesses has shown of its acceptance. */
-class Record(prior: Double) {
-    private val rates = arrayListOf(prior) // a_j for the positions seen so far; [0] starts as the prior
-    private val seen = arrayListOf(0) // observations of each
+class Record private constructor(private val rates: ArrayList<Double>, private val seen: ArrayList<Int>) {
+    constructor(prior: Double) : this(arrayListOf(prior), arrayListOf(0)) // a_j for the positions seen so far, and how often
     var wait = WAIT // rounds before the next probe
     var waited = 0 // rounds since the last one
     var probing = false // a probe is being verified
     var streak = 0 // probes in a row
     var drafting: Boolean? = null // whether it was drafted when last decided on, because it was faster
 
-    /** The same, which learns on its own from now on. */
-    fun copy() = Record(rates[0]).also {
-        it.rates.addAll(rates.drop(1))
-        it.seen[0] = seen[0]
-        it.seen.addAll(seen.drop(1))
+    fun copy() = Record(ArrayList(rates), ArrayList(seen)).also {
         it.wait = wait
         it.waited = waited
         it.streak = streak
         it.drafting = drafting
     }
 
-    /** Whether anything was ever put to the test. */
-    val known: Boolean get() = seen[0] > 0
+    val known: Boolean get() = seen[0] > 0 // whether anything was ever put to the test
 
     /** a at [position]; one never put to the test is taken to be like the one before. */
     fun rate(position: Int): Double = rates[minOf(position, rates.size - 1)]
 
-    /** One guess at [position] was put to the test. */
     fun learn(position: Int, accepted: Boolean) {
         if (position == rates.size) {
             rates.add(rates.last())
@@ -62,11 +54,7 @@ class Record(prior: Double) {
  * across requests, except for requests whose seeded text would then depend on earlier ones.
  */
 class Adaptive(
-    val inner: Drafter,
-    cost: CostModel,
-    private val gammaMax: Int = 8,
-    private val fallback: Boolean = true,
-    var prior: Double = PRIOR,
+    val inner: Drafter, cost: CostModel, private val gammaMax: Int = 8, private val fallback: Boolean = true, var prior: Double = PRIOR,
 ) : Wrapper {
     override val name = inner.name
     var cost = cost // of the machine: those of other lanes learn it, too
@@ -91,8 +79,7 @@ class Adaptive(
     private var nodesPerDepth = 1.0 // of a costly drafter's trees
     private var stats = Stats() // of the request
     private var asked = 0 // guesses that a costly drafter was last asked for
-    private var last = Triple(0, 0.0, prior) // best length, its predicted speed-up, acceptance
-
+    private var last = Outlook(0, 0.0, prior)
     override val proposer: String get() = inner.maker
     override val wants: Set<State> get() = inner.wants
 
@@ -135,10 +122,7 @@ class Adaptive(
         if (cheapInner) return true
         val (bucket, rows) = expected(gammaMax)
         val record = record(bucket)
-        val before = last
-        val best = best(record, rows)
-        last = before
-        return best > 0 || !fallback || toProbe(record, rows) > 0
+        return !fallback || best(record, rows).length > 0 || toProbe(record, rows) > 0
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
@@ -164,12 +148,8 @@ class Adaptive(
     /** Speed that a costly drafter's next proposal is predicted to give, at least 1; a cheap one's is not known. */
     fun promised(budget: Int): Double {
         if (cheapInner) return 1.0
-        val before = last
         val (bucket, rows) = expected(minOf(budget, gammaMax))
-        best(record(bucket), rows)
-        val found = if (last.first > 0) maxOf(last.second, 1.0) else 1.0
-        last = before
-        return found
+        return best(record(bucket), rows).let { if (it.length > 0) maxOf(it.gain, 1.0) else 1.0 }
     }
 
     /** Bucket of a costly drafter's next proposal, and [budget + 1] rows of a pass over it down to each depth. */
@@ -182,7 +162,8 @@ class Adaptive(
     /** How deep to draft; [rows] of a pass over the guesses down to each depth. */
     private fun decide(bucket: Int, rows: IntArray): Int {
         val record = record(bucket)
-        val best = best(record, rows)
+        last = best(record, rows)
+        val best = last.length
         if (fallback && record.drafting != null && record.drafting != best > 0) {
             if (best > 0) stats.recoveries++ else stats.fallbacks++
         }
@@ -206,16 +187,16 @@ class Adaptive(
         return 0
     }
 
-    /** Guesses of a probe, if it is time for one; nothing is known of a new bucket but the prior: it is probed at once. */
-    private fun toProbe(record: Record, rows: IntArray): Int =
-        if (record.waited >= record.wait || !record.known) affordable(rows) else 0
+    /** Guesses of a probe, as many as its stake allows, if it is time for one; a new bucket is probed at once. */
+    private fun toProbe(record: Record, rows: IntArray): Int {
+        if (record.waited < record.wait && record.known) return 0
+        return (minOf(PROBE, rows.size - 1) downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
+    }
 
-    /** Guesses of a probe: as many as its stake allows. */
-    private fun affordable(rows: IntArray): Int =
-        (minOf(PROBE, rows.size - 1) downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
+    /** The best length, its predicted speed-up, and the acceptance that it was predicted from. */
+    private class Outlook(val length: Int, val gain: Double, val acceptance: Double)
 
-    /** The length of the highest predicted speed. */
-    private fun best(record: Record, rows: IntArray): Int {
+    private fun best(record: Record, rows: IntArray): Outlook {
         var best = 0
         var gain = required
         var tried = 0.0
@@ -233,8 +214,7 @@ class Adaptive(
                 gain = predicted
             }
         }
-        last = Triple(best, if (best > 0) gain else tried, record.rate(0))
-        return best
+        return Outlook(best, if (best > 0) gain else tried, record.rate(0))
     }
 
     /** Plain steps that drafting so deep and verifying so many rows take. */
@@ -305,22 +285,17 @@ class Adaptive(
     }
 
     override val reason: String get() = listOf(decision, inner.reason).filter { it.isNotEmpty() }.joinToString("; ")
-
     private val decision: String
         get() {
-            val (best, gain, acceptance) = last
-            fun two(value: Double) = "%.2f".format(Locale.ROOT, value)
-            if (plain + drafted == 0) return "nothing was decoded yet"
-            if (best > 0) {
-                val guesses = "$best guess${if (best > 1) "es" else ""}"
-                return "drafting is on: predicted ${two(gain)}x with $guesses at acceptance ${two(acceptance)}"
+            val (best, gain) = last.length to "predicted ${two(last.gain)}x"
+            val at = "at acceptance ${two(last.acceptance)}"
+            return when {
+                plain + drafted == 0 -> "nothing was decoded yet"
+                best > 0 -> "drafting is on: $gain with $best guess${if (best > 1) "es" else ""} $at"
+                last.gain == 0.0 -> "the drafter found nothing to propose"
+                !fallback -> "drafting does not pay, but was kept on: $gain $at"
+                else -> "drafting did not pay: $gain $at; $probes probes in ${plain + drafted} rounds"
             }
-            if (gain == 0.0) return "the drafter found nothing to propose"
-            if (!fallback) {
-                return "drafting does not pay, but was kept on: predicted ${two(gain)}x at acceptance ${two(acceptance)}"
-            }
-            return "drafting did not pay: predicted ${two(gain)}x at acceptance ${two(acceptance)}; $probes probes in " +
-                "${plain + drafted} rounds"
         }
 }
 

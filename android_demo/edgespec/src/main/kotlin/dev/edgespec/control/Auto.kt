@@ -19,25 +19,18 @@ private const val WINDOW = 64 // rounds that a gain is measured over
 internal const val TRIED = 1.0 // predicted speed from which a method is tried: it was predicted from another text
 internal const val PAYS = 1.01 // gain of late from which a method is kept
 
-/** A method to choose from: its predicted speed, what builds its drafter, whether it is cheap. */
 class Candidate(val name: String, val promise: Double, val make: () -> Adaptive, val cheap: Boolean = false)
 
 /** What one candidate has shown on a lane. */
-class Arm(private val promise: Double) {
-    var gain: Double? = null // measured of late, when it was last judged
-    var budget = CREDIT // plain steps that it may lose
-    private var until = 0 // round before which it is not tried again
-    private var wait = AGAIN // rounds to wait after the next failure
+data class Arm(
+    private val promise: Double,
+    var gain: Double? = null, // measured of late, when it was last judged
+    var budget: Double = CREDIT, // plain steps that it may lose
+    private var until: Int = 0, // round before which it is not tried again
+    private var wait: Int = AGAIN, // rounds to wait after the next failure
+    private var note: String = "", // why it was left last, in words
+) {
     var out = false // it failed in this request
-    private var note = "" // why it was left last, in words
-
-    fun copy() = Arm(promise).also {
-        it.gain = gain
-        it.budget = budget
-        it.until = until
-        it.wait = wait
-        it.note = note
-    }
 
     /** Speed to expect: what it gave if that paid, else what was predicted. */
     val expected: Double get() = gain?.takeIf { it >= PAYS } ?: promise
@@ -46,10 +39,7 @@ class Arm(private val promise: Double) {
     val stake: Double get() = if (budget >= FULL) Double.POSITIVE_INFINITY else maxOf(budget / 2, 0.0)
     val exhausted: Boolean get() = budget < LEAST
 
-    /** Whether it may be tried. */
     fun ready(now: Int): Boolean = !out && now >= until && !exhausted
-
-    /** Why it is not ready, in words. */
     fun past(now: Int): String = if (out || now < until) note else "lost what looking may cost"
 
     /** It did not pay: try again later, and later still if that fails too. */
@@ -75,7 +65,7 @@ class Arm(private val promise: Double) {
     }
 }
 
-/** Those of all candidates, and of the one in use. */
+/** What all candidates have shown, and which is in use. */
 class Bandit(val each: List<Arm>) {
     var now = 0 // rounds so far, over all requests
         private set
@@ -116,7 +106,6 @@ class Bandit(val each: List<Arm>) {
     fun best(besides: Int? = null): Int? =
         each.indices.filter { it != besides && ready(it) && each[it].expected >= TRIED }.maxByOrNull { each[it].expected }
 
-    /** Another one is in use from now on. */
     fun take(which: Int?) {
         active = which
         roundsInUse = 0
@@ -150,7 +139,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
     private val rounds = LinkedHashMap<Int, Int>() // rounds with guesses by candidate, in this request
 
     private fun fresh() = Bandit(candidates.map { Arm(it.promise) })
-
     override fun learned(): Any = learned.copy() to made.mapValues { it.value.learned() }
 
     override fun goOnFrom(learned: Any) {
@@ -158,8 +146,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         this.learned = bandit as Bandit
         for ((which, known) in candidates as Map<*, *>) inherited[which as Int] = known!!
     }
-
-    // -- the loop
 
     override fun begin(request: DraftRequest): Int? {
         this.request = request
@@ -239,9 +225,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         return true
     }
 
-    // -- what is decided
-
-    /** Add a round of the candidate in use. */
     private fun count(mine: Adaptive, proposal: Proposal, time: RoundTime) {
         val arm = bandit.each[bandit.active!!]
         val expected = mine.price(proposal)
@@ -261,7 +244,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         if (fallback && bandit.roundsInUse % CHECK == 0) judge()
     }
 
-    /** Go on with the candidate in use, or change. */
     private fun judge() {
         val active = bandit.active!!
         val mine = bandit.each[active]
@@ -282,7 +264,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         giveWay(active, gain)
     }
 
-    /** The candidate in use does not pay: the next one, or none. */
     private fun giveWay(active: Int, gain: Double) {
         val mine = bandit.each[active]
         mine.gain = gain
@@ -298,7 +279,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
     private fun again(): Int? =
         bandit.best() ?: candidates.indices.firstOrNull { candidates[it].cheap && bandit.ready(it) }
 
-    /** Another candidate is in use from the next proposal on. */
     private fun change(which: Int?, why: String) {
         tell(bandit.active?.let { candidates[it].name } ?: PLAIN, which, why)
         bandit.take(which)
@@ -309,7 +289,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         request.stats.switches.add(Switched(seen, left, which?.let { candidates[it].name } ?: PLAIN, why))
     }
 
-    /** Load a candidate if it is its first turn, and tell it what it needs to know. */
     private fun enter(which: Int, tokens: Tokens): Int? {
         val mine = made.getOrPut(which) {
             candidates[which].make().also { drafter -> inherited.remove(which)?.let(drafter::goOnFrom) }
@@ -319,8 +298,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         return mine.begin(DraftRequest(tokens, request.params, request.noise, request.stats))
     }
 
-    // -- saying it
-
     /** The method in use, `plain` if none is. */
     override val name: String get() = bandit.active?.let { candidates[it].name } ?: PLAIN
     override val proposer: String get() = drafter?.proposer ?: name
@@ -329,7 +306,6 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
     val used: String
         get() = rounds.maxByOrNull { it.value }?.let { candidates[it.key].name } ?: if (bandit.active == null) "ar" else name
 
-    /** Whether that method was in use in this request. */
     fun uses(method: String): Boolean = entered.any { candidates[it].name == method }
 
     override val reason: String
@@ -339,4 +315,4 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         }
 }
 
-private fun two(value: Double) = "%.2f".format(Locale.ROOT, value)
+internal fun two(value: Double) = "%.2f".format(Locale.ROOT, value)

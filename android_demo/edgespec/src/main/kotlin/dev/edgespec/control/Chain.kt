@@ -16,15 +16,11 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
     private val failed = HashMap<String, String>() // why proposers were left out, by name
     private val out = HashSet<Int>()
     private val took = DoubleArray(proposers.size) // milliseconds of each in this round
-
     private var winner: Int? = null // of the current round
-
     override var proposer = name // of the last proposal, for statistics
         private set
 
-    init {
-        require(proposers.isNotEmpty()) { "expected at least one proposer, got none" }
-    }
+    init { require(proposers.isNotEmpty()) { "expected at least one proposer, got none" } }
 
     override fun begin(request: DraftRequest): Int? {
         out.clear()
@@ -72,13 +68,12 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         val (winner, bucket) = whose(proposal)
-        val kept = IntArray(verdict.path.size + 1) { if (it == 0) 0 else verdict.path[it - 1] + 1 }
         val elsewhere = Verdict(IntArray(0), verdict.nextToken)
         each { at, one ->
             if (at == winner) {
                 one.observe(proposal.copy(bucket = bucket), verdict, output)
             } else {
-                one.observe(Proposal.EMPTY, elsewhere, row(output, kept))
+                one.observe(Proposal.EMPTY, elsewhere, row(output, verdict.rows))
             }
         }
     }

@@ -22,43 +22,26 @@ enum class State { HIDDEN, AUX_HIDDEN }
 /** Of the next proposal, before it is made: its bucket, and [budget + 1] rows of the pass over it cut at each depth. */
 class Forecast(val bucket: Int? = null, val rows: IntArray? = null)
 
-/**
- * Whatever guesses; it never owns a loop over rounds ([Rounds] does).  An exception in any hook costs the request its
- * drafter, never its text.  All but [name] and [propose] is optional.
- */
+/** Whatever guesses; a failing hook costs the request its drafter, never its text; only [name] and [propose] are needed. */
 interface Drafter {
-    /** The method, as the bundle calls it. */
-    val name: String
-
-    /** Whether proposing costs next to nothing. */
-    val cheap: Boolean get() = false
-
-    /** Whether proposing costs the same however deep the proposal. */
-    val stepsAtOnce: Boolean get() = false
+    val name: String // the method, as the bundle calls it
+    val cheap: Boolean get() = false // whether proposing costs next to nothing
+    val stepsAtOnce: Boolean get() = false // whether proposing costs the same however deep the proposal
 
     /** False if its last proposal first had to read tokens that it missed while it was not asked. */
     val caughtUp: Boolean get() = true
 
     /** States of the target that [observe] needs; auxiliary ones of every token: see [begin] and [absorb]. */
     val wants: Set<State> get() = emptySet()
-
-    /** What it has to say of a request, in words. */
-    val reason: String get() = ""
+    val reason: String get() = "" // what it has to say of a request, in words
 
     /** A request begins; returns how many of its first tokens it needs no auxiliary states of, null = all. */
     fun begin(request: DraftRequest): Int? = null
+    fun absorb(first: Int, taps: Matrix) = Unit // take the auxiliary states of tokens [first] and on of the prompt, a view
 
-    /** Take the auxiliary states of tokens [first] and on of the prompt, a view. */
-    fun absorb(first: Int, taps: Matrix) = Unit
-
-    /**
-     * Read at most [most] tokens that the next proposal needs; returns how many are left: 0 if no proposal is due, or if the
-     * remaining read is short.  [most] is 0 where a round only asks.
-     */
+    /** Read at most [most] tokens (0 = only ask) that the next proposal needs; returns how many are left, 0 if none is due. */
     fun prefill(tokens: Tokens, most: Int): Int = 0
-
-    /** What is known of the next proposal before it is made. */
-    fun forecast(budget: Int): Forecast = Forecast()
+    fun forecast(budget: Int): Forecast = Forecast() // what is known of the next proposal before it is made
 
     /** Guess what follows [tokens], the pending one last; [budget]: deepest guess allowed, >= 1. */
     fun propose(tokens: Tokens, budget: Int): Proposal
@@ -73,22 +56,16 @@ interface Drafter {
     fun dryStep(first: Boolean = false): Boolean = false
 }
 
-/** A drafter around others. */
 interface Wrapper : Drafter {
-    /** The method that made the last proposal. */
-    val proposer: String get() = name
+    val proposer: String get() = name // the method that made the last proposal
 
-    /** A copy of what requests have shown, for one of its kind that begins elsewhere; null = nothing. */
-    fun learned(): Any? = null
-
-    /** Begin with what another one of its kind has [learned]. */
-    fun goOnFrom(learned: Any) = Unit
+    fun learned(): Any? = null // a copy of what requests have shown, for one of its kind that begins elsewhere; null = nothing
+    fun goOnFrom(learned: Any) = Unit // begin with what another one of its kind has [learned]
 
     /** Go on without the drafter inside that is in use, which has failed; false = there is none left. */
     fun lose(why: String): Boolean = false
 }
 
-/** The method that made the last proposal. */
 val Drafter.maker: String get() = (this as? Wrapper)?.proposer ?: name
 
 /** Stands between the loop and a drafter, which is dropped at its first failure; the reason is kept. */
@@ -97,7 +74,6 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     private val vocab = target.vocabSize
     private val heads = target as? HeadTarget
     private val tapped = target as? TappedTarget
-
     var proposer = PLAIN // of the last proposal
         private set
 
@@ -124,18 +100,14 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
         }
     }
 
-    /** Begin; returns how many of the first tokens are not to be shown, null = nothing is. */
     fun begin(request: DraftRequest): Int? {
         val known = guarded("begin", null) { it.begin(request) }
         return if (State.AUX_HIDDEN in tellTarget() && tapped != null) known ?: request.tokens.size else null
     }
 
     fun prefill(tokens: Tokens, most: Int): Int = guarded("prefill", 0) { it.prefill(tokens, most) }
-
     fun absorb(first: Int, taps: Matrix) = guarded("absorb", Unit) { it.absorb(first, taps) }
-
     fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = guarded("observe", Unit) { it.observe(proposal, verdict, output) }
-
     fun timed(proposal: Proposal, time: RoundTime) = guarded("timed", Unit) { it.timed(proposal, time) }
 
     /** The drafter's proposal within [budget], nothing below an EOS; the empty one where it failed. */

@@ -9,84 +9,33 @@ import dev.edgespec.InvalidRequest
  * pending token and a proposal, and commits the accepted guesses and one token more, recovered or bonus.
  */
 
-/** What one request asks for; see [Settings]. */
-class DecodeOptions(
-    val maxNewTokens: Int = 128,
-    val gamma: Int = 4,
-    val eos: Set<Int> = emptySet(),
-    val sampling: SamplingParams = SamplingParams(),
-    val logprobs: Boolean = false,
-    val shadow: Int = 0,
-    val accept: Accept = Accept.EXACT,
-) {
-    init {
-        if (maxNewTokens < 1 || gamma < 1) {
-            throw InvalidRequest("expected max_new_tokens >= 1 and gamma >= 1, got max_new_tokens $maxNewTokens and gamma $gamma")
-        }
-    }
-}
-
 /**
- * One round, as a caller that streams sees it.
- *
- * @property tokens emitted: accepted guesses, then the recovered or bonus token (cut after EOS).
- * @property drafted all guesses that were verified, in the proposal's order.
- * @property accepted how many of [tokens] were guesses.
- * @property path indices of the accepted guesses in [drafted].
- * @property rejected the guesses that would have followed the accepted ones: in a tree, the drafter's first choices.
- * @property logprobs of each of [tokens] by the unadjusted model, if asked for.
- * @property finish why this round is the last: eos, length or context; null = it is not.
+ * One round, as a caller that streams sees it: [tokens] emitted, of which the first [accepted] were guesses; all [drafted] guesses
+ * in the proposal's order, and as [path] the indices of the accepted ones; [rejected]: those that would have followed, in a tree
+ * the drafter's first choices; [finish]: why it is the last (eos, length or context), null = it is not.
  */
 class Round(
-    val tokens: IntArray,
-    val drafted: IntArray,
-    val accepted: Int,
-    val path: IntArray,
-    val rejected: IntArray,
-    val logprobs: DoubleArray?,
-    val finish: String?,
+    val tokens: IntArray, val drafted: IntArray, val accepted: Int, val path: IntArray, val rejected: IntArray,
+    val logprobs: DoubleArray?, val finish: String?,
 )
 
-/** Text that is to be read before a round: so many tokens, by the target, or by a [draft]. */
 class Unread(val left: Int, val draft: Boolean)
 
 private const val UNKNOWN = -1
 
-/** A pass that a round wants: [n] rows, their parents (null = a chain), layers that have run, or only the best. */
-class PassRequest(val tokens: IntArray, val parents: IntArray?, val headStart: HeadStart?, val best: Boolean) {
-    var ms = 0.0 // what the pass took
-
-    /** Run it, and time it. */
-    fun run(target: Target): Pass {
-        val start = System.nanoTime()
-        val output = when {
-            headStart != null -> headStart.forward(target, tokens, best)
-            best -> (target as GreedyTarget).forwardBest(tokens, parents)
-            else -> target.forward(tokens, parents)
-        }
-        ms = since(start)
-        return output
-    }
-}
-
 internal fun since(start: Long): Double = (System.nanoTime() - start) / 1e6
 
-/**
- * The rounds of a request over [target]; [next] makes one.  Ending early is to stop asking: the slot then holds a prefix
- * of what was emitted, and the next request on it reuses what it can.
- */
+/** The rounds of a request over [target]; [next] makes one.  To end early is to stop asking: the slot then holds a prefix. */
 class Rounds(
-    private val target: Target,
-    drafter: Drafter,
-    prompt: IntArray,
-    private val options: DecodeOptions,
-    private val stats: Stats = Stats(),
+    private val target: Target, drafter: Drafter, prompt: IntArray, private val settings: Settings, private val gamma: Int,
+    private val eos: Set<Int> = emptySet(), private val stats: Stats = Stats(),
 ) {
     private val tokens = Tokens(prompt)
-    private val params = options.sampling
+    private val params = settings.sampling
     private val noise = Noise(params.seed)
-    private val guard = Guard(drafter, stats, options.eos, target)
-    private var left = options.maxNewTokens
+    private val guard = Guard(drafter, stats, eos, target)
+    private val shadow = settings.shadow ?: if (settings.accept.lossless) 0 else SHADOW_EVERY
+    private var left = settings.maxNewTokens
     private var begun = false
     private var shown: TappedTarget? = null // while the drafter looks at what is tapped of the prompt
     private val prompted = prompt.size - 1 // tokens of the prompt that are to be read
@@ -104,19 +53,21 @@ class Rounds(
         private set
 
     // where greedy decoding looks at nothing else, the logits need not leave the LM head
-    private val onlyBest = params.plainGreedy && !options.logprobs && options.accept.rule != "top-k" && target is GreedyTarget
+    private val onlyBest = params.plainGreedy && !settings.logprobs && settings.accept.rule != "top-k" && target is GreedyTarget
 
     init {
+        if (settings.maxNewTokens < 1 || gamma < 1) {
+            val got = "got max_new_tokens ${settings.maxNewTokens} and gamma $gamma"
+            throw InvalidRequest("expected max_new_tokens >= 1 and gamma >= 1, $got")
+        }
         val known = "the vocabulary has ${target.vocabSize}"
         if (prompt.isEmpty()) {
             throw InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
         }
-        if (prompt.size >= target.context) {
-            throw InvalidRequest(
-                "the prompt has ${prompt.size} tokens and the context ${target.context}: no room for a new one",
-                "shorten the prompt or load the model with a larger context",
-            )
-        }
+        if (prompt.size >= target.context) throw InvalidRequest(
+            "the prompt has ${prompt.size} tokens and the context ${target.context}: no room for a new one",
+            "shorten the prompt or load the model with a larger context",
+        )
         if (prompt.min() < 0 || prompt.max() >= target.vocabSize) {
             throw InvalidRequest("the prompt has a token id outside the vocabulary ($known)", "check the tokenizer")
         }
@@ -136,11 +87,11 @@ class Rounds(
         stats.promptTokens += tokens.size
         stats.reusedTokens += held
         stats.prefillMs += since(told)
-        stats.shadowEvery = options.shadow
+        stats.shadowEvery = shadow
     }
 
     // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
-    private val budget: Int get() = minOf(options.gamma, left - 1, target.context - tokens.size - 1)
+    private val budget: Int get() = minOf(gamma, left - 1, target.context - tokens.size - 1)
 
     /** What is to be read before the next round: the prompt, then what a draft model needs; null = nothing. */
     fun unread(): Unread? {
@@ -150,10 +101,7 @@ class Rounds(
         return if (draftLeft > 0) Unread(draftLeft, draft = true) else null
     }
 
-    /**
-     * Read at most [most] tokens of it.  A drafter that looks at what is tapped of the target is shown it of every token of the
-     * prompt that it does not know yet: those are read again, if need be.
-     */
+    /** Read at most [most] tokens of it; a drafter is shown what is tapped of all it does not know: it may be read again. */
     fun read(most: Int) {
         val asked = unread() ?: return
         val start = System.nanoTime()
@@ -186,28 +134,32 @@ class Rounds(
         val draftMs = since(start)
 
         // pass: the pending token and all guesses at once
-        val request = request(proposal)
-        val output = request.run(target)
+        val fed = System.nanoTime()
+        val output = pass(proposal)
         val passed = System.nanoTime()
+        val verifyMs = (passed - fed) / 1e6
 
         // verify: which guesses are accepted, and the token after them
         val sampler = RowSampler(output, tokens, proposal, params, noise)
-        val verdict = verify(proposal, sampler, noise, options.accept)
-        keepsText = keepsText && keepsText(proposal, sampler, options.accept, target.exactTrees)
+        val verdict = verify(proposal, sampler, noise, settings.accept)
+        keepsText = keepsText && keepsText(proposal, sampler, settings.accept, target.exactTrees)
 
         // commit: the slot keeps the row that each new token was chosen from and forgets those of refused guesses; the last
         // token is the new pending one, whose own row comes with the next pass
         val emitted = emitted(proposal, verdict)
-        val rows = IntArray(emitted.size) { if (it == 0) 0 else verdict.path[it - 1] + 1 }
+        val rows = verdict.rows.copyOf(emitted.size)
         target.keep(rows)
-        val logprobs = if (options.logprobs) DoubleArray(rows.size) { sampler.logprob(rows[it], emitted[it]) } else null
-        if (options.shadow > 0 && stats.rounds % options.shadow == 0) { // the rows of this very pass say it
-            stats.compare(options.maxNewTokens - left, IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
+        val logprobs = if (settings.logprobs) DoubleArray(rows.size) { sampler.logprob(rows[it], emitted[it]) } else null
+        if (shadow > 0 && stats.rounds % shadow == 0) { // the rows of this very pass say it
+            stats.compare(settings.maxNewTokens - left, IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
         }
         tokens.push(emitted)
         left -= emitted.size
         if (finish == null) finish = if (left == 0) "length" else if (tokens.size >= target.context) "context" else null
-        val time = time(proposal, request, emitted, minOf(verdict.path.size, emitted.size), draftMs)
+        val accepted = minOf(verdict.path.size, emitted.size)
+        val work = (1 + proposal.size) * (proposal.headStart?.left(target) ?: 1.0)
+        val who = if (proposal.size > 0) guard.proposer else PLAIN
+        val time = RoundTime(draftMs, verifyMs, 1 + proposal.size, who, emitted.size, proposal.size, accepted, work)
         stats.add(time, if (proposal.size > 0) proposal.tested(verdict.path) else 0)
         check(target.tokens.size == tokens.size - 1) { "the slot must hold all committed tokens but the pending one" }
         val verified = System.nanoTime()
@@ -215,33 +167,30 @@ class Rounds(
         val observed = System.nanoTime()
         guard.timed(proposal, time)
         stats.draftMs += draftMs + (observed - verified) / 1e6
-        stats.verifyMs += request.ms
+        stats.verifyMs += verifyMs
         stats.otherMs += since(observed) + (verified - passed) / 1e6
-        return Round(emitted, proposal.tokens, time.accepted, verdict.path, if (proposal.size > 0) proposal.refused(verdict.path) else NONE, logprobs, finish)
+        val refused = if (proposal.size > 0) proposal.refused(verdict.path) else NONE
+        return Round(emitted, proposal.tokens, time.accepted, verdict.path, refused, logprobs, finish)
     }
 
-    /** The pass over the pending token and the guesses. */
-    private fun request(proposal: Proposal): PassRequest {
+    private fun pass(proposal: Proposal): Pass {
         pending[0] = tokens.at(-1)
         val rows = if (proposal.size > 0) pending + proposal.tokens else pending
         val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }
-        return PassRequest(rows, above, proposal.headStart, onlyBest)
+        return when {
+            proposal.headStart != null -> proposal.headStart.forward(target, rows, onlyBest)
+            onlyBest -> (target as GreedyTarget).forwardBest(rows, above)
+            else -> target.forward(rows, above)
+        }
     }
 
     /** The accepted guesses and the token after them, cut after an EOS. */
     private fun emitted(proposal: Proposal, verdict: Verdict): IntArray {
         val path = verdict.path
         val found = IntArray(path.size + 1) { if (it < path.size) proposal.tokens[path[it]] else verdict.nextToken }
-        val at = if (options.eos.isEmpty()) -1 else found.indexOfFirst { it in options.eos }
+        val at = if (eos.isEmpty()) -1 else found.indexOfFirst { it in eos }
         if (at < 0) return found
         finish = "eos"
         return found.copyOf(at + 1)
-    }
-
-    private fun time(proposal: Proposal, request: PassRequest, emitted: IntArray, accepted: Int, draftMs: Double): RoundTime {
-        val rows = request.tokens.size
-        val work = rows * (proposal.headStart?.left(target) ?: 1.0)
-        val who = if (proposal.size > 0) guard.proposer else PLAIN
-        return RoundTime(draftMs, request.ms, rows, who, emitted.size, proposal.size, accepted, work)
     }
 }

@@ -2,14 +2,9 @@ package dev.edgespec.decoding
 
 /** What drafting has already run of the pass that verifies a chain. */
 interface HeadStart {
-    /** The first [rows] rows, the pending token's included. */
-    fun truncated(rows: Int): HeadStart
-
-    /** Refuse what is not of [proposal], or what [target] cannot go on from. */
-    fun check(target: Target, proposal: Proposal)
-
-    /** Share of the target's layers that the pass still runs. */
-    fun left(target: Target): Double
+    fun truncated(rows: Int): HeadStart // the first [rows] rows, the pending token's included
+    fun check(target: Target, proposal: Proposal) // refuse what is not of [proposal], or what [target] cannot go on from
+    fun left(target: Target): Double // share of the target's layers that the pass still runs
 
     /** Run the rest of the pass; [best]: only the likeliest token of each row. */
     fun forward(target: Target, tokens: IntArray, best: Boolean): Pass
@@ -26,17 +21,11 @@ interface HeadStart {
  * @property headStart layers of the pass that ran while the guesses were made; there may be one without guesses.
  */
 data class Proposal(
-    val tokens: IntArray,
-    val parents: IntArray? = null,
-    val probs: Array<DoubleArray>? = null,
-    val replacement: Boolean = true,
-    val bucket: Int = 0,
-    val headStart: HeadStart? = null,
+    val tokens: IntArray, val parents: IntArray? = null, val probs: Array<DoubleArray>? = null,
+    val replacement: Boolean = true, val bucket: Int = 0, val headStart: HeadStart? = null,
 ) {
     val size: Int get() = tokens.size
-
-    /** Whether it has nothing to verify and nothing to go on from. */
-    val empty: Boolean get() = size == 0 && headStart == null
+    val empty: Boolean get() = size == 0 && headStart == null // whether it has nothing to verify and nothing to go on from
 
     fun parent(node: Int): Int = if (parents == null) node - 1 else parents[node]
 
@@ -51,21 +40,20 @@ data class Proposal(
         return count
     }
 
-    /** The same proposal without nodes deeper than [budget]. */
+    /** The tokens from the pending one down to [node]. */
+    fun path(node: Int): List<Int> = generateSequence(node, ::parent).takeWhile { it >= 0 }.map { tokens[it] }.toList().reversed()
+
     fun truncated(budget: Int): Proposal {
         if (parents == null) {
             if (size <= budget) return this
             return copy(
-                tokens = tokens.copyOf(budget),
-                probs = probs?.copyOfRange(0, budget),
-                headStart = headStart?.truncated(budget + 1),
+                tokens = tokens.copyOf(budget), probs = probs?.copyOfRange(0, budget), headStart = headStart?.truncated(budget + 1),
             )
         }
         val kept = (0 until size).filter { depth(it) <= budget }
         return if (kept.size == size) this else only(kept)
     }
 
-    /** Without everything below [leaves], ascending. */
     fun pruned(leaves: List<Int>): Proposal {
         if (leaves.isEmpty()) return this
         if (parents == null) return truncated(leaves[0] + 1)
@@ -74,15 +62,12 @@ data class Proposal(
         return only((0 until size).filter { it !in dead })
     }
 
-    /** The nodes [kept], ascending, of a tree. */
     private fun only(kept: List<Int>): Proposal {
         val new = IntArray(size + 1) { -1 } // new index of the parent, shifted by one
         kept.forEachIndexed { at, old -> new[old + 1] = at }
         return copy(
-            tokens = IntArray(kept.size) { tokens[kept[it]] },
-            parents = IntArray(kept.size) { new[parent(kept[it]) + 1] },
-            probs = probs?.let { all -> Array(kept.size) { all[kept[it]] } },
-            headStart = null,
+            tokens = IntArray(kept.size) { tokens[kept[it]] }, parents = IntArray(kept.size) { new[parent(kept[it]) + 1] },
+            probs = probs?.let { all -> Array(kept.size) { all[kept[it]] } }, headStart = null,
         )
     }
 
@@ -97,13 +82,8 @@ data class Proposal(
 
     /** The drafter's first choices below the accepted [path]. */
     fun refused(path: IntArray): IntArray {
-        val found = ArrayList<Int>()
-        var below = children(path.lastOrNull() ?: -1)
-        while (below.isNotEmpty()) {
-            found.add(tokens[below[0]])
-            below = children(below[0])
-        }
-        return found.toIntArray()
+        fun first(node: Int) = children(node).firstOrNull()
+        return generateSequence(first(path.lastOrNull() ?: -1), ::first).map { tokens[it] }.toList().toIntArray()
     }
 
     /** Depth of the deepest guess; 0 = there is none. */
@@ -111,7 +91,6 @@ data class Proposal(
 
     // arrays: identity is what two proposals have in common
     override fun equals(other: Any?): Boolean = this === other
-
     override fun hashCode(): Int = System.identityHashCode(this)
 
     companion object {
@@ -122,4 +101,7 @@ data class Proposal(
 internal val NONE = IntArray(0)
 
 /** Accepted nodes of a proposal, from the pending token down, and the token after them: recovered or bonus. */
-class Verdict(val path: IntArray = NONE, val nextToken: Int = -1)
+class Verdict(val path: IntArray = NONE, val nextToken: Int = -1) {
+    /** Rows of the pass that its tokens were chosen from. */
+    val rows: IntArray get() = IntArray(path.size + 1) { if (it == 0) 0 else path[it - 1] + 1 }
+}

@@ -1,16 +1,11 @@
 package dev.edgespec.decoding
 
-import dev.edgespec.EdgespecError
-import dev.edgespec.InvalidRequest
-import kotlin.math.abs
-import kotlin.math.exp
-import kotlin.math.ln
+import dev.edgespec.*
+import java.security.SecureRandom
+import java.util.PriorityQueue
+import kotlin.math.*
 
-/*
- * From a row of logits to a token: the adjusted distribution p, and drawing from it by the Gumbel-max trick with
- * counter-based noise.  Arithmetic follows the Python side step by step, in float32 where that is, so that seeded text is
- * the same.
- */
+/* From a row of logits to a token, by the Gumbel-max trick: step by step as in Python, in float32 too, so that text is the same. */
 
 private const val FIRST_NUCLEUS = 64 // top-p sorts this many candidates first, and 16 times more while they hold too little
 private const val MANY = 4096 // in a larger support, tokens NEAR nats below the best are looked at by noise alone
@@ -18,15 +13,9 @@ private const val NEAR = 8.0
 
 /** How a token is chosen; applied in this order.  Fields and ranges are those of the Python side. */
 data class SamplingParams(
-    val temperature: Double = 0.0,
-    val topK: Int = 0,
-    val topP: Double = 1.0,
-    val minP: Double = 0.0,
-    val repetitionPenalty: Double = 1.0,
-    val logitBias: Map<Int, Double> = emptyMap(),
-    val seed: Long? = null,
-    val acceptance: String = "rejection",
-    val verification: String = "token",
+    val temperature: Double = 0.0, val topK: Int = 0, val topP: Double = 1.0, val minP: Double = 0.0,
+    val repetitionPenalty: Double = 1.0, val logitBias: Map<Int, Double> = emptyMap(), val seed: Long? = null,
+    val acceptance: String = "rejection", val verification: String = "token",
 ) {
     init {
         fun need(valid: Boolean, name: String, value: Any?, allowed: String) {
@@ -46,14 +35,11 @@ data class SamplingParams(
         need(verification in listOf("token", "block"), "verification", "'$verification'", "'token' or 'block'")
     }
 
-    /** Whether there is nothing random. */
-    val greedy: Boolean get() = temperature == 0.0
+    val greedy: Boolean get() = temperature == 0.0 // whether there is nothing random
 
     /** Whether single logits are changed, by bias or by repetition penalty. */
     val adjusts: Boolean get() = logitBias.isNotEmpty() || repetitionPenalty != 1.0
-
-    /** Whether the token is the argmax of the raw row. */
-    val plainGreedy: Boolean get() = greedy && !adjusts
+    val plainGreedy: Boolean get() = greedy && !adjusts // whether the token is the argmax of the raw row
 
     /** Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching. */
     val rejects: Boolean get() = !greedy && acceptance == "rejection"
@@ -112,10 +98,7 @@ class Support(val ids: IntArray, val logits: DoubleArray) {
         return found
     }
 
-    /**
-     * The token at [position] by Gumbel-max.  Logarithms are the dear part of a large support: a token far below the best
-     * can win only by a noise above a bound, which is a comparison of integers.
-     */
+    /** The token at [position] by Gumbel-max; far below the best only a rare noise can win, found by comparing integers. */
     fun draw(noise: Noise, position: Int, stream: Long = TARGET): Int {
         val bits = noise.bits(position, ids, stream)
         var far = Double.NEGATIVE_INFINITY
@@ -143,32 +126,15 @@ class Support(val ids: IntArray, val logits: DoubleArray) {
 /** Ascending: indices of the [count] largest of the first [size] of [values] and of what ties with the last. */
 internal fun top(values: DoubleArray, count: Int, size: Int = values.size): IntArray {
     if (count >= size) return IntArray(size) { it }
-    val heap = DoubleArray(count) // a min-heap of the largest so far
-    var filled = 0
+    val largest = PriorityQueue<Double>(count) // so far, the least first
+    var least = Double.NEGATIVE_INFINITY
     for (at in 0 until size) {
         val value = values[at]
-        if (filled < count) {
-            var child = filled++
-            heap[child] = value
-            while (child > 0 && heap[child] < heap[(child - 1) / 2]) {
-                val parent = (child - 1) / 2
-                heap[child] = heap[parent].also { heap[parent] = heap[child] }
-                child = parent
-            }
-        } else if (value > heap[0]) {
-            heap[0] = value
-            var parent = 0
-            while (true) {
-                var child = 2 * parent + 1
-                if (child >= count) break
-                if (child + 1 < count && heap[child + 1] < heap[child]) child++
-                if (heap[parent] <= heap[child]) break
-                heap[parent] = heap[child].also { heap[child] = heap[parent] }
-                parent = child
-            }
-        }
+        if (largest.size == count && !(value > least)) continue
+        if (largest.size == count) largest.poll()
+        largest.add(value)
+        least = largest.peek()
     }
-    val least = heap[0]
     return (0 until size).filter { values[it] >= least }.toIntArray()
 }
 
@@ -214,7 +180,6 @@ private fun nucleus(row: FloatArray, temperature: Double, topP: Double): IntArra
     }
 }
 
-/** The adjusted distribution in sparse form. */
 fun support(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Support {
     var row = adjusted(logits, params, prefix)
     val best = argmax(row) // a NaN wins every argmax, so looking at the winner is enough
@@ -252,45 +217,36 @@ fun logSoftmaxAt(logits: FloatArray, token: Int, size: Int = logits.size): Doubl
 
 /** What sampling says about each row of one target pass: row 0 follows the pending token, row i + 1 node i. */
 class RowSampler(
-    private val output: Pass,
-    private val tokens: Tokens,
-    private val proposal: Proposal,
-    private val params: SamplingParams,
+    private val output: Pass, private val tokens: Tokens, private val proposal: Proposal, private val params: SamplingParams,
     private val noise: Noise,
-) : VerifiedRows {
+) {
     private val plain = params.plainGreedy
-    override val matching = params.greedy || params.acceptance == "coupled"
-    override val block = params.verification == "block"
+    val matching = params.greedy || params.acceptance == "coupled" // whether sampled guesses too are verified by matching
+    val block = params.verification == "block" // whether sampled chains are verified as a block
 
     /** Committed tokens and the guesses on the path to [row]; no copy of them. */
-    fun prefix(row: Int): Prefix {
-        val path = ArrayDeque<Int>()
-        var node = row - 1
-        while (node >= 0) {
-            path.addFirst(proposal.tokens[node])
-            node = proposal.parent(node)
-        }
-        return Prefix(tokens, path)
-    }
+    fun prefix(row: Int) = Prefix(tokens, proposal.path(row - 1))
 
-    override fun position(row: Int): Int =
+    /** Index, in the sequence, of the token that the row predicts. */
+    fun position(row: Int): Int =
         tokens.size + if (proposal.parents == null) row else proposal.depth(row - 1)
 
     // only the repetition penalty reads the prefix
     private fun seen(row: Int): List<Int> = if (params.repetitionPenalty != 1.0) prefix(row) else emptyList()
-
     private fun supportOf(row: Int): Support = support(output.logits.row(row), params, seen(row))
+    /** The token that plain decoding emits there. */
+    fun choose(row: Int): Int = if (plain) likeliest(row) else supportOf(row).draw(noise, position(row))
 
-    override fun choose(row: Int): Int = if (plain) likeliest(row) else supportOf(row).draw(noise, position(row))
-
-    override fun distribution(row: Int): DoubleArray {
+    /** [vocab]: p, after temperature and truncation; one-hot where greedy. */
+    fun distribution(row: Int): DoubleArray {
         if (!plain) return supportOf(row).spread(output.logits.columns)
         val found = DoubleArray(output.logits.columns)
         found[likeliest(row)] = 1.0
         return found
     }
 
-    override fun likeliest(row: Int): Int {
+    /** The token of the largest logit, after bias and repetition penalty. */
+    fun likeliest(row: Int): Int {
         val best: Int
         val logit: Float
         val given = output.best
@@ -307,7 +263,8 @@ class RowSampler(
         return best
     }
 
-    override fun rank(row: Int, token: Int): Int {
+    /** How many tokens come before [token] by logit, after bias and repetition penalty. */
+    fun rank(row: Int, token: Int): Int {
         val logits = adjusted(output.logits.row(row), params, seen(row))
         if (!logits[argmax(logits)].isFinite()) throw notFinite(position(row))
         val mine = logits[token]
@@ -318,3 +275,49 @@ class RowSampler(
     /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation. */
     fun logprob(row: Int, token: Int): Double = logSoftmaxAt(output.logits.row(row), token, output.logits.columns)
 }
+
+/* Counter-based randomness, Python's numbers: hashes of (seed, position, stream, token), whatever pass reaches a position. */
+
+private const val GOLDEN = -0x61c8864680b583ebL // 0x9E3779B97F4A7C15; splitmix64 (Steele et al. 2014)
+private const val MIX1 = -0x40a7b892e31b1a47L // 0xBF58476D1CE4E5B9
+private const val MIX2 = -0x6b2fb644ecceee15L // 0x94D049BB133111EB
+
+/** Streams: uses of randomness that must be independent of each other at one position. */
+const val TARGET = 0L
+const val RESIDUAL = 1L
+const val ACCEPT = 1L shl 20 // + sibling
+const val DRAFT = 1L shl 40 // + length at the start of the draft
+const val BLOCK = 1L shl 30 // + length at the start of the block
+
+internal const val UNIT = 1.0 / (1L shl 53)
+
+private fun mix(value: Long): Long {
+    var x = value
+    x = (x xor (x ushr 30)) * MIX1
+    x = (x xor (x ushr 27)) * MIX2
+    return x xor (x ushr 31)
+}
+
+/** Randomness without state; [seed] null = 64 bits from the operating system. */
+class Noise(seed: Long? = null) {
+    val seed: Long = seed ?: SecureRandom().nextLong()
+    private val key = mix(this.seed + GOLDEN)
+
+    private fun state(position: Int, stream: Long): Long = mix(mix(key + position * GOLDEN) + stream * MIX1 + 1)
+    fun uniform(position: Int, stream: Long): Double = (mix(state(position, stream)) ushr 11).toDouble() * UNIT
+
+    /** [k]: 53 random bits for each of [tokens]. */
+    fun bits(position: Int, tokens: IntArray, stream: Long = TARGET): LongArray {
+        val state = state(position, stream)
+        return LongArray(tokens.size) { mix(tokens[it] * GOLDEN + state) ushr 11 }
+    }
+
+    /** Standard Gumbel noise, [k], one number for each of [tokens]. */
+    fun gumbel(position: Int, tokens: IntArray, stream: Long = TARGET): DoubleArray {
+        val bits = bits(position, tokens, stream)
+        return DoubleArray(bits.size) { gumbelOf(bits[it]) }
+    }
+}
+
+/** -log(-log(u)) of the uniform number that 53 [bits] are; increasing in them. */
+fun gumbelOf(bits: Long): Double = -ln(-ln((bits.toDouble() + 0.5) * UNIT)) // never 0 and never 1

@@ -10,13 +10,8 @@ private const val MOST_CYCLES = 16
 
 /** What shapes the guesses of some methods; null = what the bundle or the method has found best. */
 data class DraftOptions(
-    val branch: List<Int>? = null,
-    val nodes: Int? = null,
-    val threshold: Double? = null,
-    val kind: String = "text",
-    val cycles: Int? = null,
-    val proposers: List<String> = emptyList(),
-    val search: Double = 0.02,
+    val branch: List<Int>? = null, val nodes: Int? = null, val threshold: Double? = null, val kind: String = "text",
+    val cycles: Int? = null, val proposers: List<String> = emptyList(), val search: Double = 0.02,
 ) {
     init {
         for ((name, value, range) in listOf(Triple("nodes", nodes, 1..MOST_NODES), Triple("cycles", cycles, 0..MOST_CYCLES))) {
@@ -24,49 +19,28 @@ data class DraftOptions(
                 throw InvalidRequest("$name is $value: expected a whole number from ${range.first} to ${range.last}")
             }
         }
-        if (threshold != null && threshold !in 0.0..1.0) {
-            throw InvalidRequest("threshold is $threshold: expected a probability, 0 to 1")
-        }
+        if (threshold != null && threshold !in 0.0..1.0) throw InvalidRequest("threshold is $threshold: expected a probability, 0 to 1")
         if (branch != null) {
-            if (branch.isEmpty()) {
-                throw InvalidRequest("branch is []: expected one or several integers", "as in (2,) or (3, 2)")
-            }
-            var nodes = 0L
-            var level = 1L
-            for (width in branch) {
-                level = (level * width).coerceIn(-1L, 1L shl 40)
-                nodes += level
-            }
-            if (branch.min() < 1 || nodes > MOST_NODES) {
-                throw InvalidRequest(
-                    "branch (${branch.joinToString(", ")}) makes a tree of $nodes guesses: expected numbers from 1, and at " +
-                        "most $MOST_NODES guesses"
-                )
-            }
+            if (branch.isEmpty()) throw InvalidRequest("branch is []: expected one or several integers", "as in (2,) or (3, 2)")
+            val levels = branch.runningFold(1L) { level, width -> (level * width).coerceIn(-1L, 1L shl 40) }
+            val nodes = levels.sum() - 1
+            if (branch.min() < 1 || nodes > MOST_NODES) throw InvalidRequest(
+                "branch (${branch.joinToString(", ")}) makes a tree of $nodes guesses: expected numbers from 1, and at " +
+                    "most $MOST_NODES guesses"
+            )
         }
     }
 }
 
 /** What one request may set; each field has the default and the meaning of the Python side's. */
 data class Settings(
-    val method: String? = null,
-    val maxNewTokens: Int = MAX_NEW_TOKENS,
-    val gamma: Int? = null,
-    val fallback: Boolean = true,
-    val adaptive: Boolean = true,
-    val sampling: SamplingParams = SamplingParams(),
-    val drafts: DraftOptions = DraftOptions(),
-    val stop: List<String> = emptyList(),
-    val ignoreEos: Boolean = false,
-    val logprobs: Boolean = false,
-    val shadow: Int? = null,
-    val accept: Accept = Accept.EXACT,
-    val proposer: Proposer? = null,
+    val method: String? = null, val maxNewTokens: Int = MAX_NEW_TOKENS, val gamma: Int? = null, val fallback: Boolean = true,
+    val adaptive: Boolean = true, val sampling: SamplingParams = SamplingParams(), val drafts: DraftOptions = DraftOptions(),
+    val stop: List<String> = emptyList(), val ignoreEos: Boolean = false, val logprobs: Boolean = false,
+    val shadow: Int? = null, val accept: Accept = Accept.EXACT, val proposer: Proposer? = null,
 ) {
     init {
-        if (shadow != null && shadow < 0) {
-            throw InvalidRequest("shadow $shadow: expected a number of rounds, or 0 for no comparison")
-        }
+        if (shadow != null && shadow < 0) throw InvalidRequest("shadow $shadow: expected a number of rounds, or 0 for no comparison")
         if (gamma != null && gamma < 1) {
             throw InvalidRequest("gamma $gamma: expected at least 1", "use method ar for decoding without drafts")
         }

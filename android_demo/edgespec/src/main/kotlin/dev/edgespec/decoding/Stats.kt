@@ -4,13 +4,8 @@ private const val WINDOW = 64 // rounds that [Stats.recent] holds
 const val PLAIN = "plain"
 
 /**
- * One round: what it took, and what it gave.
- *
- * @property draftMs time of proposing.
- * @property verifyMs time of the target's pass over [rows] rows, the pending token's included.
- * @property method who guessed; [PLAIN] = nobody.
- * @property tokens written; [drafted] guesses were verified, [accepted] of them written.
- * @property work rows run through all of the target's layers, or their equivalent.
+ * One round: what proposing took, and the pass over [rows] rows, the pending token's included; who guessed ([PLAIN] = nobody),
+ * [tokens] written, [drafted] guesses verified, [accepted] of them written; [work]: rows run through all layers, or as much.
  */
 data class RoundTime(
     val draftMs: Double, val verifyMs: Double, val rows: Int, val method: String = PLAIN, val tokens: Int = 1, val drafted: Int = 0,
@@ -22,10 +17,7 @@ class Switched(val round: Int, val left: String, val taken: String, val why: Str
     fun asMap(): Map<String, Any?> = mapOf("round" to round, "from" to left, "to" to taken, "why" to why)
 }
 
-/**
- * What a request did, where its time went, and what its drafter decided and expected.  Work is a proxy of energy: rows run
- * through the target, and draft steps weighted by their cost against such a row.
- */
+/** What a request did, where its time went, what its drafter decided and expected; work, a proxy of energy, in rows. */
 class Stats {
     var promptTokens = 0
     var reusedTokens = 0 // of the prompt, whose KV was still in the slot
@@ -108,7 +100,6 @@ class Stats {
         measured = measured.first + round.tokens to measured.second + (round.draftMs + round.verifyMs) / plain
     }
 
-    /** Note a drafter that failed; returns the failure as a sentence. */
     fun drop(method: String, where: String, error: String): String {
         drops.add(mapOf("method" to method, "where" to where, "error" to error))
         return "$method failed in $where: $error"
@@ -130,7 +121,6 @@ class Stats {
         )
     }
 
-    /** For JSON; the keys are those of the Python side. */
     fun asMap(): Map<String, Any?> = mapOf(
         "prompt_tokens" to promptTokens, "reused_tokens" to reusedTokens, "tokens" to tokens, "rounds" to rounds,
         "drafted" to drafted, "accepted" to accepted, "acceptance_rate" to acceptanceRate, "tokens_per_round" to tokensPerRound,
@@ -142,8 +132,7 @@ class Stats {
         "recoveries" to recoveries, "drops" to drops.toList(), "switches" to switches.map { it.asMap() },
         "shadow" to mapOf(
             "every" to shadowEvery, "checked" to shadowChecked, "agreeing" to shadowAgreeing,
-            "agreement" to if (shadowChecked > 0) shadowAgreeing.toDouble() / shadowChecked else 1.0,
-            "first_disagreement" to shadowFirst,
+            "agreement" to if (shadowChecked > 0) shadowAgreeing.toDouble() / shadowChecked else 1.0, "first_disagreement" to shadowFirst,
         ),
     )
 

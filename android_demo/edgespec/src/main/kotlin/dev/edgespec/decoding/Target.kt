@@ -43,13 +43,11 @@ class Matrix(
         return Matrix(count, columns, from.slice(), scratch, stride)
     }
 
-    /** A copy of these rows. */
     fun only(kept: IntArray): Matrix = of(FloatArray(kept.size * columns).also { found ->
         kept.forEachIndexed { at, row -> row(row).copyInto(found, at * columns, 0, columns) }
     }, kept.size, columns)
 
     companion object {
-        /** A matrix over [data], [rows * columns]. */
         fun of(data: FloatArray, rows: Int, columns: Int) = Matrix(rows, columns, FloatBuffer.wrap(data), FloatArray(columns))
     }
 }
@@ -75,20 +73,15 @@ interface Target {
     val trees: Boolean get() = true // whether the rows of a pass may form a tree
     val exactTrees: Boolean get() = false // whether each then has the bits that it has in a chain of its ancestors
 
-    /** Crop the slot to its longest common prefix with [tokens]; returns how many tokens stay. */
-    fun follow(tokens: Tokens): Int
+    fun follow(tokens: Tokens): Int // crop the slot to its longest common prefix with [tokens]; returns how many tokens stay
 
     /** Forget the tokens behind the first [length]; returns how many stay, fewer where states go back further. */
     fun crop(length: Int): Int
-
-    /** Append [tokens] to the slot, in chunks, without computing logits. */
-    fun prefill(tokens: IntArray)
+    fun prefill(tokens: IntArray) // append [tokens] to the slot, in chunks, without computing logits
 
     /** Run rows after the slot's tokens; [parents]: parent row of each, -1 for row 0, null = a chain. */
     fun forward(tokens: IntArray, parents: IntArray? = null): Pass
-
-    /** Commit these rows of the last forward (ascending, a root path) and forget the others. */
-    fun keep(rows: IntArray)
+    fun keep(rows: IntArray) // commit these rows of the last forward (ascending, a root path) and forget the others
 }
 
 /** A target that can say the likeliest tokens without writing all logits. */
@@ -96,31 +89,21 @@ interface GreedyTarget : Target {
     fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass
 }
 
-/** A target that can be told that [keep] may be taken back by [follow], as a draft's guesses are. */
-interface Revocable {
-    var revocable: Boolean // what goes on from states then keeps them at what follow and prefill were told
-}
-
 /** A target whose residual stream can be tapped between layers, for a drafter that is conditioned on it. */
 interface TappedTarget : Target {
     var keepTaps: Boolean // fill Pass.taps from now on
     var tapSink: ((Int, Matrix) -> Unit)? // called with first row and taps of every chunk of a prefill
 
-    /** The residual stream of tokens [n] before the first layer -> [n * width]. */
-    fun embed(tokens: IntArray): FloatArray
+    fun embed(tokens: IntArray): FloatArray // the residual stream of tokens [n] before the first layer -> [n * width]
 }
 
-/** A target whose sub-layers can be left out, pass by pass, over the same KV slot. */
-interface SelfDraftTarget : Target {
+/** A target that drafts for itself, and can score many hypotheses about its own text in one pass. */
+interface ScoringTarget : Target {
     val layers: Int
-
-    /** Run draft rows [offset] rows after the slot's tokens with sub-layers left out -> logits of the last row. */
-    fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass
-}
-
-/** A self-draft target that can score many hypotheses about its own text in one pass. */
-interface ScoringTarget : SelfDraftTarget {
     val capacity: Int
+
+    /** Run draft rows [offset] rows after the slot's tokens with sub-layers left out -> logits of the last row, [1, vocab]. */
+    fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass
 
     /** Rows that each continue the first [visible] tokens of the slot, or an earlier row ([parents], -1 = none). */
     fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet? = null): Pass

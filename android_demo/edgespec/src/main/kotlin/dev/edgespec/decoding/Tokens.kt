@@ -30,7 +30,6 @@ class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAcces
 
     fun push(tokens: IntArray) = tokens.forEach(::push)
 
-    /** Keep the first [count] tokens. */
     fun crop(count: Int) {
         size = minOf(size, count)
         if (size < read) {
@@ -65,9 +64,7 @@ class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAcces
         return ids to different
     }
 
-    /** [first, last) as an array. */
-    fun slice(first: Int, last: Int = size): IntArray = data.copyOfRange(minOf(first, last), last)
-
+    fun slice(first: Int, last: Int = size): IntArray = data.copyOfRange(minOf(first, last), last) // [first, last) as an array
     fun toIntArray(): IntArray = slice(0)
 
     /** Length of the longest common prefix with [other], of which the first [known] are not looked at. */

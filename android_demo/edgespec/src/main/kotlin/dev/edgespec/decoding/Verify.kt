@@ -1,32 +1,12 @@
 package dev.edgespec.decoding
 
 import dev.edgespec.InvalidRequest
-import kotlin.math.abs
-import kotlin.math.exp
-import kotlin.math.ln
+import kotlin.math.*
 
-/*
- * Which guesses stand: one function for chains and trees, deterministic and sampled guesses.  p is the target's
- * distribution at a row, q the draft's.  All of it is lossless; lossy rules must be asked for (Accept).
- */
-
-/** What verification asks of the rows of a target pass. */
-interface VerifiedRows : JudgedRows {
-    /** Whether sampled guesses too are verified by matching: greedy, or coupled sampling. */
-    val matching: Boolean
-
-    /** Whether sampled chains are verified as a block. */
-    val block: Boolean
-
-    /** The token that plain decoding emits there. */
-    fun choose(row: Int): Int
-
-    /** Index, in the sequence, of the token that the row predicts. */
-    fun position(row: Int): Int
-}
+/* Which guesses stand, of chains and trees; p is the target's distribution at a row, q the draft's; lossy only by [Accept]. */
 
 /** Verify [proposal] against the rows of the target's pass over it: row 0 follows the pending token, i + 1 node i. */
-fun verify(proposal: Proposal, rows: VerifiedRows, noise: Noise, accept: Accept = Accept.EXACT): Verdict {
+fun verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = Accept.EXACT): Verdict {
     val chain = proposal.parents == null
     val forced = if (chain) minOf(accept.minBlock, proposal.size) else 0 // guesses that stand unseen
     if (accept.rule != "exact") return relax(proposal, rows, accept, forced)
@@ -36,11 +16,8 @@ fun verify(proposal: Proposal, rows: VerifiedRows, noise: Noise, accept: Accept 
     return reject(proposal, probs, rows, noise, forced)
 }
 
-/**
- * Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.  [exactTrees]: the
- * target's rows of trees have the bits of chains; where attention adds them up in another order, near-ties may differ.
- */
-fun keepsText(proposal: Proposal, rows: VerifiedRows, accept: Accept, exactTrees: Boolean): Boolean {
+/** Whether the round's tokens are plain decoding's very ones; [exactTrees]: rows of trees have the bits of chains. */
+fun keepsText(proposal: Proposal, rows: RowSampler, accept: Accept, exactTrees: Boolean): Boolean {
     val sameRows = proposal.parents == null || exactTrees
     return accept.lossless && sameRows && (proposal.probs == null || rows.matching)
 }
@@ -48,7 +25,7 @@ fun keepsText(proposal: Proposal, rows: VerifiedRows, accept: Accept, exactTrees
 private fun upTo(count: Int) = IntArray(count) { it }
 
 /** Descend while plain decoding would have emitted the guess. */
-private fun match(proposal: Proposal, rows: VerifiedRows, forced: Int): Verdict {
+private fun match(proposal: Proposal, rows: RowSampler, forced: Int): Verdict {
     if (proposal.parents == null) {
         for (at in forced until proposal.size) {
             val token = rows.choose(at)
@@ -70,7 +47,7 @@ private fun match(proposal: Proposal, rows: VerifiedRows, forced: Int): Verdict 
  * Speculative sampling (arXiv 2211.17192 algorithm 1, 2302.01318 algorithm 2); several children of a node are tried in
  * turn against what is left of p (arXiv 2305.09781 with replacement, 2402.12374 without).
  */
-private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: VerifiedRows, noise: Noise, forced: Int): Verdict {
+private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: RowSampler, noise: Noise, forced: Int): Verdict {
     val path = upTo(forced).toMutableList()
     var node = forced - 1
     while (true) {
@@ -110,7 +87,7 @@ private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: Verified
 }
 
 /** Block verification of a chain: arXiv 2403.10444, algorithm 2.  The longest beginning that passes stands. */
-private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: VerifiedRows, noise: Noise, forced: Int): Verdict {
+private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler, noise: Noise, forced: Int): Verdict {
     val start = rows.position(0)
     var stand = forced
     var held = 1.0 // p_i of the paper: the chance that at least the first i guesses stand
@@ -146,7 +123,7 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: VerifiedRow
 private val NO_MASS = DoubleArray(0)
 
 /** The longest path of guesses that a lossy rule accepts, the one of most merit among equally long ones. */
-private fun relax(proposal: Proposal, rows: VerifiedRows, accept: Accept, forced: Int): Verdict {
+private fun relax(proposal: Proposal, rows: RowSampler, accept: Accept, forced: Int): Verdict {
     var best = upTo(forced)
     var bestMerit = 0.0
     val open = ArrayDeque(listOf(best to 0.0)) // depth first, the drafter's first choices first
@@ -160,9 +137,7 @@ private fun relax(proposal: Proposal, rows: VerifiedRows, accept: Accept, forced
         val below = proposal.children(node)
         if (below.isEmpty()) continue
         val judge = accept.judge(rows, node + 1)
-        for (child in below.reversed()) {
-            judge.merit(proposal.tokens[child])?.let { open.addLast(path + child to merit + it) }
-        }
+        for (child in below.reversed()) judge(proposal.tokens[child])?.let { open.addLast(path + child to merit + it) }
     }
     return Verdict(best, rows.choose(if (best.isEmpty()) 0 else best.last() + 1))
 }
@@ -180,22 +155,8 @@ private fun draw(p: DoubleArray, u: Double): Int {
     return if (token >= 0) token else p.indexOfLast { it > 0 } // rounding may reach past the end
 }
 
-/** What a rule may ask of the rows of a target pass (see [RowSampler]). */
-interface JudgedRows {
-    /** [vocab]: p, after temperature and truncation; one-hot where greedy. */
-    fun distribution(row: Int): DoubleArray
-
-    /** The token of the largest logit, after bias and repetition penalty. */
-    fun likeliest(row: Int): Int
-
-    /** How many tokens come before [token] by logit, after bias and repetition penalty. */
-    fun rank(row: Int, token: Int): Int
-}
-
 /** What a lossy rule says of a guess: a merit, the larger the better, or null = refused. */
-fun interface Judge {
-    fun merit(token: Int): Double?
-}
+typealias Judge = (Int) -> Double?
 
 /**
  * Which guesses stand; all rules but `exact` give losslessness away on purpose.
@@ -205,11 +166,7 @@ fun interface Judge {
  * [minBlock]: at least so many guesses of a chain stand under any rule.
  */
 data class Accept(
-    val rule: String = "exact",
-    val epsilon: Double = 0.09,
-    val delta: Double = 0.3,
-    val k: Int = 1,
-    val distance: Int = 0,
+    val rule: String = "exact", val epsilon: Double = 0.09, val delta: Double = 0.3, val k: Int = 1, val distance: Int = 0,
     val minBlock: Int = 0,
 ) {
     init {
@@ -220,16 +177,11 @@ data class Accept(
             }
         }
         for ((name, value, least) in listOf(Triple("k", k, 1), Triple("distance", distance, 0), Triple("min_block", minBlock, 0))) {
-            if (value < least) {
-                throw InvalidRequest("$name of the acceptance rule is $value: expected an integer >= $least")
-            }
+            if (value < least) throw InvalidRequest("$name of the acceptance rule is $value: expected an integer >= $least")
         }
     }
 
-    /** Whether the text keeps the distribution of plain decoding. */
-    val lossless: Boolean get() = rule == "exact" && minBlock == 0
-
-    /** What is given away, in words. */
+    val lossless: Boolean get() = rule == "exact" && minBlock == 0 // whether the text keeps the distribution of plain decoding
     val approximations: List<String>
         get() {
             val words = when (rule) {
@@ -242,20 +194,17 @@ data class Accept(
             return if (minBlock > 0) words + "at least $minBlock guesses accepted" else words
         }
 
-    /** What a lossy rule says of guesses at a row. */
-    fun judge(rows: JudgedRows, row: Int): Judge = when (rule) {
-        "all" -> Judge { 0.0 }
-        "top-k" -> Judge { token -> rows.rank(row, token).takeIf { it < k }?.let { -it.toDouble() } }
-        "distance" -> {
+    fun judge(rows: RowSampler, row: Int): Judge {
+        if (rule == "all") return { 0.0 }
+        if (rule == "top-k") return { token -> rows.rank(row, token).takeIf { it < k }?.let { -it.toDouble() } }
+        if (rule == "distance") {
             val best = rows.likeliest(row)
-            Judge { token -> abs(token - best).takeIf { it <= distance }?.let { -it.toDouble() } }
+            return { token -> abs(token - best).takeIf { it <= distance }?.let { -it.toDouble() } }
         }
-        else -> {
-            val p = rows.distribution(row)
-            val entropy = -p.sumOf { if (it > 0) it * ln(it) else 0.0 }
-            val least = minOf(epsilon, delta * exp(-entropy))
-            Judge { token -> if (p[token] > least) ln(p[token]) else null }
-        }
+        val p = rows.distribution(row)
+        val entropy = -p.sumOf { if (it > 0) it * ln(it) else 0.0 }
+        val least = minOf(epsilon, delta * exp(-entropy))
+        return { token -> if (p[token] > least) ln(p[token]) else null }
     }
 
     companion object {

@@ -1,13 +1,10 @@
 package dev.edgespec.drafters
 
-import dev.edgespec.InvalidRequest
-import dev.edgespec.StoreError
+import dev.edgespec.*
 import dev.edgespec.decoding.*
 import java.io.File
 import java.io.IOException
-import java.nio.ByteBuffer
-import java.nio.ByteOrder
-import java.nio.MappedByteBuffer
+import java.nio.*
 import java.nio.channels.FileChannel
 import java.security.MessageDigest
 
@@ -18,21 +15,14 @@ private const val COUNT = (1L shl 20) - 1 // low bits of an entry: how often its
 private val STORED = BUCKETS.size + 1 // first bucket of guesses from a store
 private const val SHORT = 2 // a match of the text no longer than this gives way to a longer one of a store
 
-/**
- * Guesses from the text itself, and from a store: what followed the same tokens earlier will follow again, one guess at a
- * time the token that mostly did.
- */
+/** Guesses from the text itself, and from a store: what mostly followed the same tokens earlier will follow again. */
 class NGram(
-    private val nMin: Int = 1,
-    private val nMax: Int = 4,
-    private val share: Double = 0.6,
-    private val store: NGramStore? = null,
+    private val nMin: Int = 1, private val nMax: Int = 4, private val share: Double = 0.6, private val store: NGramStore? = null,
 ) : Drafter {
     override val name = "ngram"
     override val cheap = true
     private val text = Tokens()
 
-    /** The last n tokens before a place, as a key. */
     private data class Key(val low: Long, val high: Long)
 
     // for each n, key -> (index after its most recent occurrence) << 20 | (how often the token there followed it);
@@ -41,11 +31,9 @@ class NGram(
     private var more = List(nMax + 1) { HashMap<Any, LinkedHashMap<Int, Int>>() }
 
     init {
-        if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1)) {
-            throw InvalidRequest(
-                "expected 1 <= n_min <= n_max <= $LONGEST and 0 < share <= 1, got n_min $nMin, n_max $nMax and share $share"
-            )
-        }
+        if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1)) throw InvalidRequest(
+            "expected 1 <= n_min <= n_max <= $LONGEST and 0 < share <= 1, got n_min $nMin, n_max $nMax and share $share"
+        )
     }
 
     /** Of the [n] tokens of [from] that end before [end]. */
@@ -81,7 +69,6 @@ class NGram(
         }
     }
 
-    /** Index that [token] followed the text so far. */
     private fun index(token: Int) {
         val at = text.size
         for (n in nMin..minOf(nMax, at)) {
@@ -137,7 +124,6 @@ class NGram(
         return Proposal(guesses, bucket = BUCKETS.count { it <= matched })
     }
 
-    /** Length of the match, and the guesses, of the text itself. */
     private fun fromText(budget: Int): Pair<Int, IntArray> {
         val tail = Tokens(text.slice(maxOf(0, text.size - nMax)))
         val n = match(tail)
@@ -171,14 +157,9 @@ class NGram(
         }
         return Proposal(guesses.toIntArray(), bucket = STORED + sure)
     }
-
-    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
 }
 
-/*
- * N-gram stores: what mostly followed one to four tokens in texts read earlier, in a file that is only mapped.  The
- * format is described in docs (and written) by the Python side.
- */
+/* N-gram stores: what mostly followed one to four tokens in texts read earlier; the file is mapped, and Python's. */
 
 private const val STORE_VERSION = 1
 private const val N_MAX = 4
@@ -205,9 +186,9 @@ class NGramStore(val path: File, check: Boolean = true) {
         val size: Long
         try {
             path.inputStream().use { file ->
-                var filled = 0
-                while (filled < HEADER_BYTES) filled += file.read(head, filled, HEADER_BYTES - filled).also { if (it < 0) break }.coerceAtLeast(0)
-                if (!head.copyOf(8).contentEquals(MAGIC)) throw StoreError("$path: not an n-gram store", "make one with: edgespec ngram build")
+                val filled = maxOf(0, file.read(head)) // of a file at once
+                val known = head.copyOf(8).contentEquals(MAGIC)
+                if (!known) throw StoreError("$path: not an n-gram store", "make one with: edgespec ngram build")
                 if (filled < HEADER_BYTES) {
                     throw StoreError("$path: truncated: expected $HEADER_BYTES bytes or more, got $filled", BUILD_AGAIN)
                 }
@@ -228,12 +209,10 @@ class NGramStore(val path: File, check: Boolean = true) {
         val named = ByteArray(32).also { fields.get(it) }
         val body = ByteArray(32).also { fields.get(it) }
         val byLength = LongArray(4) { fields.long }
-        if (version != STORE_VERSION) {
-            throw StoreError(
-                "$path: a store of version $version; this edgespec reads version $STORE_VERSION",
-                "use the edgespec that built it, or build it again",
-            )
-        }
+        if (version != STORE_VERSION) throw StoreError(
+            "$path: a store of version $version; this edgespec reads version $STORE_VERSION",
+            "use the edgespec that built it, or build it again",
+        )
         val digest = MessageDigest.getInstance("SHA-256")
         val signed = digest.digest(head.copyOf(SIGNED)).contentEquals(head.copyOfRange(SIGNED, HEADER_BYTES))
         if (!signed || nMax != N_MAX || count != byLength.sum() || count <= 0) {
@@ -253,24 +232,18 @@ class NGramStore(val path: File, check: Boolean = true) {
             rest.position(HEADER_BYTES)
             digest.update(rest)
             val got = digest.digest()
-            if (!got.contentEquals(body)) {
-                throw StoreError(
-                    "$path: altered: expected SHA-256 ${hex(body).take(12)}..., got ${hex(got).take(12)}...",
-                    "copy it again, or $BUILD_AGAIN",
-                )
-            }
+            if (!got.contentEquals(body)) throw StoreError(
+                "$path: altered: expected SHA-256 ${hex(body).take(12)}..., got ${hex(got).take(12)}...", "copy it again, or $BUILD_AGAIN",
+            )
         }
     }
 
-    /** Refuse a tokenizer that this store was not made with. */
     fun require(vocabulary: String, vocab: Int) {
-        if (this.vocabulary != vocabulary || this.vocab != vocab) {
-            throw StoreError(
-                "$path: was built with another tokenizer: its vocabulary is ${this.vocabulary.take(12)}... (${this.vocab} " +
-                    "tokens), the model's ${vocabulary.take(12)}... ($vocab tokens)",
-                "build one for this model: edgespec ngram build TEXT... --tokenizer BUNDLE",
-            )
-        }
+        if (this.vocabulary != vocabulary || this.vocab != vocab) throw StoreError(
+            "$path: was built with another tokenizer: its vocabulary is ${this.vocabulary.take(12)}... (${this.vocab} " +
+                "tokens), the model's ${vocabulary.take(12)}... ($vocab tokens)",
+            "build one for this model: edgespec ngram build TEXT... --tokenizer BUNDLE",
+        )
     }
 
     /** What the longest known end of [tail] was followed by in at least [share] of the cases; null: nothing. */
@@ -292,7 +265,6 @@ class NGramStore(val path: File, check: Boolean = true) {
         return null
     }
 
-    /** Index of a key, -1 if it is not there. */
     private fun find(key: Long): Int {
         var low = 0
         var high = entries - 1

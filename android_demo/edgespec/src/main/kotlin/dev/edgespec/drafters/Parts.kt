@@ -2,13 +2,8 @@ package dev.edgespec.drafters
 
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
-import dev.edgespec.formulas.CostModel
-import dev.edgespec.formulas.bestTree
-import dev.edgespec.formulas.chainOf
-import dev.edgespec.formulas.grow
-import dev.edgespec.runtimes.Manifest
-import dev.edgespec.runtimes.MethodPart
-import dev.edgespec.runtimes.Slot
+import dev.edgespec.formulas.*
+import dev.edgespec.runtimes.*
 import kotlin.math.abs
 
 /** What a bundle offers to the drafters of one lane; [draft] opens the lane's draft or drafter at the first call. */
@@ -45,11 +40,15 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
         val exits = part.heads.map { name -> parts.manifest.target.heads.first { it.name == name }.layer }.sorted()
         ParaDecode(parts.target, exits, options.threshold ?: part.threshold ?: PARADECODE_THRESHOLD)
     }
-    "eagle", "mtp", "dflash" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
+    "eagle", "mtp", "dflash" -> {
+        val slot = parts.draft("drafter")
+        val block = slot.model.part.decoder?.block
+        if (block != null) BlockDecoder(parts.target, slot, method, options.branch, block)
+        else DraftDecoder(parts.target, slot, method, options.branch)
+    }
     else -> throw InvalidRequest("method '$method' is not one of this runtime", "update the app")
 }
 
-/** Plain decoding: guesses nothing, so that every round is one token. */
 class Plain : Drafter {
     override val name = "ar"
     override val cheap = true
@@ -65,16 +64,11 @@ fun interface Proposer {
      */
     fun propose(tokens: IntArray, budget: Int): Proposal?
 
-    /** What a result calls it. */
     val name: String get() = javaClass.simpleName.ifEmpty { "proposer" }
-
-    /** False if it is expensive, so that it is asked only where its guesses help. */
-    val cheap: Boolean get() = true
+    val cheap: Boolean get() = true // false if it is expensive, so that it is asked only where its guesses help
 
     fun bind(params: SamplingParams, noise: Noise) = Unit
-
     fun begin(tokens: IntArray) = Unit
-
     fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
 }
 

@@ -1,21 +1,14 @@
 package dev.edgespec.drafters
 
-import com.google.gson.JsonArray
-import com.google.gson.JsonObject
-import com.google.gson.JsonParser
+import com.google.gson.*
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.SkipSet
 import dev.edgespec.formulas.speedup
 import java.io.File
 import java.util.Random
-import kotlin.math.exp
-import kotlin.math.ln
-import kotlin.math.sqrt
+import kotlin.math.*
 
-/*
- * Which sub-layers to leave out, searched while decoding: SWIFT (arXiv 2410.06916), with the changes that the Python side
- * describes.  The candidates are drawn by another generator than there; what is judged, and how, is the same.
- */
+/* Which sub-layers to leave out, searched while decoding: SWIFT (arXiv 2410.06916), changed as the Python side describes. */
 
 private const val SEARCH_GAMMA = 8 // longest draft whose speed is predicted
 private const val MODEL_EVERY = 3 // every third candidate is the model's
@@ -36,7 +29,6 @@ private const val SPREAD = 0.06 // of that loss
 
 /** What a set has shown: guesses that were right, that were scored, and times it was scored. */
 class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows: Int = 0) {
-    /** One window more; what is long ago counts less. */
     fun add(matched: Int, seen: Int) {
         val keep = if (this.seen > 0) minOf(1.0, maxOf(MEMORY - seen, 0.0) / this.seen) else 1.0
         this.matched = keep * this.matched + matched
@@ -49,11 +41,7 @@ class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows:
 
 /** Proposes sets and keeps the one of the highest predicted speed; the first and the last layer are never left out. */
 class OnlineSearch(
-    val layers: Int,
-    val initial: SkipSet,
-    private val cost: (SkipSet) -> Double,
-    private val verify: (Int) -> Double,
-    seed: Long = 0,
+    val layers: Int, val initial: SkipSet, private val cost: (SkipSet) -> Double, private val verify: (Int) -> Double, seed: Long = 0,
 ) {
     var best = initial
         private set
@@ -69,24 +57,18 @@ class OnlineSearch(
     private var challenger: SkipSet? = null
     private val inner = maxOf(0, layers - 2)
     private val variables = 2 * inner
-    private var precision = Array(variables) { i -> DoubleArray(variables) { if (it == i) 1 / (SPREAD * SPREAD) else 0.0 } }
+    private var precision = diagonal()
     private var loss = DoubleArray(variables) { prior(it) } // of log acceptance, by sub-layer
 
+    private fun diagonal() = Array(variables) { i -> DoubleArray(variables) { if (it == i) 1 / (SPREAD * SPREAD) else 0.0 } }
     private fun prior(at: Int) = if (at < inner) ATTENTION_LOSS else MLP_LOSS
-
-    // -- judging
-
     fun acceptance(skip: SkipSet): Double = (records[skip] ?: SkipRecord()).acceptance(exp(-dot(loss, bits(skip))))
 
-    /** Predicted speed over plain decoding with a set, at its best draft length. */
     fun speed(skip: SkipSet, acceptance: Double = acceptance(skip)): Double {
         val c = cost(skip)
         return (1..SEARCH_GAMMA).maxOf { speedup(acceptance, it, c, verify) }
     }
 
-    // -- searching
-
-    /** The set to score next. */
     fun ask(): SkipSet {
         for (first in listOf(initial, best)) if ((records[first]?.windows ?: 0) == 0) return first
         challenger?.let { return it }
@@ -129,7 +111,6 @@ class OnlineSearch(
         return false
     }
 
-    /** Go on from what an earlier search has seen. */
     fun goOnFrom(known: Map<SkipSet, SkipRecord>) {
         for ((skip, record) in known) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
         fit()
@@ -156,8 +137,6 @@ class OnlineSearch(
         }
     }
 
-    // -- candidates
-
     private fun bits(skip: SkipSet): BooleanArray {
         val bits = BooleanArray(variables)
         skip.attention.forEach { bits[it - 1] = true }
@@ -168,26 +147,22 @@ class OnlineSearch(
     private fun set(bits: BooleanArray) =
         SkipSet((0 until inner).filter { bits[it] }.map { it + 1 }, (0 until inner).filter { bits[inner + it] }.map { it + 1 })
 
-    private fun chosen(count: Int): List<Int> = (0 until variables).shuffled(random).take(count)
-
     /** Any set; its size is drawn first, or nearly all would have half of the sub-layers. */
-    private fun uniform(): SkipSet {
-        val bits = BooleanArray(variables)
-        chosen(1 + random.nextInt(maxOf(1, (0.75 * variables).toInt()))).forEach { bits[it] = true }
-        return set(bits)
-    }
+    private fun uniform(): SkipSet = switched(SkipSet(), 1 + random.nextInt(maxOf(1, (0.75 * variables).toInt())))
 
     /** The leading set with one to three sub-layers switched. */
-    private fun mutated(): SkipSet {
-        val bits = bits(best)
-        chosen(minOf(1 + random.nextInt(3), variables)).forEach { bits[it] = !bits[it] }
+    private fun mutated(): SkipSet = switched(best, minOf(1 + random.nextInt(3), variables))
+
+    private fun switched(from: SkipSet, count: Int): SkipSet {
+        val bits = bits(from)
+        (0 until variables).shuffled(random).take(count).forEach { bits[it] = !bits[it] }
         return set(bits)
     }
 
     /** Bayesian linear regression of the log acceptance on what is left out. */
     private fun fit() {
         val weightOfPrior = 1 / (SPREAD * SPREAD)
-        val made = Array(variables) { i -> DoubleArray(variables) { if (it == i) weightOfPrior else 0.0 } }
+        val made = diagonal()
         val moment = DoubleArray(variables) { weightOfPrior * prior(it) }
         for ((skip, record) in records) {
             if (record.seen <= 0) continue
@@ -303,27 +278,18 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
 
     /** Replace the file by what [search] knows; a folder that cannot be written is no failure. */
     fun save(search: OnlineSearch) {
-        fun array(layers: List<Int>) = JsonArray().also { all -> layers.forEach { all.add(it) } }
-        val records = JsonArray()
-        for ((skip, record) in search.records) {
-            records.add(JsonObject().apply {
-                add("attention", array(skip.attention))
-                add("mlp", array(skip.mlp))
-                addProperty("matched", record.matched)
-                addProperty("seen", record.seen)
-                addProperty("windows", record.windows)
-            })
+        val records = search.records.map { (skip, record) ->
+            mapOf(
+                "attention" to skip.attention, "mlp" to skip.mlp, "matched" to record.matched, "seen" to record.seen,
+                "windows" to record.windows,
+            )
         }
-        val data = JsonObject().apply {
-            addProperty("version", SKIP_VERSION)
-            addProperty("layers", search.layers)
-            add("records", records)
-        }
+        val data = Gson().toJson(mapOf("version" to SKIP_VERSION, "layers" to search.layers, "records" to records))
         try {
             path.parentFile.mkdirs()
             val partial = File.createTempFile(path.name, ".partial", path.parentFile)
             try {
-                partial.writeText(data.toString())
+                partial.writeText(data)
                 if (!partial.renameTo(path)) note = "skip sets cannot be kept: $path cannot be replaced"
             } finally {
                 partial.delete()

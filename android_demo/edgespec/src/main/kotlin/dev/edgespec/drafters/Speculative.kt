@@ -9,39 +9,30 @@ private const val BEHIND = 32 // tokens from which on a text that went on withou
 
 /**
  * Draws chains or trees from a draft model (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318).  Its slot follows the
- * committed tokens by longest common prefix.  [branch]: guesses per node; null or [1] = a chain, one number = a chain of nodes with siblings,
- * several = a full tree by depth.
+ * committed tokens by longest common prefix.  [branch]: guesses per node; null or [1] = a chain, one number =
+ * a chain of nodes with siblings, several = a full tree by depth.
  */
-class DraftModel(private val model: Slot, private val vocabSize: Int, branch: List<Int>? = null) : Drafter {
+class DraftModel(private val model: Slot, private val vocabSize: Int, branch: List<Int>? = null) : Drawer() {
     override val name = "speculative"
     private val branch = branch ?: listOf(1)
     private val trees = this.branch != listOf(1)
-    private var params = SamplingParams()
-    private var noise = Noise(0)
     private var least = 0 // tokens that are read by pieces; 0 = the slot may hold another text
     private var text: Tokens? = null // the slot was found to begin with the first [common] of its tokens
     private var common = 0
     override var caughtUp = true
         private set
 
-    init {
-        model.revocable = true
-    }
+    init { model.revocable = true }
 
     override fun forecast(budget: Int) = Forecast(rows = rowsOf(branch, budget))
 
     override fun begin(request: DraftRequest): Int? {
-        params = request.params
-        noise = request.noise
         least = 0
         text = null
-        return null
+        return super.begin(request)
     }
 
-    /**
-     * Crop the slot to what it has in common with all but the pending token; returns how much that is.  What was common in
-     * the round before still is: a text only grows, and a request has its slots for itself.
-     */
+    /** Crop the slot to what it has in common with all but the pending token -> how much; a text only grows within a request. */
     private fun follow(tokens: Tokens): Int {
         val same = model.tokens.commonPrefix(tokens, if (tokens === text) common else 0)
         common = model.crop(minOf(same, tokens.size - 1))
@@ -96,7 +87,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
                 found.tokens[fed.size - 1] to found.logits[fed.size - 1]
             }
         }
-        return drawChain(step, tokens, length, vocabSize, params, noise, best = best)
+        return drawing(tokens, length, vocabSize).chain(step, best = best)
     }
 
     /** A chain with siblings, at the cost of its first choices, or a full tree, whose nodes run again at every depth. */
@@ -112,40 +103,20 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
             if (single) return@level run(intArrayOf(guesses[nodes[0]]), 1)
             val above = IntArray(guesses.size + 1) { if (it == 0) -1 else parents[it - 1] + 1 }
             val logits = model.forward(intArrayOf(tokens.at(-1)) + guesses, above).logits
-            val rows = whole(logits, IntArray(nodes.size) { nodes[it] + 1 })
-            val path = ArrayDeque<Int>()
-            var first = nodes[0]
-            while (first >= 0) {
-                path.addFirst(first + 1)
-                first = parents[first]
-            }
-            path.addFirst(0)
+            val rows = whole(logits, IntArray(nodes.size) { nodes[it] + 1 }, model)
+            val path = intArrayOf(0) + pathTo(nodes[0], parents::get).map { it + 1 }
             // the deepest that is run: what the first choices were stays for the next round
-            if (path.size == levels) model.keep(path.toIntArray())
+            if (path.size == levels) model.keep(path)
             rows
         }
-        return drawTree(level, tokens, branch, length, vocabSize, params, noise)
+        return drawing(tokens, length, vocabSize).tree(level, branch)
     }
 
     /** Logits [1, vocab] after a chain of rows, of which the slot keeps the first [kept]. */
     private fun run(feed: IntArray, kept: Int): Matrix {
         val logits = model.forward(feed).logits
         model.keep(IntArray(kept) { it })
-        return whole(logits, intArrayOf(logits.rows - 1))
-    }
-
-    /** [rows] of [logits] [r, columns] as [rows, vocab]: a token without a column cannot be guessed. */
-    private fun whole(logits: Matrix, rows: IntArray): Matrix {
-        val vocab = model.vocabSize
-        val cut = logits.columns < vocab
-        if (!cut && rows.size == 1) return logits.part(rows[0], 1)
-        val named = model.headTokens
-        val found = FloatArray(rows.size * vocab) { if (cut) Float.NEGATIVE_INFINITY else 0f }
-        for ((at, row) in rows.withIndex()) {
-            val from = logits.row(row)
-            for (column in 0 until logits.columns) found[at * vocab + if (cut && named != null) named[column] else column] = from[column]
-        }
-        return Matrix.of(found, rows.size, vocab)
+        return whole(logits, intArrayOf(logits.rows - 1), model)
     }
 
     override fun dryStep(first: Boolean): Boolean {

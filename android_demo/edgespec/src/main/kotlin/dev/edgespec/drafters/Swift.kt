@@ -1,12 +1,66 @@
 package dev.edgespec.drafters
 
-import dev.edgespec.EdgespecError
-import dev.edgespec.InvalidRequest
+import dev.edgespec.*
 import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
-import dev.edgespec.runtimes.Manifest
-import dev.edgespec.runtimes.MethodPart
+import dev.edgespec.runtimes.*
 import java.util.Locale
+
+private const val START = 0.6 // threshold of the first round; the constants of arXiv 2309.08168
+private const val STEP = 0.01 // how far one verification may ask to move it
+private const val WANTED = 0.9 // acceptance rate to steer to
+private const val MATCHED_DECAY = 0.5
+private const val STOP_DECAY = 0.9
+
+/** Draws chains from the target itself with sub-layers left out, until a guess is unsure: Draft & Verify (arXiv 2309.08168). */
+open class SelfSpec(protected val target: ScoringTarget, protected var skip: SkipSet, private val gammaMax: Int = 12) : Drawer() {
+    override val name = "self-spec"
+    protected var stop = START // draft no further after a guess of a smaller draft probability
+    private var matched = 0.0 // smoothed acceptance rate
+    private var asked = 0
+
+    /** The threshold is carried across requests, except where that would make a seeded text depend on earlier ones. */
+    override fun begin(request: DraftRequest): Int? {
+        super.begin(request)
+        if (params.seededRejection) {
+            stop = START
+            matched = 0.0
+        }
+        return null
+    }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        asked = minOf(budget, gammaMax)
+        return draw(drawing(tokens, asked, target.vocabSize), steps(tokens))
+    }
+
+    protected open fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.chain(step, stop)
+
+    /** What runs one draft step after the other: a guess (null at first) -> logits [vocab] after it. */
+    private fun steps(tokens: Tokens): (Int?) -> FloatArray {
+        var offset = 0
+        return { guess ->
+            val logits = target.forwardSkipped(intArrayOf(guess ?: tokens.at(-1)), offset, skip).logits
+            offset++
+            logits.row(logits.rows - 1)
+        }
+    }
+
+    override fun dryStep(first: Boolean): Boolean {
+        if (!first) target.forwardSkipped(intArrayOf(0), 0, skip)
+        return !first
+    }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
+        val drafted = proposal.size
+        if (drafted == 0) return
+        matched = MATCHED_DECAY * matched + (1 - MATCHED_DECAY) * (verdict.path.size.toDouble() / drafted)
+        var wanted = stop
+        // else the length, not the threshold, ended the draft
+        if (matched < WANTED) wanted += STEP else if (drafted < asked) wanted -= STEP
+        stop = (STOP_DECAY * stop + (1 - STOP_DECAY) * wanted).coerceIn(0.0, 1.0)
+    }
+}
 
 private const val ROWS = 16 // of one scoring pass
 private const val DEPTH = 4 // of its chains
@@ -30,14 +84,10 @@ class StepCost(val attention: Double, val mlp: Double) {
  * 2410.06916).  A seeded text of rejection sampling is drafted with the set that the search starts from.
  */
 class Swift(
-    private val scoring: ScoringTarget,
-    private val search: OnlineSearch,
-    private val stepCost: StepCost,
-    private val costs: CostModel,
-    private val share: Double = 0.02,
-    private val branch: List<Int>? = null,
+    target: ScoringTarget, private val search: OnlineSearch, private val stepCost: StepCost,
+    private val costs: CostModel, private val share: Double = 0.02, private val branch: List<Int>? = null,
     private val store: SkipStore? = null,
-) : SelfSpec(scoring, search.also { store?.load(it) }.best) {
+) : SelfSpec(target, search.also { store?.load(it) }.best) {
     override val name = "swift"
     private var decodedMs = 0.0 // time of all rounds that the search has seen
     private var searchMs = 0.0 // time that the search took
@@ -51,8 +101,6 @@ class Swift(
     private var unsaved = 0
     private val given = StepCost(stepCost.attention, stepCost.mlp)
     private var policy = SiblingPolicy(listOf(1))
-
-    // -- drafting
 
     override fun begin(request: DraftRequest): Int? {
         super.begin(request)
@@ -77,10 +125,8 @@ class Swift(
         return SiblingPolicy(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
     }
 
-    override fun propose(tokens: Tokens, budget: Int): Proposal =
-        drawSiblings(steps(tokens), tokens, ask(budget), target.vocabSize, params, noise, stop, policy, bucket)
+    override fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.siblings(step, stop, policy, bucket)
 
-    /** Move the threshold by what happened to the chain. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         if (proposal.parents == null) return super.observe(proposal, verdict, output)
         val chain = proposal.parents.max() + 2 // its nodes come first
@@ -88,7 +134,6 @@ class Swift(
         super.observe(Proposal(proposal.tokens.copyOf(chain)), Verdict(IntArray(accepted) { it }, verdict.nextToken), output)
     }
 
-    /** A number of the set in use: each has an acceptance of its own. */
     private val bucket: Int get() = if (reproducible) 0 else changes
 
     override fun forecast(budget: Int) = Forecast(bucket)
@@ -99,8 +144,6 @@ class Swift(
             changes++
         }
     }
-
-    // -- searching
 
     override fun timed(proposal: Proposal, time: RoundTime) {
         if (reproducible) return
@@ -116,19 +159,18 @@ class Swift(
         if (recent.size > 4) recent.removeFirst()
     }
 
-    /** Whether there are tokens to score on, room for the rows, and time for it within the budget. */
     private fun mayScore(): Boolean {
-        val held = scoring.tokens.size
-        if (held - ROWS < prompt || held - scoredAt < FRESH || held + ROWS + 1 > scoring.capacity) return false
+        val held = target.tokens.size
+        if (held - ROWS < prompt || held - scoredAt < FRESH || held + ROWS + 1 > target.capacity) return false
         val expected = 1.5 * (recent.maxOrNull() ?: (2 * unitMs * costs.v(ROWS)))
         return searchMs + expected <= share * decodedMs
     }
 
     private fun score() {
         val asked = search.ask()
-        scoredAt = scoring.tokens.size
+        scoredAt = target.tokens.size
         val matched = try {
-            matches(scoring, asked)
+            matches(target, asked)
         } catch (error: EdgespecError) { // coded keys of which too few are exact, or no room
             search.stopped = "sets cannot be scored here: ${error.message}"
             return
@@ -148,10 +190,6 @@ class Swift(
         store?.save(search)
     }
 
-    // -- saying it
-
-    private val searchShare: Double get() = if (decodedMs > 0) searchMs / decodedMs else 0.0
-
     override val reason: String
         get() {
             var words = "leaves out ${skip.attention.size} attentions and ${skip.mlp.size} MLPs"
@@ -160,15 +198,13 @@ class Swift(
             } else if (skip in search.records) {
                 words += ", predicted %.2fx at matchness %.2f".format(Locale.ROOT, search.speed(skip), search.acceptance(skip))
             }
-            words += "; %d sets tried in %.0f ms (%.1f%% of decoding)".format(Locale.ROOT, search.candidates, searchMs, 100 * searchShare)
+            val spent = if (decodedMs > 0) 100 * searchMs / decodedMs else 0.0
+            words += "; %d sets tried in %.0f ms (%.1f%% of decoding)".format(Locale.ROOT, search.candidates, searchMs, spent)
             return listOf(words, search.stopped, store?.note ?: "").filter { it.isNotEmpty() }.joinToString("; ")
         }
 }
 
-/**
- * How many of the slot's last ROWS tokens a draft without [skip] would have guessed.  The text is cut into chains of DEPTH
- * rows, each of which sees the full model's keys and values before it, and its own.
- */
+/** How many of the slot's last ROWS tokens a draft without [skip] would have guessed, in chains of DEPTH rows. */
 internal fun matches(target: ScoringTarget, skip: SkipSet): Int {
     val held = target.tokens.size
     val ids = target.tokens.slice(held - ROWS - 1)

@@ -1,12 +1,9 @@
 package dev.edgespec.engine
 
-import dev.edgespec.EdgespecError
-import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.Settings
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.*
+import dev.edgespec.decoding.*
 import dev.edgespec.drafters.NGramStore
-import dev.edgespec.planning.Allowance
-import dev.edgespec.planning.MemoryFacts
+import dev.edgespec.planning.*
 import dev.edgespec.runtimes.*
 import java.io.File
 import java.util.concurrent.Callable
@@ -15,51 +12,31 @@ import java.util.concurrent.Executors
 import java.util.concurrent.atomic.AtomicBoolean
 import kotlinx.coroutines.*
 import kotlinx.coroutines.channels.Channel
-import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.buffer
-import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.flow.*
 
 private const val ONE_THREAD_BYTES = 4L shl 20 // of a draft's weights: it is done before a second thread has woken up
 
-/** How much memory to give back; see [Engine.trim]. */
 enum class Trim { SOME, ALL }
-
-/** How to load a bundle; see [dev.edgespec.Edgespec.load]. */
-class LoadOptions(
-    val threads: Int? = null,
-    val context: Int? = null,
-    val strict: Boolean = true,
-    val check: Boolean = true,
-    val operators: String = "auto",
-    val library: File? = null,
-    val attention: String? = null,
-    val draftAttention: String? = null,
-    val ngramStore: File? = null,
-    val cache: File? = null,
-    val memory: MemoryFacts? = null,
-)
 
 /**
  * A loaded bundle.  Requests may come from any thread; all decoding happens on one thread of the engine's own, a round of
  * one request at a time, and every request keeps its own KV slot while it runs.
  */
-class Engine internal constructor(folder: File, options: LoadOptions) : AutoCloseable {
-    val bundle: Bundle = Bundle.open(folder, options.check)
+class Engine internal constructor(
+    folder: File, threads: Int?, context: Int?, val strict: Boolean, check: Boolean, private val wantedOperators: String,
+    private val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, memory: MemoryFacts?,
+) : AutoCloseable {
+    val bundle: Bundle = Bundle.open(folder, check)
     private val manifest = bundle.manifest
-    private val library = options.library
-    private val wantedOperators = options.operators
-    val strict: Boolean = options.strict
 
     /** Why nothing is certain of what runs, a sentence each; empty = all files were compared with their SHA-256. */
     val unproven: List<String> =
-        if (options.check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
-    val context: Int = options.context ?: manifest.target.facts.context
-    val operators: OperatorChoice = chooseOperators(options.operators, manifest.target, options.library)
+        if (check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
+    val context: Int = context ?: manifest.target.facts.context
+    val operators: OperatorChoice = chooseOperators(wantedOperators, manifest.target, library)
     val attention: AttentionChoice
     internal val codec: TextCodec
     private val store: NGramStore?
-    private val cache = options.cache
 
     /** What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy. */
     val defaults = Settings(sampling = manifest.sampling)
@@ -76,28 +53,26 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
 
     init {
         val most = manifest.target.facts.context
-        if (context !in 2..most) throw InvalidRequest("context $context: expected 2 to $most, what the bundle was exported for")
-        options.threads?.let { if (it !in 1..MOST_THREADS) throw InvalidRequest("threads $it: expected 1 to $MOST_THREADS") }
-        attention = chooseAttention(manifest.target, operators.kind, options.attention, options.draftAttention)
-        if (attention.draft != null && listOf("self-spec", "swift").none { it in manifest.methods }) {
-            throw InvalidRequest(
-                "draft attention ${attention.draft} is for self-speculation, which this bundle was not made for",
-                "export it with `--method self-spec`",
-            )
-        }
-        allowance = Allowance(manifest, RunOptions(operators = operators.kind, kv = attention.kv), options.memory?.available)
+        if (this.context !in 2..most) throw InvalidRequest("context ${this.context}: expected 2 to $most, what the bundle was exported for")
+        threads?.let { if (it !in 1..MOST_THREADS) throw InvalidRequest("threads $it: expected 1 to $MOST_THREADS") }
+        attention = chooseAttention(manifest.target, operators.kind, wantedAttention, draftAttention)
+        if (attention.draft != null && listOf("self-spec", "swift").none { it in manifest.methods }) throw InvalidRequest(
+            "draft attention ${attention.draft} is for self-speculation, which this bundle was not made for",
+            "export it with `--method self-spec`",
+        )
+        allowance = Allowance(manifest, RunOptions(operators = operators.kind, kv = attention.kv), memory?.available)
         allowance.admitBundle()
         codec = TextCodec(bundle.path)
         try {
-            store = options.ngramStore?.let { NGramStore(it, options.check) }
+            store = ngramStore?.let { NGramStore(it, check) }
             store?.require(codec.vocabularySha256(), codec.vocabSize)
             val graph = operators.graph(manifest.target, strict)
-            model = Model(bundle.path, manifest.target, graph, options.threads ?: defaultThreads(), library, attention.kv)
+            model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv)
         } catch (error: Throwable) {
             codec.close()
             throw error
         }
-        lanes = LanePool { Lane(bundle, model, ::draft, context, times, store, cache) }
+        lanes = LanePool { Lane(bundle, model, ::draft, this.context, times, store, cache) }
     }
 
     @Volatile
@@ -110,8 +85,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     }
     private val dispatcher = executor.asCoroutineDispatcher()
 
-    // -- requests
-
     /**
      * Complete [prompt] as a stream of text.  Nothing runs before it is collected, decoding is at most a round ahead of the
      * collector, and cancelling the collection ends the request after the round, or the piece of the prompt, at hand; its KV
@@ -122,7 +95,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         return stream(codec.encode(prompt), settings)
     }
 
-    /** The same for token ids. */
     fun stream(prompt: IntArray, settings: Settings = defaults): Flow<Chunk> {
         chooseFor(settings) // what cannot be served is refused here and now
         return flow {
@@ -149,7 +121,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
 
     /** Complete a prompt; not for the main thread of an app. */
     fun generate(prompt: String, settings: Settings = defaults): Result = collect(stream(prompt, settings))
-
     fun generate(prompt: IntArray, settings: Settings = defaults): Result = collect(stream(prompt, settings))
 
     internal fun collect(stream: Flow<Chunk>): Result = runBlocking {
@@ -160,20 +131,11 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
 
     /** Answer a conversation, written by the model's own template.  Earlier turns still in a slot are reused. */
     fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
-
-    /** A conversation of several turns, which keeps the messages. */
     fun conversation(messages: List<Message> = emptyList(), settings: Settings = defaults) = Conversation(this, messages, settings)
-
     internal fun encodeChat(messages: List<Message>): IntArray = codec.encode(template.write(messages), withSpecial = false)
-
-    /** Token ids of a text, and the text of token ids. */
     fun encode(text: String): IntArray = codec.encode(text)
-
     fun decode(tokens: IntArray): String = codec.decode(tokens)
 
-    // -- what this bundle is
-
-    /** Methods this bundle can run. */
     val methods: List<String> get() = manifest.methods.keys.toList()
 
     /** What differs from the source model whatever the method. */
@@ -185,7 +147,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
             return found + (source ?: emptyList()) + (attention.kv?.approximations ?: emptyList())
         }
 
-    /** The method for a request, with the reason. */
     fun chooseFor(settings: Settings): MethodChoice {
         val own = settings.proposer ?: return chooseMethod(manifest, settings.method, settings.drafts)
         if (settings.method != null || settings.drafts.proposers.isNotEmpty()) {
@@ -204,7 +165,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         }
     }
 
-    /** Bytes of KV allocated by all slots. */
     fun kvBytes(): Long = onDecodeThread { lanes.kvBytes }
 
     /**
@@ -233,8 +193,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         executor.shutdown()
     }
 
-    // -- parts
-
     private fun checkOpen() {
         if (closed.get()) throw InvalidRequest("this engine is closed", "load the bundle again")
     }
@@ -255,5 +213,49 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         val choice = chooseOperators(wantedOperators, part, library)
         val small = (manifest.files[part.weights]?.size ?: 0) < ONE_THREAD_BYTES
         Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library)
+    }
+}
+
+/**
+ * Turns of one conversation, written down by the model's own template.  Every turn is tokenized from the text of all
+ * messages; the longest beginning that it has in common with what a KV slot holds is not computed again: the whole
+ * conversation so far, unless the answer's text has other tokens than were written.
+ */
+class Conversation internal constructor(private val engine: Engine, messages: List<Message>, private val settings: Settings) {
+    private val all = ArrayList(messages)
+
+    /** All messages so far, to keep and to begin again with. */
+    val messages: List<Message> get() = synchronized(all) { ArrayList(all) }
+
+    fun ask(content: String, settings: Settings = this.settings): Result = engine.collect(stream(content, settings))
+
+    /** Answer a question as a stream; question and answer are kept once it has ended, and not if it was cancelled. */
+    fun stream(content: String, settings: Settings = this.settings): Flow<Chunk> {
+        val asked = messages + Message("user", content)
+        val prompt = engine.encodeChat(asked)
+        return engine.stream(prompt, settings).onEach { chunk ->
+            chunk.result?.let { take(asked, prompt, it.text, it.tokens) }
+        }
+    }
+
+    /** Keep what a cancelled stream had written so far as the answer to [content]. */
+    fun keep(content: String, answer: String) = synchronized(all) {
+        all.add(Message("user", content))
+        all.add(Message("assistant", answer))
+    }
+
+    /** With or without the spaces around an answer: as its tokens come again in the next turn, for templates differ. */
+    private fun take(asked: List<Message>, prompt: IntArray, text: String, tokens: IntArray) {
+        val written = Tokens(prompt + tokens)
+        fun same(answer: String): Int {
+            val next = asked + Message("assistant", answer) + Message("user", "?")
+            return Tokens(engine.encodeChat(next)).commonPrefix(written)
+        }
+        val texts = listOf(text, text.trimStart(), text.trim()).distinct()
+        val answer = if (texts.size > 1) texts.maxBy(::same) else text
+        synchronized(all) {
+            all.clear()
+            all.addAll(asked + Message("assistant", answer))
+        }
     }
 }

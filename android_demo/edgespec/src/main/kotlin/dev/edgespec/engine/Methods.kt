@@ -2,9 +2,7 @@ package dev.edgespec.engine
 
 import dev.edgespec.InvalidRequest
 import dev.edgespec.control.TRIED
-import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.decoding.Settings
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.*
 import dev.edgespec.planning.Admission
 import dev.edgespec.runtimes.*
 import java.util.Locale
@@ -44,16 +42,12 @@ fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = Dra
     val methods = manifest.methods
     val proposers = drafts.proposers
     if (wanted == CHAIN || (wanted == null && proposers.isNotEmpty())) return chain(manifest, proposers)
-    if (wanted == AUTO && proposers.isNotEmpty()) {
-        throw InvalidRequest(
-            "method auto and proposers ${proposers.joinToString(", ")}: expected one of them", "proposers belong to method chain",
-        )
-    }
+    if (wanted == AUTO && proposers.isNotEmpty()) throw InvalidRequest(
+        "method auto and proposers ${proposers.joinToString(", ")}: expected one of them", "proposers belong to method chain",
+    )
     if (wanted != null && wanted != AUTO) {
         if (wanted !in methods) {
-            throw InvalidRequest(
-                "method '$wanted' is not in this bundle; it has: ${methods.keys.joinToString(", ")}", howToHave(wanted),
-            )
+            throw InvalidRequest("method '$wanted' is not in this bundle; it has: ${methods.keys.joinToString(", ")}", howToHave(wanted))
         }
         return choice(manifest, wanted, "asked for")
     }
@@ -85,14 +79,11 @@ private fun chain(manifest: Manifest, given: List<String>): MethodChoice {
     proposers.firstOrNull { it !in usable }?.let {
         throw InvalidRequest("proposer '$it' is not in this bundle; it has: ${usable.joinToString(", ")}", howToHave(it))
     }
-    if (proposers.toSet().size < proposers.size) {
-        throw InvalidRequest("proposers ${proposers.joinToString(", ")}: expected each one once")
-    }
+    if (proposers.toSet().size < proposers.size) throw InvalidRequest("proposers ${proposers.joinToString(", ")}: expected each one once")
     val chosen = proposers.map { choice(manifest, it, "") }
     return MethodChoice(CHAIN, MethodPart(), chosen.maxOf { it.gamma }, proposers.joinToString(", then "), chosen)
 }
 
-/** A caller's own proposer as a method. */
 fun ownChoice(name: String) = MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
 
 private fun howToHave(name: String) = when (name) {

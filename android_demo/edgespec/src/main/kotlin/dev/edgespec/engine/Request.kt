@@ -3,9 +3,8 @@ package dev.edgespec.engine
 import dev.edgespec.control.Auto
 import dev.edgespec.decoding.*
 import dev.edgespec.planning.Admission
-import dev.edgespec.runtimes.StreamDecoder
-import dev.edgespec.runtimes.endOfQuestion
-import dev.edgespec.runtimes.endsOfTurns
+import dev.edgespec.runtimes.*
+import kotlin.math.abs
 
 /** A running request, a round at a time; made, run and closed on the decode thread. */
 internal class Request(private val engine: Engine, private val prompt: IntArray, private val settings: Settings) : AutoCloseable {
@@ -36,16 +35,8 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             } else {
                 lane.drafter(choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts)
             }
-            val options = DecodeOptions(
-                maxNewTokens = settings.maxNewTokens,
-                gamma = settings.gamma ?: choice.gamma,
-                eos = if (settings.ignoreEos) emptySet() else engine.eos,
-                sampling = settings.sampling,
-                logprobs = settings.logprobs,
-                shadow = settings.shadow ?: if (settings.accept.lossless) 0 else SHADOW_EVERY,
-                accept = settings.accept,
-            )
-            rounds = Rounds(lane.target, drafter, prompt, options, stats)
+            val eos = if (settings.ignoreEos) emptySet() else engine.eos
+            rounds = Rounds(lane.target, drafter, prompt, settings, settings.gamma ?: choice.gamma, eos, stats)
             decoder = StreamDecoder(engine.codec::decode, prompt, settings.stop)
             lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
         } catch (error: Throwable) {
@@ -65,7 +56,6 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
         return true
     }
 
-    /** The next piece; the last one has the result. */
     fun next(): Chunk {
         val round = rounds.next()
         val pieces = take(round)
@@ -98,34 +88,22 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
         engine.lanes.giveBack(lane)
     }
 
-    /** The result so far; complete once the request has ended. */
     fun result(): Result {
         val auto = drafter as? Auto
         val used = auto?.used ?: choice.name
         return Result(
-            text = decoder.text,
-            tokens = written.toIntArray(),
-            finish = finish ?: "cancelled",
-            stats = stats,
-            methodRequested = settings.method,
-            methodUsed = used,
-            reason = reason(),
-            lossless = said(settings.accept.lossless),
+            text = decoder.text, tokens = written.toIntArray(), finish = finish ?: "cancelled", stats = stats,
+            methodRequested = settings.method, methodUsed = used, reason = reason(), lossless = said(settings.accept.lossless),
             exact = said(engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact())),
-            unproven = engine.unproven,
-            approximations = engine.approximations + settings.accept.approximations,
-            operators = engine.operators.kind,
-            draftAttention = draftAttention,
-            logprobs = if (settings.logprobs) logprobs.toDoubleArray() else null,
-            predictedBytes = admission.predicted,
+            unproven = engine.unproven, approximations = engine.approximations + settings.accept.approximations,
+            operators = engine.operators.kind, draftAttention = draftAttention,
+            logprobs = if (settings.logprobs) logprobs.toDoubleArray() else null, predictedBytes = admission.predicted,
             modelSampling = keptOfModel(engine.defaults.sampling, settings.sampling),
         )
     }
 
-    /** A claim, where what ran was checked. */
     private fun said(claim: Boolean): Boolean? = claim.takeUnless { claim && engine.unproven.isNotEmpty() }
 
-    /** The coarser keys that this request's drafts read. */
     private val draftAttention: String?
         get() {
             val skipping = listOf("self-spec", "swift").any { (drafter as? Auto)?.uses(it) ?: choice.uses(it) }
@@ -135,8 +113,8 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     private fun reason(): String {
         val dropped = stats.droppedReason
         val reading = draftAttention?.let { "drafts read $it keys, verification ${engine.attention.name}" }
-        val parts = if (dropped != null) listOf(choice.reason, "drafter dropped: $dropped") else listOfNotNull(choice.reason, reading, drafter.reason)
-        return parts.filter { it.isNotEmpty() }.joinToString("; ")
+        val said = if (dropped != null) listOf("drafter dropped: $dropped") else listOfNotNull(reading, drafter.reason)
+        return (listOf(choice.reason) + said).filter { it.isNotEmpty() }.joinToString("; ")
     }
 }
 
@@ -164,11 +142,9 @@ class Result(
 ) {
     val device = "cpu"
 
-    /** For JSON; the keys are stable. */
     fun asMap(): Map<String, Any?> = linkedMapOf(
         "text" to text, "tokens" to tokens.toList(), "finish" to finish, "method_requested" to methodRequested,
-        "method_used" to methodUsed, "reason" to reason, "lossless" to lossless, "exact" to exact,
-        "unproven" to unproven,
+        "method_used" to methodUsed, "reason" to reason, "lossless" to lossless, "exact" to exact, "unproven" to unproven,
         "approximations" to approximations, "operators" to operators, "device" to device,
         "stats" to stats.asMap() + ("predicted_bytes" to predictedBytes),
     ).apply {
@@ -178,10 +154,7 @@ class Result(
     }
 }
 
-/**
- * A piece of a stream: [text] became complete in one [round] (null for what was held back until the very end), and
- * [pieces] is it by the round's tokens.  The last chunk of a stream has the [result].
- */
+/** A piece of a stream, of one [round] (null: held back until the end); [pieces]: by its tokens; the last has the [result]. */
 class Chunk(val text: String, val round: Round?, val pieces: List<String> = emptyList(), val result: Result? = null)
 
 /** The model's own settings that decide in a request, by name: those that differ from plain decoding's defaults. */
@@ -194,4 +167,47 @@ internal fun keptOfModel(own: SamplingParams, used: SamplingParams): Map<String,
     val asked = named(used)
     val names = if (used.greedy) setOf("repetition_penalty") else off.keys
     return named(own).filter { (name, value) -> name in names && value == asked[name] && value != off[name] }
+}
+
+private val SIZES = listOf(8, 16, 32, 64, 128) // rows of a chunk
+internal const val FIRST = 16 // while nothing is known; a prompt with no more left is read to its end
+private const val ALONE = 0.08 // seconds of a chunk: as long as somebody who comes now has to wait
+private const val BESIDE = 0.03 // as long as somebody who is there has to
+private const val GAIN = 0.9 // a larger chunk is worth its time where a row of it costs at most so much of a smaller one's
+private const val FORGET = 256 // chunks after which larger ones are tried again
+
+/** Bounds chunks of a prompt by time; a request alone takes larger ones where they are cheaper by the row. */
+internal class Pace {
+    private var cost = LinkedHashMap<Int, Double>() // seconds of a row, by rows of the chunk
+    private var chunks = 0
+
+    /** Rows of the next chunk, at most [most]; [alone]: no other request is there. */
+    fun rows(most: Int, alone: Boolean): Int {
+        val sizes = SIZES.filter { it <= most }.ifEmpty { listOf(most) }
+        var at = maxOf(0, sizes.indexOfLast { fits(it, alone) })
+        while (alone && cost.isNotEmpty() && at + 1 < sizes.size) {
+            val here = cost[sizes[at]] ?: break
+            val next = cost[sizes[at + 1]]
+            if (next != null && next > GAIN * here) break
+            at++
+        }
+        return sizes[at]
+    }
+
+    private fun fits(size: Int, alone: Boolean): Boolean {
+        if (cost.isEmpty()) return size <= FIRST
+        val nearest = cost.keys.minBy { abs(it - size) }
+        return size * cost.getValue(nearest) <= if (alone) ALONE else BESIDE
+    }
+
+    /** A chunk took so long.  What changed since, the depth or other load, changed for all sizes. */
+    fun took(rows: Int, seconds: Double) {
+        if (rows !in SIZES) return // the last one of a prompt
+        val now = seconds / rows
+        val change = now / (cost[rows] ?: now)
+        for ((size, old) in cost) cost[size] = old * change
+        cost[rows] = now
+        chunks++
+        if (chunks % FORGET == 0) cost.keys.removeAll { it > rows }
+    }
 }

@@ -3,9 +3,7 @@ package dev.edgespec.engine
 import dev.edgespec.control.*
 import dev.edgespec.decoding.*
 import dev.edgespec.drafters.*
-import dev.edgespec.formulas.CostModel
-import dev.edgespec.formulas.ENOUGH
-import dev.edgespec.formulas.measure
+import dev.edgespec.formulas.*
 import dev.edgespec.runtimes.*
 import java.io.File
 
@@ -13,7 +11,6 @@ private const val FEW = 16 // tokens: a text of fewer is read again as fast as i
 private const val WORTH = 4 // tokens that are worth copying
 private const val MOST_DRAFTERS = 32 // by method and options, that are kept with what they learned
 
-/** The drafters that were asked for last. */
 private class Latest<K> : LinkedHashMap<K, Drafter>(16, 0.75f, true) {
     override fun removeEldestEntry(eldest: MutableMap.MutableEntry<K, Drafter>?): Boolean = size > MOST_DRAFTERS
 }
@@ -23,13 +20,8 @@ private class Latest<K> : LinkedHashMap<K, Drafter>(16, 0.75f, true) {
  * from request to request: what a method learned about its acceptance and its cost is worth keeping.
  */
 class Lane(
-    private val bundle: Bundle,
-    model: Model,
-    private val draft: (String) -> Model,
-    context: Int,
-    private val times: MutableMap<String, Map<Int, Double>>,
-    store: NGramStore?,
-    cache: File?,
+    private val bundle: Bundle, model: Model, private val draft: (String) -> Model, context: Int,
+    private val times: MutableMap<String, Map<Int, Double>>, store: NGramStore?, cache: File?,
 ) : AutoCloseable {
     val target: Slot = openSlot(model, context)
     var asked = 0 // tokens of the last prompt, up to the end of its last turn
@@ -41,7 +33,6 @@ class Lane(
     private val inherited = HashMap<List<Any?>, Any>() // what drafters that are not made yet begin with
     private var own: Pair<List<Any?>, Drafter>? = null
 
-    /** The drafter of a method; with [adaptive] inside the control that drafts as much as pays. */
     fun drafter(choice: MethodChoice, gamma: Int?, adaptive: Boolean, fallback: Boolean, options: DraftOptions): Drafter {
         if (choice.proposers.isNotEmpty()) {
             val names = choice.proposers.map { it.name }
@@ -66,13 +57,11 @@ class Lane(
     private fun kept(key: List<Any?>, make: () -> Drafter): Drafter =
         made.getOrPut(key) { make().also { drafter -> inherited.remove(key)?.let { (drafter as Wrapper).goOnFrom(it) } } }
 
-    /** Begin with what the drafters of another lane have learned. */
     fun goOnFrom(other: Lane) {
         inherited.putAll(other.inherited)
         for ((key, drafter) in other.made) (drafter as? Wrapper)?.learned()?.let { inherited[key] = it }
     }
 
-    /** The drafter around a caller's proposer; the last one is kept with what was learned of it. */
     fun own(proposer: Proposer, gamma: Int?, adaptive: Boolean, fallback: Boolean): Drafter {
         val key = listOf(System.identityHashCode(proposer), gamma, adaptive, fallback)
         own?.let { (known, drafter) -> if (known == key) return drafter }
@@ -96,7 +85,6 @@ class Lane(
         return control
     }
 
-    /** Most rows of a prefill's pass. */
     var chunk: Int
         get() = target.chunk
         set(rows) {
@@ -113,10 +101,7 @@ class Lane(
         target.close()
     }
 
-    /**
-     * Where control starts from: what the export measured, corrected by a few passes here and now.  Seeded sampling is
-     * decided by the export's numbers alone.
-     */
+    /** Where control starts from: what the export measured, corrected here unless sampling is seeded. */
     private fun costs(choice: MethodChoice, drafter: Drafter): CostModel {
         val part = choice.part
         val cost = if (drafter.cheap) verifyCosts(0.0) else verifyCosts(part.draftCost, part.firstCost)
@@ -141,25 +126,15 @@ class Lane(
         times.getOrPut(name) { measure(sizes, 3, run) }
 }
 
-/** What a [prompt] finds in a lane. */
 private class Found(val lane: Lane, prompt: Tokens) {
-    /** Tokens that its text begins with, too. */
-    val common = lane.target.tokens.commonPrefix(prompt)
+    val common = lane.target.tokens.commonPrefix(prompt) // tokens that its text begins with, too
+    val reused = lane.target.cropped(common) // tokens that need not be read again, fewer where states go back to a checkpoint
 
-    /** Tokens that need not be read again, fewer where states go back to a checkpoint. */
-    val reused = lane.target.cropped(common)
-
-    /**
-     * Whether it goes on from all that was asked, rather than only begins like it.  What was answered last may be left out
-     * (a template without earlier thoughts, another try), and a tokenizer may end the question otherwise.
-     */
+    /** Whether it goes on from all that was asked; the last answer may be left out, and the question end in other tokens. */
     val goesOn = lane.target.tokens.size - common <= FEW || common > maxOf(FEW, lane.asked - 2)
 }
 
-/**
- * Hands every request a lane: the one of its conversation, or one that nobody is likely to come back to.  Used on the decode
- * thread alone.
- */
+/** Hands every request a lane, its conversation's or one that nobody will come back to; for the decode thread alone. */
 class LanePool(private val make: () -> Lane) {
     private val idle = ArrayList<Lane>() // the one that was used last is last
     private val busy = ArrayList<Lane>()
@@ -185,7 +160,6 @@ class LanePool(private val make: () -> Lane) {
     /** An idle lane, for whoever leaves its text as it is, or a new one. */
     fun any(): Lane = (idle.removeLastOrNull() ?: make()).also { busy.add(it) }
 
-    /** The idle lane to take; null = a new one. */
     private fun next(prompt: Tokens, room: Boolean): Lane? {
         val found = idle.map { Found(it, prompt) }
         val goingOn = found.filter { it.goesOn }.maxByOrNull { it.reused }
@@ -207,7 +181,6 @@ class LanePool(private val make: () -> Lane) {
         return busy.sumOf { it.kvBytes } to idle.filter { it !== taken }.sumOf { it.kvBytes }
     }
 
-    /** Close the idle lanes but the latest [kept]. */
     fun clear(kept: Int = 0) {
         while (idle.size > kept) idle.removeAt(0).close()
     }

@@ -1,5 +1,7 @@
 package dev.edgespec.formulas
 
+import java.util.PriorityQueue
+
 /*
  * What speculation costs and gains:  speedup = E(a, gamma) / (gamma * c + v(gamma + 1)),  a = acceptance, E = expected
  * tokens per round, c = time of one draft step and v(n) = time of a target pass over n rows, both in passes over one row
@@ -12,20 +14,16 @@ const val ASSUMED_DRAFT = 0.05
 const val ENOUGH = 3 // timings before they count
 private const val REFRESH = 8 // timings between two evaluations of the medians
 
-/** Expected tokens of a round that drafts [gamma] guesses at [acceptance] by position, the last used beyond it. */
-fun expectedTokens(acceptance: List<Double>, gamma: Int): Double {
-    var total = 1.0
-    var chance = 1.0
-    for (i in 0 until gamma) {
-        chance *= if (acceptance.isEmpty()) 0.0 else acceptance[minOf(i, acceptance.size - 1)]
-        total += chance
-    }
-    return total
-}
-
 /** Speed over plain decoding. */
-fun speedup(acceptance: Double, gamma: Int, c: Double, v: (Int) -> Double): Double =
-    expectedTokens(listOf(acceptance), gamma) / (gamma * c + v(gamma + 1))
+fun speedup(acceptance: Double, gamma: Int, c: Double, v: (Int) -> Double): Double {
+    var expected = 1.0
+    var chance = 1.0
+    repeat(gamma) {
+        chance *= acceptance
+        expected += chance
+    }
+    return expected / (gamma * c + v(gamma + 1))
+}
 
 internal fun median(values: Collection<Double>): Double {
     val sorted = values.sorted()
@@ -48,10 +46,6 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
     private val table = ArrayList<Double>()
     private var currentPlainMs: Double? = null
 
-    /** Whether these numbers are still the assumptions of this file. */
-    var assumed = verify == null && draft == null
-        private set
-
     init {
         val known = (verify ?: ASSUMED_VERIFY).toSortedMap()
         require(known.isNotEmpty() && known.firstKey() >= 1 && known.values.min() > 0 && minOf(draft ?: 0.0, first ?: 0.0) >= 0) {
@@ -65,8 +59,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
     /** A model of the numbers this one was made of, without what it observed since: the same in every run. */
     fun given() = CostModel(given, givenC, first)
 
-    /** Time of the first draft step over the time of a one-row pass. */
-    val c: Double get() = d(1)
+    val c: Double get() = d(1) // time of the first draft step over the time of a one-row pass
 
     /** Time of [k] draft steps over the time of a one-row pass. */
     fun d(k: Int): Double {
@@ -92,7 +85,6 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         unread += times
     }
 
-    /** [n] draft steps took [ms]. */
     fun observeDraft(n: Int, ms: Double, times: Int = 1) {
         if (n <= 0) return
         timings.addDraft(n, ms, times)
@@ -110,7 +102,6 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         unread = 0
         val ms = timings.passes.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) }.toSortedMap()
         if (ms.isEmpty()) return
-        assumed = false
         // one-row passes may never happen (each round drafts): then the given curve says what one would take
         val one = ms.getValue(ms.firstKey()) / interpolate(given.toList(), ms.firstKey())
         currentPlainMs = one
@@ -153,4 +144,143 @@ fun measure(sizes: List<Int>, repeats: Int, run: (Int) -> Unit): Map<Int, Double
         }
     }
     return times.mapValues { median(it.value) }
+}
+
+private const val WINDOW = 15 // latest timings of a size
+private const val KNOWN = 3 // timings of a size before it can be told that it changed
+private const val SIZES = 32 // pass sizes whose timings are kept
+private const val IN_A_ROW = 5 // so many passes,
+private const val BEYOND = 1.25 // all so far off in one direction: another pace
+
+private class Window {
+    val ms = ArrayDeque<Double>()
+    private val made = ArrayDeque<Int>()
+
+    fun add(taken: Double, times: Int, now: Int) = repeat(times) {
+        ms.addLast(taken)
+        made.addLast(now)
+        if (ms.size > WINDOW) {
+            ms.removeFirst()
+            made.removeFirst()
+        }
+    }
+
+    /** Median of what was timed before that moment; null = too little. */
+    fun usual(before: Int): Double? {
+        val known = ms.take(made.count { it < before }).sorted()
+        return if (known.size >= KNOWN) known[known.size / 2] else null
+    }
+
+    fun scale(factor: Double, before: Int) {
+        for (at in ms.indices) if (made[at] < before) ms[at] *= factor
+    }
+}
+
+/**
+ * Milliseconds of passes by rows, and of drafts by steps, kept comparable while the machine changes its pace.
+ *
+ * Sizes are timed at different moments.  A phone that gets hot makes all of them slower; a size that is not used then
+ * would look cheap, or dear when the slow time is over.  So where several passes in a row, of whatever sizes, take another
+ * time than those sizes did before, everything that was timed before is taken to have changed with them.
+ */
+internal class Timings {
+    private val ofPasses = LinkedHashMap<Int, Window>() // the size timed last is last
+    private val ofDrafts = LinkedHashMap<Int, Window>()
+    private var now = 0
+    private val run = ArrayList<Double>() // passes in a row that took clearly longer, or shorter, than usual: how much
+    private var since = 0 // when the first of them was timed
+    val passes: Map<Int, List<Double>> get() = ofPasses.mapValues { it.value.ms } // rows -> the latest timings, oldest first
+    val drafts: Map<Int, List<Double>> get() = ofDrafts.mapValues { it.value.ms }
+
+    /** A pass over so many rows took [ms]; [times]: as the median of so many. */
+    fun addPass(rows: Int, ms: Double, times: Int = 1) {
+        val usual = add(ofPasses, rows, ms, times).usual(if (run.isEmpty()) now else since)
+        if (usual != null && usual > 0 && ms > 0) compare(ms / usual)
+    }
+
+    fun addDraft(steps: Int, ms: Double, times: Int = 1) {
+        add(ofDrafts, steps, ms, times)
+    }
+
+    private fun add(windows: LinkedHashMap<Int, Window>, size: Int, ms: Double, times: Int): Window {
+        now++
+        val mine = windows.remove(size) ?: Window()
+        windows[size] = mine
+        if (windows.size > SIZES) windows.remove(windows.keys.first { it > 1 })
+        mine.add(ms, times, now)
+        return mine
+    }
+
+    /** The latest pass took [ratio] times as long as usual; scale what is older where that is no chance. */
+    private fun compare(ratio: Double) {
+        if (ratio in 1 / BEYOND..BEYOND || run.isNotEmpty() && run[0] > 1 != ratio > 1) run.clear()
+        if (ratio in 1 / BEYOND..BEYOND) return
+        if (run.isEmpty()) since = now
+        run.add(ratio)
+        if (run.size == IN_A_ROW) {
+            val factor = median(run)
+            for (window in ofPasses.values + ofDrafts.values) window.scale(factor, since)
+            run.clear()
+        }
+    }
+}
+
+/* Which tree of guesses pays; (0, 1) is head 1's second guess after head 0's first (arXiv 2401.10774, section 2.3.3). */
+
+typealias Path = List<Int> // rank of each head's guess, from the root down
+typealias Ranks = List<List<Double>> // [head][rank]: share of positions where that guess is right
+
+internal val BY_PATH = Comparator<Path> { a, b ->
+    for (at in 0 until minOf(a.size, b.size)) if (a[at] != b[at]) return@Comparator a[at] - b[at]
+    a.size - b.size
+}
+
+/** The [most] nodes that are right most often, the best first, each with its chance; every prefix is a tree. */
+fun grow(ranks: Ranks, most: Int): List<Pair<Path, Double>> {
+    val found = ArrayList<Pair<Path, Double>>()
+    // guesses of a head by their shares: those of few positions need not fall with the rank
+    val orders = ranks.map { head -> head.indices.sortedByDescending { head[it] } }
+    val shares = ranks.zip(orders) { head, order -> order.map { head[it] } }
+    if (shares.isEmpty() || shares[0].isEmpty()) return found
+    val best = PriorityQueue(compareBy<Pair<Double, Path>> { it.first }.thenComparing({ it.second }, BY_PATH))
+    best.add(-shares[0][0] to listOf(0))
+    while (best.isNotEmpty() && found.size < most) {
+        val (negative, places) = best.poll() // where in those orders a path's guesses stand
+        if (negative >= 0) break // never right: no more of these
+        found.add(places.mapIndexed { head, place -> orders[head][place] } to -negative)
+        val depth = places.size
+        val place = places.last()
+        val above = -negative / shares[depth - 1][place]
+        if (place + 1 < shares[depth - 1].size) best.add(-above * shares[depth - 1][place + 1] to places.dropLast(1) + (place + 1))
+        if (depth < shares.size && shares[depth].isNotEmpty()) best.add(negative * shares[depth][0] to places + 0)
+    }
+    return found
+}
+
+/** The paths of the highest predicted speed, (1 + sum of chances) / (v(1 + nodes) + heads); none where no tree pays. */
+fun bestTree(ranks: Ranks, v: (Int) -> Double, heads: Double, most: Int): List<Path> {
+    val nodes = grow(ranks, most)
+    var tokens = 1.0
+    var size = 0
+    var gain = 1.0
+    nodes.forEachIndexed { at, (_, chance) ->
+        tokens += chance
+        val speed = tokens / (v(2 + at) + heads)
+        if (speed > gain) {
+            size = at + 1
+            gain = speed
+        }
+    }
+    return nodes.take(size).map { it.first }
+}
+
+fun chainOf(heads: Int, length: Int): List<Path> = (1..minOf(length, heads)).map { depth -> List(depth) { 0 } }
+
+/** Parents before children, the likelier sibling first: the parent of every node (-1 = the root), its head, its rank. */
+class Layout(paths: List<Path>) {
+    private val ordered = paths.sortedWith(compareBy<Path> { it.size }.then(BY_PATH))
+    private val index = ordered.withIndex().associate { it.value to it.index }
+    val parents = IntArray(ordered.size) { at -> ordered[at].let { if (it.size > 1) index.getValue(it.dropLast(1)) else -1 } }
+    val heads = IntArray(ordered.size) { ordered[it].size - 1 }
+    val ranks = IntArray(ordered.size) { ordered[it].last() }
 }

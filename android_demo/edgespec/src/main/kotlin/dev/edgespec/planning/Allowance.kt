@@ -1,10 +1,7 @@
 package dev.edgespec.planning
 
 import dev.edgespec.BudgetError
-import dev.edgespec.runtimes.CHECKPOINTS
-import dev.edgespec.runtimes.Manifest
-import dev.edgespec.runtimes.RunOptions
-import dev.edgespec.runtimes.up
+import dev.edgespec.runtimes.*
 import java.util.Locale
 
 /* The memory that an engine may take, and what of a request fits into it. */
@@ -14,14 +11,8 @@ private val CHUNKS = listOf(128, 64, 32, 16) // rows of a prefill's pass: fewer 
 private val CHEAPER = listOf("ngram", "ar") // methods without memory of their own, the better one first
 
 /**
- * How a request may run.
- *
- * @property chunk rows of a prefill's pass.
- * @property predicted bytes that it takes with all that is in use; 0 = nothing was predicted.
- * @property reason what was changed, in words; empty = nothing.
- * @property crowded whether idle KV of earlier requests must go first.
- * @property checkpoints most checkpoints of states.
- * @property spare bytes of idle KV that may stay; null = any number.
+ * How a request may run: [predicted] bytes with all that is in use (0 = nothing was predicted), and as [reason] what was changed;
+ * [crowded]: idle KV of earlier requests must go first, all but [spare] bytes of it (null = any number may stay).
  */
 class Admission(
     val method: String, val chunk: Int, val predicted: Long, val reason: String = "", val crowded: Boolean = false,
@@ -33,16 +24,13 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
     private val use = use.copy(checkpoints = 0) // they take what is left
     private val checkpoint = if (use.operators == "native") checkpointBytesOf(manifest.target, use) else 0
 
-    /** Refuse a bundle that cannot fit, before anything of it is loaded. */
     fun admitBundle() {
         if (limit == null) return
         val least = takes(use.copy(method = "ar", context = LEAST, chunk = CHUNKS.last()))
-        if (least > limit) {
-            throw BudgetError(
-                "this bundle needs at least ${showBytes(least)} to decode plainly, and ${showBytes(limit)} are free",
-                "`edgespec plan` says which format and method would fit",
-            )
-        }
+        if (least > limit) throw BudgetError(
+            "this bundle needs at least ${showBytes(least)} to decode plainly, and ${showBytes(limit)} are free",
+            "`edgespec plan` says which format and method would fit",
+        )
     }
 
     /** How a request of so many [tokens] of prompt and answer may run; [busy]: KV of others, [idle]: what earlier ones left. */
@@ -59,7 +47,8 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
         }
         val least = base.copy(method = "ar", chunk = CHUNKS.last())
         throw BudgetError(
-            "$tokens tokens of prompt and answer need ${showBytes(takes(least) + busy)} with plain decoding, and ${showBytes(limit)} are free",
+            "$tokens tokens of prompt and answer need ${showBytes(takes(least) + busy)} with plain decoding, and " +
+                "${showBytes(limit)} are free",
             shorter(least, busy),
         )
     }
@@ -81,7 +70,6 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
         return methods.sumOf { maxOf(0, takes(plain.copy(method = it)) - takes(plain)) }
     }
 
-    /** What a method takes with so many tokens, part by part. */
     fun parts(method: String, tokens: Int): List<MemoryPart> =
         memoryOf(manifest, use.copy(method = method, context = tokens, checkpoints = CHECKPOINTS), host)
 
@@ -90,7 +78,6 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
         return memoryOf(manifest, use.copy(context = minOf(up(use.context, 64), manifest.target.facts.context)), host).sumOf { it.bytes }
     }
 
-    /** How many tokens fit, as a hint. */
     private fun shorter(use: RunOptions, busy: Long): String {
         var low = 0
         var high = use.context
@@ -119,5 +106,29 @@ fun showBytes(count: Long): String {
         value /= 1024
         unit = larger
     }
-    return if (unit == "B") "%.0f %s".format(Locale.ROOT, value, unit) else "%.${if (value >= 100) 1 else 2}f %s".format(Locale.ROOT, value, unit)
+    val digits = if (unit == "B") 0 else if (value >= 100) 1 else 2
+    return "%.${digits}f %s".format(Locale.ROOT, value, unit)
 }
+
+/* What of a bundle fits a memory budget. */
+
+private const val SHORTEST = 64 // tokens
+
+/** A method under a budget: most tokens that fit (0 = not even [SHORTEST]), its memory, the predicted speed over plain decoding. */
+class PlannedRun(val method: String, val context: Int, val parts: List<MemoryPart>, val speedup: Double?) {
+    val fits: Boolean get() = context > 0
+    val bytes: Long get() = parts.sumOf { it.bytes }
+}
+
+/** Every method of a bundle: the longest context, [most] at most, that [budget] bytes have room for; fastest first. */
+fun plan(manifest: Manifest, allowance: Allowance, most: Int, budget: Long): List<PlannedRun> = manifest.methods.map { (method, part) ->
+    fun bytes(tokens: Int) = allowance.parts(method, tokens).sumOf { it.bytes }
+    var least = 0
+    var steps = most / SHORTEST // the last one may be shorter
+    while (least < steps) {
+        val middle = (least + steps + 1) / 2
+        if (bytes(middle * SHORTEST) <= budget) least = middle else steps = middle - 1
+    }
+    val context = if (bytes(most) <= budget) most else least * SHORTEST
+    PlannedRun(method, context, allowance.parts(method, if (context > 0) context else minOf(SHORTEST, most)), part.predictedSpeedup)
+}.sortedByDescending { (if (it.fits) 1000.0 else 0.0) + (it.speedup ?: 1.0) }

@@ -32,7 +32,6 @@ class Host(private val zeroed: Boolean = true, val process: Long = 0) {
         if (zeroed) there else if (there < 2 * HUGE) used else minOf(there, used + pieces * HUGE / 2)
 }
 
-/** What running a bundle in this way takes; from its manifest alone. */
 fun memoryOf(manifest: Manifest, use: RunOptions, host: Host = Host()): List<MemoryPart> {
     val part = when (use.method) {
         "speculative" -> manifest.draft
@@ -80,7 +79,6 @@ internal fun modelKv(part: ModelPart, use: RunOptions, draft: Boolean): KvFormat
     return if (draft) ATTENTION.getValue(exact) else use.kv ?: ATTENTION.getValue(part.attention?.default ?: exact)
 }
 
-/** Resident bytes of keys and values when the context is full. */
 internal fun kvBytes(part: ModelPart, use: RunOptions, native: Boolean, draft: Boolean, host: Host): Long {
     val facts = part.facts
     val tokens = minOf(use.context, facts.context)
@@ -155,7 +153,6 @@ internal fun headLogits(part: ModelPart, native: Boolean, groups: List<String>):
 
 /* Bytes of weights as stock operators keep them: by the size of a weight file and the model's facts. */
 
-/** Bytes of a matrix [n, k] in a weight file. */
 private fun matrixBytes(form: String, n: Int, k: Int): Long {
     val spec = SPECS.getValue(form)
     val padded = if (spec.family == "blocks") up(k, BLOCK) else k
@@ -180,7 +177,8 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val table = if (part.decoder != null || tied && !part.cut) 0 else row * facts.vocab
     val position = if (part.origin == "edgespec") 4L * (if (facts.angles.isEmpty()) facts.hidden else facts.angles.sum()) else 0
     val angles = (facts.context + part.headroom) * position
-    val layerRow = if (facts.layerEmbedding > 0) facts.layers.toLong() * (if (form == "fp32") 4 * facts.layerEmbedding else facts.layerEmbedding + 4) else 0
+    val ofLayer = if (form == "fp32") 4 * facts.layerEmbedding else facts.layerEmbedding + 4
+    val layerRow = if (facts.layerEmbedding > 0) facts.layers.toLong() * ofLayer else 0
     val heads = part.heads.sumOf { groupBytes(part, it) }
     val lmHead = if (part.cut) cut else own
     val beside = if (part.cut) 0 else cut
@@ -195,7 +193,8 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
 /** Of a token's row in an embedding that is only looked up. */
 private fun rowBytes(part: ModelPart, blocks: Boolean): Long {
     val hidden = part.facts.hidden
-    return if (part.format == "fp32") 4L * hidden else if (blocks) matrixBytes(part.embeddingFormat ?: part.format, 16, hidden) / 16 else hidden + 4L
+    if (part.format == "fp32") return 4L * hidden
+    return if (blocks) matrixBytes(part.embeddingFormat ?: part.format, 16, hidden) / 16 else hidden + 4L
 }
 
 /** Bytes of the matrices of a group of heads, without the LM head that they may share. */

@@ -4,6 +4,7 @@ import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Engine
 import dev.edgespec.engine.Result
 import dev.edgespec.engine.ofAll
+import dev.edgespec.formulas.median
 import java.util.Locale
 import java.util.Random
 import kotlin.math.roundToInt
@@ -20,33 +21,19 @@ class MethodFigures(val method: String) {
     val results = ArrayList<Result>()
     var sameText = 0 // runs whose tokens equal plain decoding's
 
-    /** For JSON; the keys are those of the Python side. */
     fun asMap(): Map<String, Any?> {
         val (low, high) = bootstrap(ratios)
         val rounds = results.sumOf { it.stats.rounds }
         val drafted = results.sumOf { it.stats.drafted }
         return linkedMapOf(
-            "method" to method,
-            "tokens_per_second" to 1000 / median(msPerToken),
-            "speedup" to median(ratios),
-            "speedup_low" to low,
-            "speedup_high" to high,
-            "pairs" to ratios.size,
+            "method" to method, "tokens_per_second" to 1000 / median(msPerToken), "speedup" to median(ratios),
+            "speedup_low" to low, "speedup_high" to high, "pairs" to ratios.size,
             "tokens_per_round" to if (rounds > 0) results.sumOf { it.stats.tokens }.toDouble() / rounds else 0.0,
             "acceptance_rate" to if (drafted > 0) results.sumOf { it.stats.accepted }.toDouble() / drafted else 0.0,
-            "lossless" to ofAll(results.map { it.lossless }),
-            "exact" to ofAll(results.map { it.exact }),
-            "same_text" to sameText,
-            "runs" to results.size,
-            "reason" to results.last().reason,
+            "lossless" to ofAll(results.map { it.lossless }), "exact" to ofAll(results.map { it.exact }),
+            "same_text" to sameText, "runs" to results.size, "reason" to results.last().reason,
         )
     }
-}
-
-internal fun median(values: List<Double>): Double {
-    val sorted = values.sorted()
-    val middle = sorted.size / 2
-    return if (sorted.size % 2 == 1) sorted[middle] else (sorted[middle - 1] + sorted[middle]) / 2
 }
 
 /** 95 % percentile interval of the median by resampling. */
@@ -57,20 +44,10 @@ private fun bootstrap(values: List<Double>): Pair<Double, Double> {
     return medians[edge] to medians[medians.size - 1 - edge]
 }
 
-/**
- * Measure [methods] of a bundle against plain decoding: all take turns on every prompt.
- *
- * @param settings sampling, length and gamma of every run.
- * @param repeats rounds over all prompts, after one that is not timed.
- * @param progress called with (done, of, method) after every run; what it throws ends the measurement.
- */
+/** Measure [methods] against plain decoding, in turns on every prompt; the first round is not timed; [progress]: (done, of, method). */
 fun bench(
-    engine: Engine,
-    prompts: List<String>,
-    settings: Settings = Settings(),
-    repeats: Int = 3,
-    methods: List<String> = engine.methods,
-    progress: (Int, Int, String) -> Unit = { _, _, _ -> },
+    engine: Engine, prompts: List<String>, settings: Settings = Settings(), repeats: Int = 3,
+    methods: List<String> = engine.methods, progress: (Int, Int, String) -> Unit = { _, _, _ -> },
 ): List<MethodFigures> {
     val found = (listOf(BASELINE) + methods.filter { it != BASELINE }).map(::MethodFigures)
     val of = found.size * prompts.size * (repeats + 1)
@@ -93,14 +70,11 @@ fun bench(
 
 val BENCH_HEADINGS = listOf("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text")
 
-/** The table of `edgespec bench`, a row for every method. */
 fun benchRows(figures: List<MethodFigures>): List<List<String>> = figures.map { one ->
     val row = one.asMap()
     fun show(form: String, vararg names: String) = form.format(Locale.ROOT, *names.map { row[it] }.toTypedArray())
     listOf(
-        one.method,
-        show("%.1f", "tokens_per_second"),
-        show("%.2fx (%.2f-%.2f)", "speedup", "speedup_low", "speedup_high"),
+        one.method, show("%.1f", "tokens_per_second"), show("%.2fx (%.2f-%.2f)", "speedup", "speedup_low", "speedup_high"),
         show("%.2f", "tokens_per_round"),
         if (one.method == BASELINE) "-" else "%.0f %%".format(Locale.ROOT, 100 * row["acceptance_rate"] as Double),
         "${one.sameText}/${one.results.size}",
@@ -111,7 +85,6 @@ fun benchRows(figures: List<MethodFigures>): List<List<String>> = figures.map { 
 class Proved(val method: String, val expected: IntArray, val got: IntArray) {
     val equal: Boolean get() = expected.contentEquals(got)
 
-    /** For JSON. */
     fun asMap(): Map<String, Any?> =
         linkedMapOf("method" to method, "equal" to equal, "expected" to expected.toList(), "got" to got.toList())
 }

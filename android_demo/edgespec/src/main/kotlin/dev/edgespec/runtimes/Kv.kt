@@ -1,21 +1,19 @@
 package dev.edgespec.runtimes
 
-import dev.edgespec.BundleError
-import dev.edgespec.InvalidRequest
+import dev.edgespec.*
 import java.io.File
+import java.nio.ByteBuffer
+import java.util.TreeMap
 
 /* How native operators keep keys and values: sizes, the numbers the operator is told, and which format a session uses. */
 
 /** Formats of one model's cache: keys, values, a coarser copy of the keys for drafts, and how many keys are exact. */
 data class KvFormat(
-    val keys: String, val values: String, val codes: String? = null, val window: Int = 0, val sinks: Int = 0,
-    val draftWindow: Int = 0,
+    val keys: String, val values: String, val codes: String? = null, val window: Int = 0, val sinks: Int = 0, val draftWindow: Int = 0,
 ) {
-    /** Rows of the ring of exact keys. */
     val ring: Int
         get() = maxOf(window, draftWindow).let { if (it > 0) up(it + LONGEST_PASS, TILE) else 0 }
 
-    /** Bytes of states and exact keys, all layers. */
     private fun headerBytes(facts: ModelFacts): Long {
         val rows = if (ring > 0) ring + SINK_ROWS else 0
         return stateBytes(facts) + 2L * facts.kvHeads * rows * facts.dims.sumOf { up(it, TILE) }
@@ -30,11 +28,10 @@ data class KvFormat(
 
     /** Controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring. */
     fun controls(): LongArray = longArrayOf(
-        KEYS.getValue(keys).number, KEYS.getValue(values).number, codes?.let { KEYS.getValue(it).number } ?: NO_KEYS.toLong(), 0, window.toLong(),
-        if (window > 0) sinks.toLong() else 0, ring.toLong(),
+        KEYS.getValue(keys).number, KEYS.getValue(values).number, codes?.let { KEYS.getValue(it).number } ?: NO_KEYS.toLong(), 0,
+        window.toLong(), if (window > 0) sinks.toLong() else 0, ring.toLong(),
     )
 
-    /** What differs from float32 attention, for results. */
     val approximations: List<String>
         get() {
             val exact = if (window > 0 && keys !in listOf("f32", "f16")) ", float16 for the newest $window" else ""
@@ -53,9 +50,8 @@ internal fun paddedDim(facts: ModelFacts) = up(facts.dims.max(), TILE)
  * reads of the last tokens, [144, width] float32; of a delta rule also its states and, in 64 bytes of their own, how many
  * tokens they hold.
  */
-internal fun stateBytes(facts: ModelFacts): Long {
-    return facts.convolutions.size * (4L * STATE_ROWS * stateWidth(facts) + matrixBytes(facts))
-}
+internal fun stateBytes(facts: ModelFacts): Long =
+    facts.convolutions.size * (4L * STATE_ROWS * stateWidth(facts) + matrixBytes(facts))
 
 /** Bytes of a checkpoint of all states: their matrices, and what the next token's convolutions see. */
 internal fun checkpointBytes(facts: ModelFacts): Long =
@@ -67,7 +63,6 @@ internal fun stateWidth(facts: ModelFacts): Int = facts.delta?.let { it.mixed + 
 /** Bytes of the states of a layer with a delta rule, and of how many tokens they hold. */
 private fun matrixBytes(facts: ModelFacts): Long = facts.delta?.let { 4L * it.values * it.keyDim * it.valueDim + HELD_BYTES } ?: 0
 
-/** Bytes of 128 keys or values of one head. */
 private fun headBytes(name: String, dim: Int): Long = KEYS.getValue(name).let { it.channel.toLong() * dim + it.scales }
 
 /** What a model is decoded with where nothing else is said: exact up to rounding. */
@@ -76,7 +71,6 @@ fun exactAttention(part: ModelPart): String = if (part.format == "fp32") "f32" e
 /** How a session keeps keys and values: the attention that decides the text, and the coarser one that self-drafts read. */
 class AttentionChoice(val name: String, val draft: String? = null, val kv: KvFormat? = null)
 
-/** The attention of a session; [wanted] null = the bundle's default. */
 fun chooseAttention(part: ModelPart, operators: String, wanted: String? = null, draft: String? = null): AttentionChoice {
     for ((name, known, option) in listOf(
         Triple(wanted, ATTENTION.keys.toList(), "attention"), Triple(draft, DRAFT_ATTENTION, "draft attention"),
@@ -90,12 +84,10 @@ fun chooseAttention(part: ModelPart, operators: String, wanted: String? = null, 
     }
     val name = wanted ?: part.attention?.default ?: exactAttention(part)
     checkLearnt(part, name, "attention")
-    if (name == "nomad2" && part.attention?.passed?.get(name) == false) {
-        throw InvalidRequest(
-            "attention nomad2 failed this bundle's quality gate",
-            "use nomad or int4; draft attention nomad2 stays possible, because drafts change no text",
-        )
-    }
+    if (name == "nomad2" && part.attention?.passed?.get(name) == false) throw InvalidRequest(
+        "attention nomad2 failed this bundle's quality gate",
+        "use nomad or int4; draft attention nomad2 stays possible, because drafts change no text",
+    )
     val kv = ATTENTION.getValue(name)
     if (draft == null) return AttentionChoice(name, null, kv)
     if (draft == name) throw InvalidRequest("drafts read $draft keys anyway: that is the attention", "leave the draft attention out")
@@ -106,18 +98,18 @@ fun chooseAttention(part: ModelPart, operators: String, wanted: String? = null, 
 
 private fun checkLearnt(part: ModelPart, name: String, option: String) {
     val keys = ATTENTION.getValue(name).keys
-    if (keys in LEARNT && (part.attention == null || keys !in part.attention.learnt)) {
-        throw InvalidRequest(
-            "$option $name needs tables learnt from text, and this bundle has none for it", "export it with `--attention $name`",
-        )
-    }
+    if (keys in LEARNT && (part.attention == null || keys !in part.attention.learnt)) throw InvalidRequest(
+        "$option $name needs tables learnt from text, and this bundle has none for it", "export it with `--attention $name`",
+    )
 }
 
 /** What the keys', then the codes' format was learnt with, as the operator takes it; empty where none is needed. */
 internal fun readTables(folder: File, part: ModelPart, kv: KvFormat): FloatArray {
     val needed = listOfNotNull(kv.keys, kv.codes).filter { it in LEARNT }
     if (needed.isEmpty()) return FloatArray(0)
-    val file = File(folder, part.attention?.tables ?: throw BundleError("$folder: ${needed[0]} keys need tables, and there are none", "export the bundle again"))
+    val name = part.attention?.tables
+        ?: throw BundleError("$folder: ${needed[0]} keys need tables, and there are none", "export the bundle again")
+    val file = File(folder, name)
     return needed.map { name -> readTensor(file, name, tableSize(name, part.facts)) }.reduce { all, more -> all + more }
 }
 
@@ -126,7 +118,6 @@ private fun tableSize(name: String, facts: ModelFacts): Int {
     return facts.kvLayers * facts.kvHeads * if (name == "int4") 2 * dim else CENTROIDS * dim
 }
 
-/** A float32 tensor of a safetensors file. */
 private fun readTensor(file: File, name: String, size: Int): FloatArray = try {
     java.io.RandomAccessFile(file, "r").use { data ->
         val length = java.lang.Long.reverseBytes(data.readLong())
@@ -134,7 +125,9 @@ private fun readTensor(file: File, name: String, size: Int): FloatArray = try {
         val header = com.google.gson.JsonParser.parseString(String(ByteArray(length.toInt()).also(data::readFully))).asJsonObject
         val entry = header.getAsJsonObject(name) ?: throw IllegalArgumentException("$name: expected float32, got nothing")
         val (first, last) = entry.getAsJsonArray("data_offsets").map { it.asLong }
-        require(entry["dtype"].asString == "F32" && last - first == 4L * size) { "$name: expected $size float32, got ${entry["dtype"]} of ${last - first} bytes" }
+        require(entry["dtype"].asString == "F32" && last - first == 4L * size) {
+            "$name: expected $size float32, got ${entry["dtype"]} of ${last - first} bytes"
+        }
         data.seek(8 + length + first)
         val bytes = ByteArray(4 * size).also(data::readFully)
         val floats = java.nio.ByteBuffer.wrap(bytes).order(java.nio.ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
@@ -145,22 +138,90 @@ private fun readTensor(file: File, name: String, size: Int): FloatArray = try {
 }
 
 /**
- * One way to run a bundle, nothing left open: what memory is predicted for.
- *
- * @property context tokens held at once, prompt and answer.
- * @property kv how native operators keep the target's keys and values; null = what the bundle was exported for.
- * @property gamma most guesses a round; of a tree its nodes.
- * @property chunk rows of a prefill's pass.
- * @property greedy whether only the likeliest token of a row is needed; false = whole rows of logits.
- * @property checkpoints copies of a model's states that each sequence keeps.
+ * One way to run a bundle, nothing left open: what memory is predicted for.  [context] tokens are held at once; [kv] null = what
+ * the bundle was exported for; [gamma]: of a tree its nodes; [greedy]: only the likeliest token of a row is needed.
  */
 data class RunOptions(
-    val method: String = "ar",
-    val operators: String = "native",
-    val context: Int = 512,
-    val kv: KvFormat? = null,
-    val gamma: Int = GAMMA,
-    val chunk: Int = PREFILL_CHUNK,
-    val greedy: Boolean = true,
-    val checkpoints: Int = CHECKPOINTS,
+    val method: String = "ar", val operators: String = "native", val context: Int = 512, val kv: KvFormat? = null,
+    val gamma: Int = GAMMA, val chunk: Int = PREFILL_CHUNK, val greedy: Boolean = true, val checkpoints: Int = CHECKPOINTS,
 )
+
+private const val LEAST = 16 // tokens: shorter beginnings are read again as fast
+private const val ASKING = 32 // most tokens by which a template asks for an answer
+
+/**
+ * Checkpoints of one slot's states: copies at chosen lengths of a text, since what a state holds cannot be cut back.
+ *
+ * A text that goes back to before what the states hold is read on from the last checkpoint that is still a beginning of it.
+ * A checkpoint holds the matrices, and of the ring only the rows that the next tokens see; keys and values lie where they
+ * were written.
+ */
+internal class Checkpoints(private val facts: ModelFacts) {
+    private var most = CHECKPOINTS // that are kept: the first one, usually the end of the system prompt, and the newest ones
+    private val kept = TreeMap<Int, ByteArray>() // by tokens of the text
+    private val row = 4 * stateWidth(facts)
+    private val layer = (stateBytes(facts) / facts.convolutions.size).toInt()
+    val lengths: List<Int> get() = kept.keys.toList() // tokens of the text at each
+    val nbytes: Long get() = kept.values.sumOf { it.size.toLong() } // bytes of all
+
+    /** Copy the states of a cache; they hold exactly so many tokens, more than any checkpoint's. */
+    fun take(cache: ByteBuffer, tokens: Int) {
+        crop(tokens - 1)
+        if (tokens < LEAST || most == 0) return
+        val states = ByteArray(checkpointBytes(facts).toInt())
+        pieces(cache, tokens) { from, at, size -> from.get(states, at, size) }
+        kept[tokens] = states
+        bound()
+    }
+
+    /** Put the states back as they were after the most tokens up to [most] -> how many (0: there are none); drops later ones. */
+    fun restore(cache: ByteBuffer, most: Int): Int {
+        crop(most)
+        val (length, states) = kept.lastEntry() ?: return 0
+        pieces(cache, length) { to, at, size -> to.put(states, at, size) }
+        return length
+    }
+
+    fun crop(most: Int) = kept.tailMap(most, false).clear()
+
+    fun share(other: Checkpoints, most: Int) {
+        kept.clear()
+        kept.putAll(other.kept.headMap(most, true))
+        bound()
+    }
+
+    fun limit(most: Int) {
+        this.most = most
+        bound()
+    }
+
+    private fun bound() {
+        while (kept.size > most) kept.remove(lengths[if (most > 0) minOf(1, most - 1) else 0])
+    }
+
+    /** Each layer's rows of the ring that the token after [tokens] sees, and what else there is of it. */
+    private inline fun pieces(cache: ByteBuffer, tokens: Int, use: (ByteBuffer, Int, Int) -> Unit) {
+        val part = cache.duplicate()
+        val ring = STATE_ROWS * row
+        var at = 0
+        for (first in facts.convolutions.indices.map { it * layer }) {
+            val rows = (tokens - facts.taps + 1 until tokens).map { first + it % STATE_ROWS * row to row }
+            for ((place, size) in rows + (first + ring to layer - ring)) {
+                part.position(place)
+                use(part, at, size)
+                at += size
+            }
+        }
+    }
+}
+
+/** Lengths that other prompts may begin with, too: the first turn, the last, or all but what only asks for the answer. */
+internal fun endsOfTurns(tokens: IntArray, eos: Set<Int>): List<Int> {
+    val ends = (1 until tokens.size).filter { tokens[it - 1] in eos }
+    val whole = tokens.size - 1
+    return (ends.take(1) + ends.takeLast(1) + if (whole - (ends.lastOrNull() ?: 0) > ASKING) listOf(whole) else emptyList()).distinct()
+}
+
+/** Length of a prompt without what only asks for an answer: up to its last turn's end, else all of it. */
+internal fun endOfQuestion(tokens: IntArray, eos: Set<Int>): Int =
+    (tokens.size downTo maxOf(tokens.size - ASKING, 0) + 1).firstOrNull { tokens[it - 1] in eos } ?: tokens.size

@@ -1,17 +1,13 @@
 package dev.edgespec.runtimes
 
-import com.google.gson.JsonArray
-import com.google.gson.JsonElement
-import com.google.gson.JsonObject
-import com.google.gson.JsonParseException
-import com.google.gson.JsonParser
-import dev.edgespec.BundleError
-import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.SkipSet
+import com.google.gson.*
+import dev.edgespec.*
+import dev.edgespec.decoding.*
+import dev.edgespec.drafters.hex
 import java.io.File
 import java.io.IOException
 import java.math.BigDecimal
+import java.security.MessageDigest
 
 /* The manifest of a bundle (`edgespec.json`): reading it with errors a person can act on. */
 
@@ -20,6 +16,7 @@ private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: 
 const val MANIFEST = "edgespec.json"
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp", "dflash")
 val ELSEWHERE = listOf("assistant") // methods of bundles that this runtime does not have
+private val OPERATORS = listOf("stock", "native")
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
 private const val EXPORT_AGAIN = "export the bundle again"
 
@@ -48,18 +45,16 @@ class HeadVocab(val file: String, val size: Int)
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
-    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?, val headFormat: String?,
-    val embeddingFormat: String?,
+    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
+    val headFormat: String?, val embeddingFormat: String?,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
 
-    /** Every file that this entry of the manifest uses. */
     fun named(): List<String> =
         listOfNotNull(weights, index, attention?.tables, headVocab?.file) + graphs.values.map { it.file }
 }
 
-/** Parameters of one decoding method. */
 class MethodPart(
     val gamma: Int = 4, val skip: SkipSet? = null, val heads: List<String> = emptyList(),
     val ranks: List<List<Double>> = emptyList(), val threshold: Double? = null, val acceptance: List<Double>? = null,
@@ -73,8 +68,8 @@ class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArra
 
 /** The whole manifest; [sampling]: how the model itself asks for tokens to be chosen. */
 class Manifest(
-    val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?, val eos: List<Int>,
-    val sampling: SamplingParams,
+    val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?,
+    val eos: List<Int>, val sampling: SamplingParams,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
 ) {
     /** A number among the measured costs; null if it is not there. */
@@ -90,44 +85,28 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
     private val read = HashSet<String>()
 
     private fun at(name: String) = if (where.isEmpty()) name else "$where.$name"
-
     fun wrong(name: String, what: String): BundleError = BundleError("$file: ${at(name)}: $what", EXPORT_AGAIN)
 
-    private fun find(name: String): JsonElement? {
+    private fun <T> find(name: String, value: (String, JsonElement) -> T): T? {
         read.add(name)
-        return data[name]?.takeIf { !it.isJsonNull }
+        return data[name]?.takeIf { !it.isJsonNull }?.let { value(name, it) }
     }
 
     private fun <T> need(name: String, found: T?): T = found ?: throw wrong(name, "Field required")
 
-    fun textOrNull(name: String, allowed: List<String>? = null): String? = find(name)?.let {
-        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isString) throw wrong(name, "Input should be a valid string")
-        val found = it.asString
-        if (allowed != null && found !in allowed) {
-            throw wrong(name, "Input should be ${allowed.joinToString(", ") { one -> "'$one'" }}")
-        }
-        found
-    }
+    private inline fun primitive(name: String, it: JsonElement, what: String, fits: (JsonPrimitive) -> Boolean): JsonPrimitive =
+        (it as? JsonPrimitive)?.takeIf(fits) ?: throw wrong(name, "Input should be a valid $what")
 
-    fun text(name: String, allowed: List<String>? = null): String = need(name, textOrNull(name, allowed))
+    private fun string(name: String, it: JsonElement): String = primitive(name, it, "string") { found -> found.isString }.asString
+    private fun number(name: String, it: JsonElement): Double = primitive(name, it, "number") { found -> found.isNumber }.asDouble
+    private fun json(name: String, it: JsonElement): JsonObject = it as? JsonObject ?: throw wrong(name, "Input should be an object")
 
-    fun pathOrNull(name: String): String? = textOrNull(name)?.also { checkInside(name, it) }
-
-    fun path(name: String): String = need(name, pathOrNull(name))
-
-    fun checkInside(name: String, path: String) {
-        if (path.isEmpty() || path.startsWith("/") || path.split("/").any { it == ".." } || "\\" in path || ":" in path) {
-            throw wrong(name, "Value error, path '$path' leaves the bundle: only relative paths inside the folder are allowed")
-        }
-    }
-
-    fun longOrNull(name: String, least: Long = Long.MIN_VALUE, most: Long = Long.MAX_VALUE): Long? =
-        find(name)?.let { whole(name, it, least, most) }
+    private fun array(name: String, it: JsonElement): List<JsonElement> =
+        (it as? JsonArray ?: throw wrong(name, "Input should be a valid list")).toList()
 
     private fun whole(name: String, it: JsonElement, least: Long, most: Long): Long {
-        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid integer")
         val number = try {
-            BigDecimal(it.asString).longValueExact()
+            BigDecimal(primitive(name, it, "integer") { found -> found.isNumber }.asString).longValueExact()
         } catch (_: ArithmeticException) {
             throw wrong(name, "Input should be a valid integer")
         }
@@ -136,72 +115,54 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
         return number
     }
 
-    fun int(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int = need(name, intOrNull(name, least, most))
+    private fun <T> part(name: String, it: JsonElement, make: Reader.() -> T): T =
+        Reader(file, json(name, it), at(name)).let { reader -> reader.make().also { reader.done() } }
 
-    fun intOrNull(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int? =
-        longOrNull(name, least.toLong(), most.toLong())?.toInt()
+    private fun <T> each(name: String, value: (String, JsonElement) -> T): List<T> =
+        (find(name, ::array) ?: emptyList()).map { value(name, it) }
 
-    fun numberOrNull(name: String): Double? = find(name)?.let {
-        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid number")
-        it.asDouble
+    fun textOrNull(name: String, allowed: List<String>? = null): String? = find(name, ::string)?.also {
+        if (allowed != null && it !in allowed) throw wrong(name, "Input should be ${allowed.joinToString(", ") { one -> "'$one'" }}")
     }
 
-    fun flag(name: String): Boolean = find(name)?.let {
-        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isBoolean) throw wrong(name, "Input should be a valid boolean")
-        it.asBoolean
-    } ?: false
+    fun text(name: String, allowed: List<String>? = null): String = need(name, textOrNull(name, allowed))
+    fun pathOrNull(name: String): String? = textOrNull(name)?.also { checkInside(name, it) }
+    fun path(name: String): String = need(name, pathOrNull(name))
 
-    fun jsonOrNull(name: String): JsonObject? = find(name)?.let {
-        if (!it.isJsonObject) throw wrong(name, "Input should be an object")
-        it.asJsonObject
-    }
-
-    fun partOrNull(name: String): Reader? = jsonOrNull(name)?.let { Reader(file, it, at(name)) }
-
-    fun part(name: String): Reader = need(name, partOrNull(name))
-
-    /** Members of an object, by name. */
-    fun <T> members(name: String, make: (String, Reader) -> T): Map<String, T> {
-        val parent = jsonOrNull(name) ?: return emptyMap()
-        return parent.entrySet().associate { (key, value) ->
-            if (!value.isJsonObject) throw wrong("$name.$key", "Input should be an object")
-            key to Reader(file, value.asJsonObject, at("$name.$key")).let { reader -> make(key, reader).also { reader.done() } }
+    fun checkInside(name: String, path: String) {
+        if (path.isEmpty() || path.startsWith("/") || path.split("/").any { it == ".." } || "\\" in path || ":" in path) {
+            throw wrong(name, "Value error, path '$path' leaves the bundle: only relative paths inside the folder are allowed")
         }
     }
 
-    private fun array(name: String): List<JsonElement> {
-        val found = find(name) ?: return emptyList()
-        if (!found.isJsonArray) throw wrong(name, "Input should be a valid list")
-        return found.asJsonArray.toList()
-    }
+    fun long(name: String): Long = need(name, find(name) { _, it -> whole(name, it, Long.MIN_VALUE, Long.MAX_VALUE) })
+    fun int(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int = need(name, intOrNull(name, least, most))
 
-    fun <T> parts(name: String, make: (Reader) -> T): List<T> = array(name).mapIndexed { at, value ->
-        if (!value.isJsonObject) throw wrong("$name.$at", "Input should be an object")
-        Reader(file, value.asJsonObject, at("$name.$at")).let { reader -> make(reader).also { reader.done() } }
-    }
+    fun intOrNull(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int? =
+        find(name) { _, it -> whole(name, it, least.toLong(), most.toLong()).toInt() }
+
+    fun numberOrNull(name: String): Double? = find(name, ::number)
+
+    fun flag(name: String): Boolean =
+        find(name) { _, it -> primitive(name, it, "boolean") { found -> found.isBoolean }.asBoolean } ?: false
+
+    fun jsonOrNull(name: String): JsonObject? = find(name, ::json)
+    fun <T> partOrNull(name: String, make: Reader.() -> T): T? = find(name) { _, it -> part(name, it, make) }
+    fun <T> part(name: String, make: Reader.() -> T): T = need(name, partOrNull(name, make))
+
+    fun <T> members(name: String, make: Reader.(String) -> T): Map<String, T> =
+        jsonOrNull(name)?.entrySet()?.associate { (key, value) -> key to part("$name.$key", value) { make(key) } } ?: emptyMap()
+
+    fun <T> parts(name: String, make: Reader.() -> T): List<T> =
+        (find(name, ::array) ?: emptyList()).mapIndexed { at, value -> part("$name.$at", value, make) }
 
     fun ints(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): List<Int> =
-        array(name).map { whole(name, it, least.toLong(), most.toLong()).toInt() }
+        each(name) { _, it -> whole(name, it, least.toLong(), most.toLong()).toInt() }
 
-    fun texts(name: String): List<String> = array(name).map {
-        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isString) throw wrong(name, "Input should be a valid string")
-        it.asString
-    }
-
-    fun numbers(name: String): List<Double> = array(name).map { number(name, it) }
-
-    private fun number(name: String, it: JsonElement): Double {
-        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid number")
-        return it.asDouble
-    }
-
-    fun lists(name: String): List<List<Double>> = array(name).map { row ->
-        if (!row.isJsonArray) throw wrong(name, "Input should be a valid list")
-        row.asJsonArray.map { number(name, it) }
-    }
-
-    /** What this runtime has no use for. */
-    fun ignore(vararg names: String) = read.addAll(names)
+    fun texts(name: String): List<String> = each(name, ::string)
+    fun numbers(name: String): List<Double> = each(name, ::number)
+    fun lists(name: String): List<List<Double>> = each(name) { _, row -> array(name, row).map { number(name, it) } }
+    fun ignore(vararg names: String) = read.addAll(names) // let keys stand that this runtime has no use for
 
     /** Unknown keys are errors, so that a typo in a manifest cannot pass silently. */
     fun done() {
@@ -216,155 +177,129 @@ fun readManifest(folder: File): Manifest {
         val what = if (folder.isDirectory) "has no $MANIFEST" else "is not a folder"
         throw BundleError("$folder: expected a bundle, but it $what", "make one with `edgespec export MODEL`")
     }
+    fun unreadable(error: Throwable, why: String?) = BundleError("$path: not readable as JSON: $why", EXPORT_AGAIN, error)
     val data = try {
         JsonParser.parseString(Charsets.UTF_8.newDecoder().decode(java.nio.ByteBuffer.wrap(path.readBytes())).toString())
     } catch (error: JsonParseException) {
-        throw BundleError("$path: not readable as JSON: ${error.message}", EXPORT_AGAIN, error)
+        throw unreadable(error, error.message)
     } catch (error: IOException) {
-        throw BundleError("$path: not readable as JSON: ${error.message}", EXPORT_AGAIN, error)
-    } catch (error: StackOverflowError) { // nested without end
-        throw BundleError("$path: not readable as JSON: nested too deeply", EXPORT_AGAIN, error)
+        throw unreadable(error, error.message)
+    } catch (error: StackOverflowError) {
+        throw unreadable(error, "nested too deeply")
     }
     val given = (data as? JsonObject)?.get("schema_version")
     val version = given?.takeIf { it.isJsonPrimitive && it.asJsonPrimitive.isNumber }?.asString?.toIntOrNull()
         ?: throw BundleError("$path: expected an object with an integer schema_version, got ${given ?: "None"}")
-    if (version < OLDEST) {
-        throw BundleError(
-            "$path: schema $version is older than this edgespec, which reads from schema $OLDEST on",
-            "export the bundle again with this version",
-        )
-    }
-    if (version > SCHEMA) {
-        throw BundleError(
-            "$path: schema $version is newer than this edgespec, which reads up to schema $SCHEMA",
-            "upgrade edgespec, or export the bundle with this version",
-        )
-    }
+    if (version < OLDEST) throw BundleError(
+        "$path: schema $version is older than this edgespec, which reads from schema $OLDEST on",
+        "export the bundle again with this version",
+    )
+    if (version > SCHEMA) throw BundleError(
+        "$path: schema $version is newer than this edgespec, which reads up to schema $SCHEMA",
+        "upgrade edgespec, or export the bundle with this version",
+    )
     try {
-        return manifest(Reader(path, data.asJsonObject))
+        return Reader(path, data.asJsonObject).manifest()
     } catch (error: NumberFormatException) { // a number that is none, such as 1e999999999
         throw BundleError("$path: ${error.message}", EXPORT_AGAIN, error)
     }
 }
 
-private fun manifest(of: Reader): Manifest {
-    of.ignore("schema_version", "parity", "memory")
-    of.text("edgespec_version")
-    val tokenizer = of.part("tokenizer")
-    tokenizer.flag("chat_template")
+private fun Reader.manifest(): Manifest {
+    ignore("schema_version", "parity", "memory")
+    text("edgespec_version")
+    val (bos, eos) = part("tokenizer") {
+        flag("chat_template")
+        intOrNull("bos") to ints("eos")
+    }
+    val target = part("target") { model() }
     val found = Manifest(
-        target = model(of.part("target")),
-        draft = of.partOrNull("draft")?.let(::model),
-        drafter = of.partOrNull("drafter")?.let(::model),
-        methods = of.members("methods") { _, reader -> method(reader) }.filterKeys { it in METHODS },
-        bos = tokenizer.intOrNull("bos"),
-        eos = tokenizer.ints("eos"),
-        sampling = of.partOrNull("sampling")?.let(::sampling) ?: SamplingParams(),
-        cost = of.jsonOrNull("cost") ?: JsonObject(),
-        provenance = of.jsonOrNull("provenance") ?: JsonObject(),
-        golden = of.parts("golden") { GoldenVector(it.ints("prompt").toIntArray(), it.text("method"), it.ints("tokens").toIntArray()) },
-        files = of.members("files") { name, it ->
-            of.checkInside("files", name)
-            FileEntry(it.longOrNull("size") ?: throw it.wrong("size", "Field required"), it.text("sha256"))
+        target, partOrNull("draft") { model() }, partOrNull("drafter") { model() },
+        members("methods") { method() }.filterKeys { it in METHODS }, bos, eos,
+        partOrNull("sampling") { sampling(this@manifest) } ?: SamplingParams(),
+        jsonOrNull("cost") ?: JsonObject(), jsonOrNull("provenance") ?: JsonObject(),
+        parts("golden") { GoldenVector(ints("prompt").toIntArray(), text("method"), ints("tokens").toIntArray()) },
+        members("files") { name ->
+            this@manifest.checkInside("files", name)
+            FileEntry(long("size"), text("sha256"))
         },
     )
-    tokenizer.done()
-    of.done()
+    done()
     found.drafter?.let {
-        val columns = (1 + found.target.tapped.size) * found.target.facts.hidden
-        if ((it.decoder?.lent != true && it.facts.hidden != found.target.facts.hidden) || it.facts.vocab != found.target.facts.vocab || it.decoder?.columns != columns) {
-            throw of.wrong("drafter", "of another hidden size, vocabulary or number of taps than the target")
+        val columns = (1 + target.tapped.size) * target.facts.hidden
+        val narrow = it.decoder?.lent != true && it.facts.hidden != target.facts.hidden
+        if (narrow || it.facts.vocab != target.facts.vocab || it.decoder?.columns != columns) {
+            throw wrong("drafter", "of another hidden size, vocabulary or number of taps than the target")
         }
     }
     return found
 }
 
-private fun model(of: Reader): ModelPart {
-    of.ignore("quantizer", "fine", "converted")
-    val headVocab = of.partOrNull("head_vocab")
-    val decoder = of.partOrNull("decoder")?.let {
-        val kind = it.text("kind", listOf("eagle", "mtp", "dflash") + ELSEWHERE)
-        val lent = it.ints("reads", 0).isNotEmpty()
-        DecoderPart(kind, it.int("columns", 1, MOST_WIDTH), it.intOrNull("block", 2, MOST_WIDTH), it.intOrNull("mask", 0), lent).also { _ -> it.done() }
+private fun Reader.model(): ModelPart {
+    ignore("quantizer", "fine", "converted")
+    val decoder = partOrNull("decoder") {
+        val kind = text("kind", listOf("eagle", "mtp", "dflash") + ELSEWHERE)
+        val lent = ints("reads", 0).isNotEmpty()
+        DecoderPart(kind, int("columns", 1, MOST_WIDTH), intOrNull("block", 2, MOST_WIDTH), intOrNull("mask", 0), lent)
     }
     val found = ModelPart(
-        facts = facts(of.part("facts"), decoder?.lent == true),
-        format = of.text("format", FORMATS),
-        graphs = of.members("graphs") { _, it ->
-            it.ignore("precision") // of graphs for devices, which also leave out layers for good
-            skipSet(it)
+        part("facts") { facts(decoder?.lent == true) }, text("format", FORMATS),
+        members("graphs") {
+            ignore("precision") // of graphs for devices, which also leave out layers for good
+            skipSet()
             Graph(
-                it.path("file"), it.textOrNull("device", listOf("cpu", "webgpu")) ?: "cpu", it.flag("gated"), it.flag("padded"),
-                it.flag("hidden"), it.textOrNull("operators", listOf("stock", "native")) ?: "stock",
-                it.intOrNull("least_length", 1, 1 shl 10) ?: 0,
+                path("file"), textOrNull("device", listOf("cpu", "webgpu")) ?: "cpu", flag("gated"), flag("padded"), flag("hidden"),
+                textOrNull("operators", OPERATORS) ?: "stock", intOrNull("least_length", 1, 1 shl 10) ?: 0,
             )
         },
-        weights = of.path("weights"),
-        index = of.pathOrNull("index"),
-        layout = of.textOrNull("layout", listOf("stock", "native")) ?: "stock",
-        headroom = of.int("headroom", 1, 1 shl 12),
-        minRows = of.int("min_rows", 0, 1),
-        attention = of.partOrNull("attention")?.let {
-            it.ignore("positions", "depth", "text", "text_sha256")
-            AttentionPart(
-                it.text("default", ATTENTION.keys.toList()), it.pathOrNull("tables"), it.texts("learnt"),
-                it.members("gates") { _, gate ->
-                    gate.ignore("perplexity_change", "agreement")
-                    gate.flag("passed")
-                },
-            ).also { _ -> it.done() }
+        path("weights"), pathOrNull("index"), textOrNull("layout", OPERATORS) ?: "stock", int("headroom", 1, 1 shl 12),
+        int("min_rows", 0, 1),
+        partOrNull("attention") {
+            ignore("positions", "depth", "text", "text_sha256")
+            val gates = members("gates") {
+                ignore("perplexity_change", "agreement")
+                flag("passed")
+            }
+            AttentionPart(text("default", ATTENTION.keys.toList()), pathOrNull("tables"), texts("learnt"), gates)
         },
-        heads = of.parts("heads") {
-            HeadGroup(
-                it.text("name"), it.text("kind", listOf("medusa", "blockwise", "exit")), it.int("count", 1), it.intOrNull("layer", 0) ?: 0,
-                it.intOrNull("inner", 0, MOST_WIDTH) ?: 0, it.flag("own"),
-            )
+        parts("heads") {
+            val kind = text("kind", listOf("medusa", "blockwise", "exit"))
+            val inner = intOrNull("inner", 0, MOST_WIDTH) ?: 0
+            HeadGroup(text("name"), kind, int("count", 1), intOrNull("layer", 0) ?: 0, inner, flag("own"))
         },
-        headVocab = headVocab?.let { HeadVocab(it.path("file"), it.int("size", 1)) },
-        cut = of.flag("cut"),
-        origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
-        tapped = of.ints("tapped", 0),
-        decoder = decoder,
-        headFormat = of.textOrNull("head_format", FORMATS),
-        embeddingFormat = of.textOrNull("embedding_format", FORMATS),
+        partOrNull("head_vocab") { HeadVocab(path("file"), int("size", 1)) }, flag("cut"),
+        textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("tapped", 0), decoder,
+        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS),
     )
-    headVocab?.done()
-    of.done()
-    if (MAIN_GRAPHS.none { it in found.graphs }) throw of.wrong("graphs", "there is none to decode with")
-    if (found.tapped.any { it > found.facts.layers }) throw of.wrong("tapped", "after more than ${found.facts.layers} layers")
-    found.decoder?.let { if (it.columns <= found.facts.hidden) throw of.wrong("decoder", "${it.columns} columns, of which the embedding has ${found.facts.hidden}") }
-    if (found.cut && found.headVocab == null) throw of.wrong("cut", "without head_vocab")
+    val (layers, hidden) = found.facts.layers to found.facts.hidden
+    if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")
+    if (found.tapped.any { it > layers }) throw wrong("tapped", "after more than $layers layers")
+    decoder?.let { if (it.columns <= hidden) throw wrong("decoder", "${it.columns} columns, of which the embedding has $hidden") }
+    if (found.cut && found.headVocab == null) throw wrong("cut", "without head_vocab")
     return found
 }
 
 /** Without a temperature the model says nothing of sampling, and plain decoding's default stands. */
-private fun sampling(of: Reader): SamplingParams = try {
+private fun Reader.sampling(whole: Reader): SamplingParams = try {
     SamplingParams(
-        of.numberOrNull("temperature") ?: 0.0, of.intOrNull("top_k") ?: 0, of.numberOrNull("top_p") ?: 1.0,
-        of.numberOrNull("min_p") ?: 0.0, of.numberOrNull("repetition_penalty") ?: 1.0,
-    ).also { of.done() }
+        numberOrNull("temperature") ?: 0.0, intOrNull("top_k") ?: 0, numberOrNull("top_p") ?: 1.0,
+        numberOrNull("min_p") ?: 0.0, numberOrNull("repetition_penalty") ?: 1.0,
+    )
 } catch (error: InvalidRequest) {
-    throw of.wrong("sampling", error.what)
+    throw whole.wrong("sampling", error.what)
 }
 
-private fun skipSet(of: Reader): SkipSet? =
-    of.partOrNull("skip")?.let { SkipSet(it.ints("attention", 0), it.ints("mlp", 0)).also { _ -> it.done() } }
+private fun Reader.skipSet(): SkipSet? = partOrNull("skip") { SkipSet(ints("attention", 0), ints("mlp", 0)) }
 
-private fun method(of: Reader): MethodPart {
-    of.ignore("branch", "notes")
+private fun Reader.method(): MethodPart {
+    ignore("branch", "notes")
+    val acceptance = parts("measured") {
+        ignore("positions", "text", "text_sha256")
+        numbers("acceptance")
+    }
     return MethodPart(
-        gamma = of.intOrNull("gamma", 1) ?: 4,
-        skip = skipSet(of),
-        heads = of.texts("heads"),
-        ranks = of.lists("ranks"),
-        threshold = of.numberOrNull("threshold"),
-        acceptance = of.parts("measured") {
-            it.ignore("positions", "text", "text_sha256")
-            it.numbers("acceptance")
-        }.firstOrNull(),
-        draftCost = of.numberOrNull("draft_cost"),
-        firstCost = of.numberOrNull("first_cost"),
-        predictedSpeedup = of.numberOrNull("predicted_speedup"),
+        intOrNull("gamma", 1) ?: 4, skipSet(), texts("heads"), lists("ranks"), numberOrNull("threshold"), acceptance.firstOrNull(),
+        numberOrNull("draft_cost"), numberOrNull("first_cost"), numberOrNull("predicted_speedup"),
     )
 }
 
@@ -378,81 +313,129 @@ private const val MOST_TAPS = 16
 
 /** The heads of gated delta rules: [values] states [keyDim, valueDim] a layer, on [keys] queries and keys. */
 class DeltaHeads(val keys: Int, val values: Int, val keyDim: Int, val valueDim: Int) {
-    /** Queries, keys and values of a token, side by side. */
-    val mixed: Int get() = 2 * keys * keyDim + values * valueDim
+    val mixed: Int get() = 2 * keys * keyDim + values * valueDim // queries, keys and values of a token, side by side
 }
 
 /** Mixtures of experts: each row goes to [chosen] of [count] MLPs of width [inner]. */
 class ExpertFacts(val count: Int, val chosen: Int, val inner: Int)
 
 /**
- * What decoding and planning need to know of a model; sizes in elements.
- *
- * @property convolutions layers with a short one instead of attention, each of which sees [taps] tokens.
- * @property delta gated delta rules behind those convolutions.
- * @property shared last layers, which read keys and values of earlier ones.
- * @property layerEmbedding width of a layer's own embedding of tokens.
- * @property angles channels that each table of angles turns; empty = positions are learned.
- * @property tied whether LM head and embedding are one matrix.
+ * What decoding and planning need to know of a model; sizes in elements.  Layers of [convolutions] have a short one, of [taps]
+ * tokens, instead of attention, with gated [delta] rules behind; [shared] last layers read keys and values of earlier ones;
+ * [layerEmbedding]: width of a layer's own embedding of tokens; [angles]: channels that each table of angles turns, empty =
+ * positions are learned; [tied]: LM head and embedding are one matrix.
  */
 class ModelFacts(
     val architecture: String, val layers: Int, val hidden: Int, val intermediate: Int, val heads: Int, val kvHeads: Int,
     val headDim: Int, val vocab: Int, val context: Int, val convolutions: List<Int>, val taps: Int, val delta: DeltaHeads?,
     headDims: List<Int>, val shared: Int, val layerEmbedding: Int, val angles: List<Int>, val tied: Boolean, val experts: ExpertFacts?,
 ) {
-    /** Layers with keys and values. */
-    val kvLayers: Int = layers - convolutions.size - shared
+    val kvLayers: Int = layers - convolutions.size - shared // layers with keys and values
 
     /** Size of a head of each layer with keys and values. */
     val dims: List<Int> = headDims.ifEmpty { List(maxOf(0, kvLayers)) { headDim } }
 }
 
 /** Facts of a manifest, as far as they go together; [lent]: all layers read another model's keys. */
-internal fun facts(of: Reader, lent: Boolean): ModelFacts {
-    of.ignore("parameters") // what people are told
-    fun width(name: String, from: Reader = of) = from.int(name, 1, MOST_WIDTH)
-    val headDims = of.ints("head_dims", 1, MOST_WIDTH)
+internal fun Reader.facts(lent: Boolean): ModelFacts {
+    ignore("parameters") // what people are told
+    fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)
+    val headDims = ints("head_dims", 1, MOST_WIDTH)
+    val layers = int("layers", 1, MOST_LAYERS)
     val found = ModelFacts(
-        of.text("architecture"), of.int("layers", 1, MOST_LAYERS), width("hidden"), width("intermediate"), width("heads"),
-        width("kv_heads"), width("head_dim"), of.int("vocab", 1, MOST_VOCAB), of.int("context", 1, MOST_CONTEXT),
-        of.ints("convolutions", 0, MOST_LAYERS), of.intOrNull("taps", 0, MOST_TAPS) ?: 0,
-        of.partOrNull("delta")?.let {
-            it.flag("space") // Mamba-2: another rule, in the graph, on states of the same kind
-            DeltaHeads(width("keys", it), width("values", it), width("key_dim", it), width("value_dim", it)).also { _ -> it.done() }
+        text("architecture"), layers, width("hidden"), width("intermediate"), width("heads"), width("kv_heads"), width("head_dim"),
+        int("vocab", 1, MOST_VOCAB), int("context", 1, MOST_CONTEXT), ints("convolutions", 0, MOST_LAYERS),
+        intOrNull("taps", 0, MOST_TAPS) ?: 0,
+        partOrNull("delta") {
+            flag("space") // Mamba-2: another rule, in the graph, on states of the same kind
+            DeltaHeads(width("keys"), width("values"), width("key_dim"), width("value_dim"))
         },
-        headDims, of.intOrNull("shared", 0, MOST_LAYERS) ?: 0, of.intOrNull("layer_embedding", 0, MOST_WIDTH) ?: 0, angles(of), of.flag("tied"),
-        of.partOrNull("experts")?.let {
-            val mixed = ExpertFacts(width("count", it), width("chosen", it), width("inner", it))
-            val layers = it.ints("layers", 0, MOST_LAYERS)
-            val always = it.intOrNull("always", 0, MOST_WIDTH) ?: 0 // of both, which get every row
-            it.done()
-            if (always >= mixed.chosen || mixed.chosen > mixed.count || layers.any { layer -> layer >= of.int("layers") }) {
-                throw of.wrong("experts", "${mixed.chosen} of ${mixed.count} experts in layers $layers")
+        headDims, intOrNull("shared", 0, MOST_LAYERS) ?: 0, intOrNull("layer_embedding", 0, MOST_WIDTH) ?: 0, angles(), flag("tied"),
+        partOrNull("experts") {
+            val mixed = ExpertFacts(width("count"), width("chosen"), width("inner"))
+            val those = ints("layers", 0, MOST_LAYERS)
+            val always = intOrNull("always", 0, MOST_WIDTH) ?: 0 // of both, which get every row
+            if (always >= mixed.chosen || mixed.chosen > mixed.count || those.any { it >= layers }) {
+                throw this@facts.wrong("experts", "${mixed.chosen} of ${mixed.count} experts in layers $those")
             }
             mixed
         },
     )
-    of.done()
     val short = found.convolutions
-    val (heads, kvHeads, layers) = Triple(found.heads, found.kvHeads, found.layers)
+    val (heads, kvHeads) = found.heads to found.kvHeads
     when {
         short.isNotEmpty() && (short != short.distinct().sorted().filter { it < layers } || found.taps < 2) ->
-            throw of.wrong("convolutions", "$short of ${found.taps} tokens in $layers layers")
-        found.delta != null && short.isEmpty() -> throw of.wrong("delta", "without convolutions")
+            throw wrong("convolutions", "$short of ${found.taps} tokens in $layers layers")
+        found.delta != null && short.isEmpty() -> throw wrong("delta", "without convolutions")
         (found.shared >= layers && !lent) || found.shared > layers || (headDims.isNotEmpty() && headDims.size != found.kvLayers) ->
-            throw of.wrong("head_dims", "of ${headDims.size} layers, ${found.shared} of $layers shared")
-        heads % kvHeads != 0 || (found.kvLayers < 1 && !lent) -> throw of.wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
+            throw wrong("head_dims", "of ${headDims.size} layers, ${found.shared} of $layers shared")
+        heads % kvHeads != 0 || (found.kvLayers < 1 && !lent) ->
+            throw wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
     }
     return found
 }
 
 /** Channels that each table of angles turns; Gemma has one for windowed layers and one for the others. */
-private fun angles(of: Reader): List<Int> {
-    val rope = of.jsonOrNull("rope")?.takeIf { it.size() > 0 } ?: return emptyList()
+private fun Reader.angles(): List<Int> {
+    val rope = jsonOrNull("rope")?.takeIf { it.size() > 0 } ?: return emptyList()
     try {
         val others = (rope["other_dims"] as? JsonArray)?.map { it.asDouble.toInt() } ?: emptyList()
-        return listOf(rope["dims"]?.asDouble?.toInt() ?: of.int("head_dim")) + others
+        return listOf(rope["dims"]?.asDouble?.toInt() ?: int("head_dim")) + others
     } catch (error: RuntimeException) { // no number
-        throw of.wrong("rope", "dims: ${error.message}")
+        throw wrong("rope", "dims: ${error.message}")
+    }
+}
+
+fun sha256(path: File): String {
+    val digest = MessageDigest.getInstance("SHA-256")
+    val piece = ByteArray(1 shl 20)
+    path.inputStream().use { file ->
+        while (true) {
+            val count = file.read(piece)
+            if (count < 0) break
+            digest.update(piece, 0, count)
+        }
+    }
+    return hex(digest.digest())
+}
+
+class Bundle private constructor(val path: File, val manifest: Manifest) {
+    fun part(name: String): ModelPart = when (name) {
+        "target" -> manifest.target
+        "draft" -> manifest.draft ?: throw BundleError("$path: has no draft model", "export with `--method speculative --draft MODEL2`")
+        else -> manifest.drafter ?: throw BundleError("$path: has no drafter model", "export with `--method eagle --drafter DRAFTER`")
+    }
+
+    companion object {
+        /** Open a bundle; presence and size of every file are always checked, with [check] their SHA-256 too. */
+        fun open(folder: File, check: Boolean = true): Bundle {
+            val manifest = readManifest(folder)
+            for (name in listOfNotNull(manifest.target, manifest.draft, manifest.drafter).flatMap { it.named() }) {
+                if (name !in manifest.files) throw BundleError("${File(folder, MANIFEST)}: uses '$name' but does not list it under files")
+            }
+            for ((name, entry) in manifest.files) {
+                val file = File(folder, name)
+                if (!file.isFile) throw BundleError("$file: missing from the bundle", "copy the whole folder, or export again")
+                try {
+                    if (!file.toPath().toRealPath().startsWith(folder.toPath().toRealPath())) {
+                        throw BundleError("$file: a link that leaves the bundle is not allowed")
+                    }
+                    val size = file.length()
+                    if (size != entry.size) {
+                        val word = if (size < entry.size) "truncated" else "altered"
+                        throw BundleError("$file: $word: expected ${entry.size} bytes, got $size", "copy or export it again")
+                    }
+                    if (!check) continue
+                    val got = sha256(file)
+                    if (got != entry.sha256) throw BundleError(
+                        "$file: altered: expected SHA-256 ${entry.sha256.take(12)}..., got ${got.take(12)}...",
+                        "export it again, or pass --no-check if you changed it on purpose",
+                    )
+                } catch (error: IOException) {
+                    throw BundleError("$file: cannot read it: ${error.message}", "copy it again", error)
+                }
+            }
+            return Bundle(folder, manifest)
+        }
     }
 }

@@ -3,16 +3,236 @@ package dev.edgespec.runtimes
 import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
+import java.nio.ByteBuffer
 import java.util.TreeSet
 
-/**
- * A KV slot over native operators.  One node runs the whole pass: it is told, for every row, where it stands, what it sees
- * and where its key and value go (the plan), so a chain, a tree and a draft with layers left out are the same call.
- */
-class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model, context, reserve), GreedyTarget {
+// lines of the plan
+private const val TOKEN = 0
+private const val POSITION = 1
+private const val SLOT = 2
+private const val VISIBLE = 3
+private const val PARENT = 4
+private const val PLACE = 5
+
+private const val COMMITTED = -1L // a move from here: so many tokens are committed, states may hold them
+
+// among the controls
+private const val TOP = 0
+private const val READ_CODES = 4
+private const val WINDOW = 5
+private const val SINKS = 6
+
+/** A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees. */
+class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context), GreedyTarget {
     override val exactTrees get() = true
+    private val kv = model.kv
+    private val io = Binding(model.session)
+    private val facts = model.facts
+    private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty())
+    private val plainGates = ByteArray(at.count) { if (it <= at.embed || it == at.lm) 1 else 0 }
+    private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
+    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, givenSize)
+    private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
+    private val noMoves = Bound.of(OnnxJavaType.INT64, if (facts.delta == null) 0 else 1, 3)
+    private var moves = ArrayList<IntArray>() // (from, to), before the next pass
+    // coded keys are exact only lately
+    private val checkpoints = if (facts.convolutions.isNotEmpty() && kv.ring == 0) Checkpoints(facts) else null
+    private val forgets = kv.ring > 0 || facts.convolutions.isNotEmpty() // exact recent keys and states are not kept
+    private var certain = 0 // tokens that will not be taken back
+    private var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
     private val tried = HashMap<Int, Int>() // tokens whose first layers were run, by place
     private val marks = TreeSet<Int>() // lengths of the text at which checkpoints are taken
+    private var end = 0 // of the rows that are planned
+    private var cache: Bound? = null
+
+    init {
+        if (facts.delta != null) noMoves.longs.put(1, COMMITTED)
+        io.input("gates", gates)
+        io.input("hidden_in", noHiddenIn)
+        io.input("control", control)
+        io.input("tables", model.keyTables)
+        io.input("moves", noMoves)
+        reserve(reserve)
+    }
+
+    // -- memory
+
+    override fun reserve(tokens: Int) {
+        val most = model.facts.context + model.part.headroom
+        var need = up(minOf(most, tokens + model.part.headroom), KV_BLOCK)
+        if (minOf(need, most) <= capacity) return
+        need = minOf(up(most, KV_BLOCK), maxOf(need, up(capacity * 3 / 2, KV_BLOCK)))
+        // a block of tokens lies together: what is there already is the beginning of the larger cache
+        val memory = Bound.memory(kv.nbytes(model.facts, need))
+        val fresh = Bound.over(memory, OnnxJavaType.UINT8, 1, memory.capacity())
+        cache?.let { held ->
+            val used = minOf(kv.nbytes(facts, maxOf(this.tokens.size, furthest)), held.bytes.capacity().toLong()).toInt()
+            fresh.bytes.duplicate().put(held.bytes.duplicate().also { it.limit(used) })
+            held.close()
+        }
+        cache = fresh
+        io.input("kv", fresh)
+        capacity = minOf(need, most) // the last block may reach beyond the table of angles
+    }
+
+    override val kvBytes: Long get() = (checkpoints?.nbytes ?: 0) + (cache?.bytes?.capacity() ?: 0)
+    private val bytes: ByteBuffer get() = cache!!.bytes
+
+    override fun close() {
+        listOf(gates, noHiddenIn, control, noMoves).forEach { it.close() }
+        cache?.close()
+        cache = null
+    }
+
+    // -- one pass
+
+    /** Carry out what `keep` left to the next pass; not between `forward` and `keep`. */
+    private fun settle() {
+        if (moves.isEmpty()) return
+        plan(IntArray(0), tokens.size)
+        launch(0, 0)
+    }
+
+    /** How many tokens the states of each layer with a delta rule hold, in place. */
+    private fun held(): List<Long> = places().map(bytes::getLong)
+    private fun forgetStates() = places().forEach { bytes.putLong(it, 0) }
+
+    private fun places(): List<Int> {
+        if (facts.delta == null) return emptyList()
+        val each = (stateBytes(facts) / facts.convolutions.size).toInt()
+        return (1..facts.convolutions.size).map { it * each - HELD_BYTES }
+    }
+
+    /** How many tokens the states may hold after the planned pass: what may be taken back waits in their rows. */
+    private fun committed(read: Int): Long {
+        val all = tokens.size + read.toLong()
+        if (!revocable) return all
+        return minOf(all, maxOf(certain.toLong(), held().max(), (end + facts.taps - STATE_ROWS).toLong()))
+    }
+
+    /** Bind the plan [6, n] of rows after [past] tokens: a chain, unless parents are given. */
+    private fun plan(tokens: IntArray, past: Int, visible: IntArray? = null, parents: IntArray? = null) {
+        val n = tokens.size
+        needRoom(past + n)
+        end = if (n == 0) 0 else past + n
+        furthest = maxOf(furthest, end) // kept or not, the rows are in the ring
+        val bound = model.buffer("plan", OnnxJavaType.INT64, 6, n)
+        val depths = parents?.let(::depthsOf)
+        val to = bound.longs
+        for (row in 0 until n) {
+            val sees = visible?.get(row) ?: past
+            to.put(TOKEN * n + row, tokens[row].toLong())
+            to.put(POSITION * n + row, (sees + (depths?.get(row) ?: row)).toLong())
+            to.put(SLOT * n + row, 0)
+            to.put(VISIBLE * n + row, sees.toLong())
+            to.put(PARENT * n + row, (parents?.get(row) ?: (row - 1)).toLong())
+            to.put(PLACE * n + row, (past + row).toLong())
+        }
+        io.input("plan", bound)
+    }
+
+    /**
+     * Run what the plan says: [n] rows, of which [rows] from [first] on reach the LM head (-1: the last one), with [times] rows
+     * of logits for each of them; [tapping]: give the residual stream where it is tapped, too;
+     * [read]: rows that are a text's own, a chain: states hold them at once.
+     */
+    private fun launch(
+        n: Int, rows: Int, hidden: Boolean = false, tapping: Boolean = false, times: Int = 1, columns: Int = this.columns,
+        read: Int = 0, first: Int = 0,
+    ): Pass {
+        val count = if (rows < 0) 1 else rows
+        val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
+        for (row in 0 until count) wanted.longs.put(row, if (rows < 0) n - 1L else (first + row).toLong())
+        io.input("rows", wanted)
+        val tapped = if (tapping) model.part.tapped.size else 0
+        gates.bytes.put(at.hidden, if (hidden || tapped > 0) 1 else 0)
+        if (model.part.tapped.isNotEmpty()) gates.bytes.put(at.taps, if (tapped > 0) 1 else 0)
+        if (facts.delta != null) noMoves.longs.put(2, committed(read))
+        var moving: Bound? = null
+        if (moves.isNotEmpty()) {
+            moving = Bound.of(OnnxJavaType.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
+            moving.longs.duplicate().also { it.position(3 * moves.size) }.put(noMoves.longs.duplicate())
+            moves.forEachIndexed { number, (from, to) ->
+                moving.longs.put(3 * number, 0)
+                moving.longs.put(3 * number + 1, from.toLong())
+                moving.longs.put(3 * number + 2, to.toLong())
+            }
+            io.input("moves", moving)
+        }
+        val top = control.longs[TOP].toInt()
+        val given = count * times
+        val logits = model.buffer("logits", OnnxJavaType.FLOAT, if (top > 0) 0 else given, columns)
+        val ids = model.buffer("ids", OnnxJavaType.INT64, given, top)
+        val values = model.buffer("values", OnnxJavaType.FLOAT, given, top)
+        val width = (1 + tapped) * hiddenSize
+        val stream = model.buffer("hidden", OnnxJavaType.FLOAT, if (hidden || tapped > 0) n else 0, width)
+        io.output("logits", logits)
+        io.output("ids", ids)
+        io.output("values", values)
+        io.output("hidden", stream)
+        io.run()
+        if (moving != null) {
+            moves = ArrayList()
+            io.input("moves", noMoves)
+            moving.close()
+        }
+        val best = if (top > 0) {
+            Best(IntArray(given * top) { ids.longs[it].toInt() }, FloatArray(given * top) { values.floats[it] }, top)
+        } else {
+            null
+        }
+        return Pass(
+            model.matrix(logits, if (top > 0) 0 else given, columns),
+            if (hidden) model.matrix(stream, n, hiddenSize, width) else null, best,
+            if (tapped > 0) model.matrix(stream, n, tapped * hiddenSize, width, hiddenSize) else null,
+        )
+    }
+
+    /** Let passes read the coarser copy of the keys, with a window of its own. */
+    private fun readCodes(on: Boolean) {
+        val window = if (on) kv.draftWindow else kv.window
+        control.longs.put(READ_CODES, if (on) 1 else 0)
+        control.longs.put(WINDOW, window.toLong())
+        control.longs.put(SINKS, if (window > 0) kv.sinks.toLong() else 0)
+    }
+
+    override fun leaveOut(skip: SkipSet?) {
+        gates.bytes.duplicate().put(plainGates)
+        skip?.attention?.forEach { gates.bytes.put(2 * it, 0) }
+        skip?.mlp?.forEach { gates.bytes.put(2 * it + 1, 0) }
+    }
+
+    /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
+    private fun loadRows(rows: FloatArray, n: Int) {
+        if (rows.size != n * givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, $givenSize]")
+        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, givenSize)
+        bound.floats.duplicate().put(rows)
+        io.input("hidden_in", bound)
+    }
+
+    /** A pass over these layers only, from tokens or hidden states, to the LM head or a group of heads. */
+    private fun <T> parts(first: Int, last: Int, loaded: Boolean, lmHead: Boolean = false, number: Int? = null, run: () -> T): T {
+        for (gate in plainGates.indices) gates.bytes.put(gate, if (gate in 2 * first until 2 * last) 1 else 0)
+        gates.bytes.put(if (loaded) at.load else at.embed, 1)
+        gates.bytes.put(at.lm, if (lmHead) 1 else 0)
+        if (number != null) gates.bytes.put(at.group(number), 1)
+        try {
+            return run()
+        } finally {
+            gates.bytes.duplicate().put(plainGates)
+            io.input("hidden_in", noHiddenIn)
+        }
+    }
+
+    /** A pass that gives only the best so many tokens of each row; 0 = all logits. */
+    private fun <T> top(top: Int, run: () -> T): T {
+        control.longs.put(TOP, top.toLong())
+        try {
+            return run()
+        } finally {
+            control.longs.put(TOP, 0)
+        }
+    }
 
     // -- the Target contract
 
@@ -33,7 +253,6 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         return if (lost(same)) checkpoints?.lengths?.lastOrNull { it <= same } ?: 0 else same
     }
 
-    /** Whether exact keys or states that rows behind so many tokens would read are overwritten, or hold more. */
     private fun lost(same: Int): Boolean = (forgets && furthest - same > LONGEST_PASS) || held().any { it > same }
 
     override fun beginLike(other: Slot, length: Int): Int {
@@ -49,10 +268,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         tokens.push(other.tokens.slice(0, same))
         certain = same
         furthest = if (back) same else other.furthest
-        val lent = other.bytes.duplicate()
-        lent.limit(kv.nbytes(facts, same).toInt())
-        lent.position(0)
-        bytes.duplicate().also { it.position(0) }.put(lent)
+        bytes.duplicate().put(other.bytes.duplicate().also { it.limit(kv.nbytes(facts, same).toInt()) })
         other.checkpoints?.let { checkpoints?.share(it, same) }
         return if (back) restart(same) else same
     }
@@ -76,7 +292,6 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         super.prefill(tokens.copyOfRange(start, tokens.size))
     }
 
-    /** Keep the states of the text as it is now. */
     private fun remember() {
         if (revocable || held().any { it != tokens.size.toLong() }) return
         settle()
@@ -101,39 +316,28 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
 
     override fun forwardBest(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
-        return top(1) { likeliest(launch(tokens.size, tokens.size, keepHidden, keepTaps)) }
+        return best(true) { launch(tokens.size, tokens.size, keepHidden, keepTaps) }
     }
 
-    /** The plan of a pass whose rows may be kept. */
     private fun verifying(tokens: IntArray, parents: IntArray?) {
         if (facts.convolutions.isNotEmpty() && tokens.size > LONGEST_PASS) {
             throw InvalidRequest("a pass of ${tokens.size} rows: expected at most $LONGEST_PASS", "prefill first")
         }
-        val past = this.tokens.size
-        furthest = maxOf(furthest, past + tokens.size) // kept or not, the rows are in the ring
         pending = tokens
         pendingParents = parents
-        plan(tokens, past, parents = parents)
+        plan(tokens, this.tokens.size, parents = parents)
     }
 
-    override fun keep(rows: IntArray) {
-        val past = tokens.size
-        if (pendingParents != null) rows.forEachIndexed { at, row -> if (row != at) moves.add(intArrayOf(past + row, past + at)) }
-        for (row in rows) tokens.push(pending[row])
-        pending = IntArray(0)
-        pendingParents = null
+    override fun move(from: Int, to: Int) {
+        moves.add(intArrayOf(from, to))
     }
 
-    override fun forwardDraft(tokens: IntArray, offset: Int, skip: SkipSet?): Pass {
-        val past = this.tokens.size + offset
-        plan(tokens, past)
-        furthest = maxOf(furthest, past + tokens.size)
-        setGates(skip)
+    override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass {
+        plan(tokens, this.tokens.size + offset)
         readCodes(kv.codes != null)
         try {
-            return launch(tokens.size, -1)
+            return skipping(skip) { launch(tokens.size, -1) }
         } finally {
-            setGates(null)
             readCodes(false)
         }
     }
@@ -149,17 +353,13 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         val output = parts(0, 0, true, number = number) {
             top(top) { launch(rows, rows, times = found.count, columns = headSize) }
         }
-        val best = output.best ?: return Heads(output.logits, headTokens)
-        val named = headTokens ?: return Heads(null, null, best)
-        // -1 where more are asked for than there are
-        return Heads(null, named, Best(IntArray(best.tokens.size) { if (best.tokens[it] < 0) -1 else named[best.tokens[it]] }, best.logits, best.top))
+        return Heads(if (output.best == null) output.logits else null, headTokens, output.best?.named(headTokens))
     }
 
     override fun forwardLayers(tokens: IntArray, offset: Int, last: Int): FloatArray {
         val past = this.tokens.size + offset
         if (facts.layerEmbedding > 0) tokens.forEachIndexed { at, token -> tried[past + at] = token }
         plan(tokens, past)
-        furthest = maxOf(furthest, past + tokens.size)
         return parts(0, last, false) { launch(tokens.size, 0, hidden = true).hidden!!.copy() }
     }
 
@@ -167,7 +367,6 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         val past = tokens.size + offset
         // layers with embeddings of their own ask for the tokens again
         plan(IntArray(rows) { tried[past + it] ?: 0 }, past)
-        furthest = maxOf(furthest, past + rows)
         loadRows(hidden, rows)
         return parts(first, last, true) { launch(rows, 0, hidden = true).hidden!!.copy() }
     }
@@ -176,17 +375,20 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         if (layer !in 0..layers) throw InvalidRequest("resumed after $layer layers: expected 0 to $layers")
         loadRows(hidden, tokens.size)
         verifying(tokens, null)
-        return parts(layer, layers, true, lmHead = true) {
-            top(if (best) 1 else 0) { likeliest(launch(tokens.size, tokens.size, keepHidden)) }
-        }
+        return parts(layer, layers, true, lmHead = true) { best(best) { launch(tokens.size, tokens.size, keepHidden) } }
     }
 
-    /** A pass of the only best of each row, as tokens. */
-    private fun likeliest(output: Pass): Pass {
-        val best = output.best ?: return output
-        val named = headTokens?.takeIf { model.part.cut } ?: return output
-        return Pass(output.logits, output.hidden, Best(IntArray(best.tokens.size) { named[best.tokens[it]] }, best.logits, best.top))
+    /** A pass; [only] the best of each row, as tokens. */
+    private fun best(only: Boolean, run: () -> Pass): Pass {
+        if (!only) return run()
+        val output = top(1, run)
+        val found = if (model.part.cut) output.best!!.named(headTokens) else output.best
+        return Pass(output.logits, output.hidden, found, output.taps)
     }
+
+    /** As tokens; -1 where more are asked for than there are. */
+    private fun Best.named(tokens: IntArray?) =
+        if (tokens == null) this else Best(IntArray(this.tokens.size) { tokens.getOrElse(this.tokens[it]) { -1 } }, logits, top)
 
     // -- a drafter conditioned on a target
 
@@ -199,7 +401,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         loadRows(given, n)
         verifying(IntArray(n), parents)
         val rows = if (parents == null) -1 else n
-        return parts(0, layers, recycled, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, rows, hidden = true)) } }
+        return parts(0, layers, recycled, lmHead = true) { best(best) { launch(n, rows, hidden = true) } }
     }
 
     override fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass {
@@ -210,7 +412,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
             plan.put(POSITION * n + row, tokens.size + row.toLong())
             plan.put(VISIBLE * n + row, tokens.size + n.toLong())
         }
-        return parts(0, layers, true, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, n - 1, first = 1)) } }
+        return parts(0, layers, true, lmHead = true) { best(best) { launch(n, n - 1, first = 1) } }
     }
 
     override fun absorbGiven(given: FloatArray, n: Int) {
@@ -255,28 +457,33 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
     private fun hypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
         val past = this.tokens.size
         val reach = past + tokens.size - visible.min()
-        if (kv.ring > 0 && reach > LONGEST_PASS) {
-            throw InvalidRequest(
-                "hypotheses reach $reach tokens back, but exact recent keys $LONGEST_PASS",
-                "score hypotheses with attention f32, f16 or int8",
-            )
-        }
+        if (kv.ring > 0 && reach > LONGEST_PASS) throw InvalidRequest(
+            "hypotheses reach $reach tokens back, but exact recent keys $LONGEST_PASS", "score hypotheses with attention f32, f16 or int8",
+        )
         plan(tokens, past, visible, parents)
-        furthest = maxOf(furthest, past + tokens.size)
-        setGates(skip)
-        try {
-            return launch(tokens.size, tokens.size, keepHidden)
-        } finally {
-            setGates(null)
-        }
+        return skipping(skip) { launch(tokens.size, tokens.size, keepHidden) }
     }
-
-    // -- one pass
 
     override fun fill(chunk: IntArray): Matrix? {
-        plan(chunk, tokens.size)
         certain = tokens.size + chunk.size
-        furthest = maxOf(furthest, certain)
+        plan(chunk, tokens.size)
         return launch(chunk.size, 0, tapping = tapSink != null, read = chunk.size).taps
     }
+}
+
+/**
+ * Where the gates of a native graph stand: two a layer, four for what comes before and after, one a group of heads.  A target
+ * whose layers are [tapped] has one more.  A drafter that is conditioned on it fuses what was tapped with [embed] on, and
+ * goes on with its own hidden state with [load] on.
+ */
+internal class Gates(layers: Int, groups: Int, tapped: Boolean) {
+    val embed = 2 * layers // look tokens up
+    val load = embed + 1 // begin with the rows of `hidden_in` instead
+    val hidden = embed + 2 // give the residual stream after the last layer
+    val lm = embed + 3 // the model's own final norm and LM head
+    private val first = embed + 4
+    val taps = first + groups // give the residual stream where it is tapped, behind the columns of `hidden`
+    val count = taps + if (tapped) 1 else 0
+
+    fun group(number: Int): Int = first + number
 }

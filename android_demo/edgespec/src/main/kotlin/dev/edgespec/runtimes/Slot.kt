@@ -7,7 +7,7 @@ import java.util.Random
 internal const val ROUND_CAPACITY = 64
 
 /** A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share. */
-abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, TappedTarget, Revocable, AutoCloseable {
+abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, TappedTarget, AutoCloseable {
     override val vocabSize: Int = model.facts.vocab
     override val layers: Int = model.facts.layers
     override val hiddenSize: Int = model.facts.hidden
@@ -16,14 +16,15 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     override var keepHidden = false
     override var keepTaps = false
     override var tapSink: ((Int, Matrix) -> Unit)? = null
-    override var revocable = false
+    var revocable = false // whether follow may take back what keep kept, as a draft's guesses: states are then kept, too
     override var capacity = 0
         protected set
     var chunk = PREFILL_CHUNK // most rows of a prefill's pass
     protected val columns: Int = model.part.headVocab?.size?.takeIf { model.part.cut } ?: model.facts.vocab // of the logits
     val headTokens: IntArray? get() = model.headTokens
-    protected var pending: IntArray = IntArray(0)
+    protected var pending: IntArray = NONE
     protected var pendingParents: IntArray? = null
+    private var skipped: SkipSet? = null
 
     override fun follow(tokens: Tokens): Int = crop(this.tokens.commonPrefix(tokens))
 
@@ -35,10 +36,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     /** How many tokens [crop] would leave: at most [length]; fewer where states go back to a checkpoint. */
     open fun cropped(length: Int): Int = minOf(length, tokens.size)
 
-    /**
-     * Hold the first tokens, at most [length], of what another slot over this model holds, copied without a pass; returns how
-     * many.  The other one stays as it is.
-     */
+    /** Hold the first tokens, at most [length], of what another slot holds, copied without a pass; returns how many. */
     abstract fun beginLike(other: Slot, length: Int): Int
 
     override fun prefill(tokens: IntArray) {
@@ -51,27 +49,40 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
         }
     }
 
-    /**
-     * Where a text to be read may be gone back to: states that cannot be cut back are kept at these [lengths] of its
-     * beginnings, in tokens; [most]: checkpoints that memory allows.
-     */
+    override fun keep(rows: IntArray) {
+        val past = tokens.size
+        if (pendingParents != null) rows.forEachIndexed { at, row -> if (at != row) move(past + row, past + at) }
+        for (row in rows) tokens.push(pending[row])
+        pending = NONE
+        pendingParents = null
+    }
+
+    protected abstract fun move(from: Int, to: Int) // let the key and value of row [from] stand at row [to], before the next pass
+
+    /** Keep states that cannot be cut back at these [lengths] of a text to be read, in tokens; [most]: what memory allows. */
     open fun mark(lengths: List<Int>, most: Int) = Unit // few have states
+    /** A pass inside leaves out [skip]. */
+    protected fun <T> skipping(skip: SkipSet?, run: () -> T): T {
+        setGates(skip)
+        try {
+            return run()
+        } finally {
+            setGates(null)
+        }
+    }
 
-    override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass = forwardDraft(tokens, offset, skip)
+    private fun setGates(skip: SkipSet?) {
+        if (skip != skipped) leaveOut(skip)
+        skipped = skip
+    }
 
-    /** Run rows [offset] rows after the slot's tokens -> logits of the last row, [1, vocab]. */
-    abstract fun forwardDraft(tokens: IntArray, offset: Int = 0, skip: SkipSet? = null): Pass
+    protected abstract fun leaveOut(skip: SkipSet?)
+    abstract fun reserve(tokens: Int) // make room for this many tokens and the rows after them; what the slot holds stays
 
-    /** Make room for this many tokens and the rows after them; what the slot holds stays. */
-    abstract fun reserve(tokens: Int)
-
-    /** Bytes of KV allocated. */
     abstract val kvBytes: Long
 
     /** Run rows after the slot's tokens for their KV alone; their taps where there is a sink for them. */
     protected abstract fun fill(chunk: IntArray): Matrix?
-
-    // -- a drafter conditioned on a target
 
     /**
      * Run rows of a drafter after the slot's entries; [keep] commits them.  [given]: [n, columns], see [DecoderPart];
@@ -80,23 +91,19 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
      */
     abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray? = null): Pass
 
-    /**
-     * Run rows of a drafter of blocks after the slot's entries; every row sees all of them, and none is kept.  [given]:
-     * embeddings of the pending token and of masks, [n, columns].  Logits or the [best] of all rows but the first.
-     */
-    open fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass = throw InvalidRequest("drafts of whole blocks need native operators")
+    /** Run rows of a drafter of blocks, given as [n, columns]; all see all, none is kept; logits or [best] of all but the first. */
+    open fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass =
+        throw InvalidRequest("drafts of whole blocks need native operators")
 
     /** Append the entries of rows [n, columns] with taps, of which nothing is guessed. */
     abstract fun absorbGiven(given: FloatArray, n: Int)
 
-    /** Columns of what a pass may begin with. */
-    protected val givenSize: Int = model.part.decoder?.columns ?: model.facts.hidden
+    protected val givenSize: Int = model.part.decoder?.columns ?: model.facts.hidden // columns of what a pass may begin with
 
     protected fun noHidden() = InvalidRequest(
         "this graph has no hidden states", "export with the method that needs them, and use the graph for all methods",
     )
 
-    /** Number and description of a group of heads. */
     protected fun group(name: String): Pair<Int, HeadGroup> {
         val groups = model.part.heads
         val at = groups.indexOfFirst { it.name == name }
@@ -107,8 +114,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
         return at to groups[at]
     }
 
-    /** Columns of a group's logits. */
-    protected val headSize: Int get() = headTokens?.size ?: vocabSize
+    protected val headSize: Int get() = headTokens?.size ?: vocabSize // columns of a group's logits
 
     protected fun needRoom(rows: Int) {
         if (rows > capacity) reserve(rows)
@@ -116,7 +122,6 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     }
 }
 
-/** How many ancestors each row has. */
 internal fun depthsOf(parents: IntArray): IntArray {
     val depths = IntArray(parents.size)
     for (row in parents.indices) if (parents[row] >= 0) depths[row] = depths[parents[row]] + 1
@@ -124,36 +129,21 @@ internal fun depthsOf(parents: IntArray): IntArray {
 }
 
 /** The largest logits of each row of [logits] [rows, size] and their tokens, in order; the lowest token wins a tie. */
-internal fun bestOfRows(logits: dev.edgespec.decoding.Matrix, named: IntArray?, top: Int): Best {
+internal fun bestOfRows(logits: Matrix, named: IntArray?, top: Int): Best {
     val width = minOf(top, logits.columns)
     val tokens = IntArray(logits.rows * width)
     val values = FloatArray(logits.rows * width)
     for (row in 0 until logits.rows) {
         val from = logits.row(row)
         // a NaN is put first, so that whoever looks at the winner sees it
-        val best = dev.edgespec.decoding.argmax(from)
-        val found = if (from[best].isNaN()) IntArray(width) { best } else topOf(from, width)
+        val best = argmax(from)
+        val found = if (from[best].isNaN()) List(width) { best } else top(doubles(from), width).sortedByDescending { from[it] }
         for (at in 0 until width) {
             tokens[row * width + at] = named?.get(found[at]) ?: found[at]
             values[row * width + at] = from[found[at]]
         }
     }
     return Best(tokens, values, width)
-}
-
-private fun topOf(row: FloatArray, count: Int): IntArray {
-    val kept = IntArray(count)
-    var filled = 0
-    for (at in row.indices) { // insertion: few are wanted, and few values enter
-        if (filled == count && row[at] <= row[kept[count - 1]]) continue
-        var place = if (filled < count) filled++ else count - 1
-        while (place > 0 && row[kept[place - 1]] < row[at]) {
-            kept[place] = kept[place - 1]
-            place--
-        }
-        kept[place] = at
-    }
-    return kept
 }
 
 /** A slot over a model, of the kind that fits its graph; [reserve]: tokens to allocate for at once. */

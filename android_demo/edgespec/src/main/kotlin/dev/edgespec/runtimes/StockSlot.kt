@@ -3,7 +3,6 @@ package dev.edgespec.runtimes
 import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
-import java.nio.FloatBuffer
 
 private const val HIDE = -1e30f // finite, so that a row that hides everything cannot become NaN
 
@@ -27,11 +26,8 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     private val noHiddenIn = if (model.graph.hidden) given("hidden_in", OnnxJavaType.FLOAT, 1, 1, givenSize) else null
     private val gateLm = if (model.graph.hidden && model.part.heads.isNotEmpty()) ones("gate_lm") else null
     private val gateHeads = if (gateLm != null) given("gate_heads", OnnxJavaType.BOOL, model.part.heads.size) else null
-    private var skipped: SkipSet? = null
 
-    init {
-        reserve(reserve)
-    }
+    init { reserve(reserve) }
 
     private fun given(name: String, type: OnnxJavaType, vararg shape: Int): Bound {
         val bound = Bound.of(type, *shape)
@@ -40,7 +36,9 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         return bound
     }
 
-    private fun ones(name: String, vararg shape: Int) = given(name, OnnxJavaType.BOOL, *shape).also { fill(it, 0 until it.bytes.capacity()) }
+    private fun ones(name: String, vararg shape: Int) =
+        given(name, OnnxJavaType.BOOL, *shape).also { fill(it, 0 until it.bytes.capacity()) }
+    private fun open(layers: IntRange) = listOfNotNull(gateAttn, gateMlp).forEach { fill(it, layers) }
 
     private fun fill(gates: Bound, on: IntRange) {
         for (at in 0 until gates.bytes.capacity()) gates.bytes.put(at, if (at in on) 1 else 0)
@@ -52,28 +50,21 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         cache.clear()
     }
 
-    // -- the Target contract
-
     override fun forward(tokens: IntArray, parents: IntArray?): Pass {
         pending = tokens
         pendingParents = parents
         return run(tokens, this.tokens.size, rows = tokens.size, parents = parents)
     }
 
-    override fun keep(rows: IntArray) {
-        if (pendingParents != null && rows.indices.any { rows[it] != it }) {
-            val past = tokens.size
-            val width = facts.headDim
-            val row = FloatArray(width)
-            for (bound in cache.values) { // keys carry positions by depth, so they move without a new rotation
-                for (head in 0 until facts.kvHeads) for ((at, source) in rows.withIndex()) {
-                    if (at != source) move(bound.floats, row, (head * capacity + past + source) * width, (head * capacity + past + at) * width)
-                }
-            }
+    override fun move(from: Int, to: Int) { // keys carry positions by depth, so they move without a new rotation
+        val row = FloatArray(facts.headDim)
+        for (bound in cache.values) for (head in 0 until facts.kvHeads) {
+            val view = bound.floats.duplicate()
+            view.position((head * capacity + from) * row.size)
+            view.get(row)
+            view.position((head * capacity + to) * row.size)
+            view.put(row)
         }
-        for (row in rows) tokens.push(pending[row])
-        pending = IntArray(0)
-        pendingParents = null
     }
 
     override fun beginLike(other: Slot, length: Int): Int {
@@ -82,94 +73,49 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         reserve(same)
         tokens.crop(0)
         tokens.push(other.tokens.slice(0, same))
-        val width = facts.headDim
-        for ((name, bound) in cache) for (head in 0 until facts.kvHeads) {
-            val lent = other.cache.getValue(name).floats.duplicate()
-            lent.limit((head * other.capacity + same) * width)
-            lent.position(head * other.capacity * width)
-            bound.floats.duplicate().also { it.position(head * capacity * width) }.put(lent)
-        }
+        for ((name, bound) in cache) copyHeads(other.cache.getValue(name), other.capacity, bound, capacity, same)
         return same
     }
 
-    private fun move(floats: FloatBuffer, row: FloatArray, from: Int, to: Int) {
-        val view = floats.duplicate()
-        view.position(from)
-        view.get(row)
-        view.position(to)
-        view.put(row)
-    }
-
-    override fun forwardDraft(tokens: IntArray, offset: Int, skip: SkipSet?): Pass {
-        setGates(skip)
-        try {
-            return run(tokens, this.tokens.size + offset, rows = -1)
-        } finally {
-            setGates(null)
+    /** Copy the first rows of each head from a cache with room for [rows] to one for [room]. */
+    private fun copyHeads(from: Bound, rows: Int, to: Bound, room: Int, count: Int) {
+        for (head in 0 until facts.kvHeads) {
+            val part = from.floats.duplicate()
+            part.limit((head * rows + count) * facts.headDim)
+            part.position(head * rows * facts.headDim)
+            to.floats.duplicate().also { it.position(head * room * facts.headDim) }.put(part)
         }
     }
 
-    override fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
-        val past = this.tokens.size
-        val n = tokens.size
-        val count = n + dummies(past, n)
-        needRoom(past + count)
-        val width = past + count
-        setGates(skip)
-        try {
-            val mask = model.buffer("hypotheses_bias", OnnxJavaType.FLOAT, 1, 1, count, width)
-            val rows = Array(count) { FloatArray(width) { HIDE } }
-            for (row in 0 until count) {
-                if (row < n && parents[row] >= 0) rows[parents[row]].copyInto(rows[row]) else if (row < n) rows[row].fill(0f, 0, visible[row])
-                rows[row][past + row] = 0f
-                mask.floats.duplicate().also { it.position(row * width) }.put(rows[row])
-            }
-            io.input("bias", mask)
-            chooseRows("hypotheses_rows", n)
-            total.ints.put(0, width)
-            val depths = depthsOf(parents)
-            return launch(tokens, IntArray(count) { if (it < n) visible[it] + depths[it] else past + n }, past, count, n, columns, saysHidden)
-        } finally {
-            setGates(null)
-        }
-    }
+    override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass =
+        skipping(skip) { run(tokens, this.tokens.size + offset, rows = -1) }
 
-    // -- parts of the model
+    override fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass =
+        skipping(skip) { run(tokens, this.tokens.size, tokens.size, parents, visible, exact = true) }
 
-    /** Whether passes are to say their hidden states, and the graph can. */
     private val saysHidden: Boolean get() = keepHidden && model.graph.hidden
 
-    override fun embed(tokens: IntArray): FloatArray = layers(0, 0, null, 0) {
-        chooseRows("rows", 1)
-        io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, tokens.size + extra, capacity))
-        total.ints.put(0, capacity)
-        launch(tokens, null, 0, tokens.size + extra, 1, columns, true).hidden!!.copy()
+    override fun embed(tokens: IntArray): FloatArray = layers(0, 0, null, 0) { outside(tokens, 1, 1, columns, true).hidden!!.copy() }
+
+    /** A pass in which no layer takes part: nothing of the cache is read or written. */
+    private fun outside(tokens: IntArray, wanted: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
+        chooseRows(0, wanted)
+        seeAll(tokens.size + extra, capacity)
+        return launch(tokens, null, 0, tokens.size + extra, rows, columns, hidden)
     }
 
     override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
-        val none = noHiddenIn ?: throw noHidden()
-        loadRows(given, n)
         pending = IntArray(n)
         pendingParents = parents
-        gateEmbed!!.bytes.put(0, if (recycled) 0 else 1)
-        try {
-            val output = run(pending, tokens.size, rows = if (parents == null) -1 else n, parents = parents, hidden = true)
-            return if (best) Pass(output.logits, output.hidden, bestOfRows(output.logits, headTokens, 1)) else output
-        } finally {
-            gateEmbed.bytes.put(0, 1)
-            io.input("hidden_in", none)
+        val output = layers(0, layers, given, n, look = !recycled) {
+            run(pending, tokens.size, rows = if (parents == null) -1 else n, parents = parents, hidden = true)
         }
+        return if (best) Pass(output.logits, output.hidden, bestOfRows(output.logits, headTokens, 1)) else output
     }
 
     override fun absorbGiven(given: FloatArray, n: Int) {
         forwardGiven(given, n, recycled = false, best = false)
         keep(IntArray(n) { it })
-    }
-
-    private fun loadRows(rows: FloatArray, n: Int) {
-        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, n, givenSize)
-        bound.floats.duplicate().put(rows, 0, n * givenSize)
-        io.input("hidden_in", bound)
     }
 
     override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Heads {
@@ -178,13 +124,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         gateHeads.bytes.put(at, 1)
         gateLm.bytes.put(0, 0)
         try {
-            val logits = layers(0, 0, hidden, rows) {
-                // nothing of the cache is read or written
-                chooseRows("rows", rows)
-                io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, rows + extra, capacity))
-                total.ints.put(0, capacity)
-                launch(IntArray(rows), null, 0, rows + extra, which.count * rows, headSize, false).logits
-            }
+            val logits = layers(0, 0, hidden, rows) { outside(IntArray(rows), rows, which.count * rows, headSize, false).logits }
             return if (top > 0) Heads(null, headTokens, bestOfRows(logits, headTokens, top)) else Heads(logits, headTokens)
         } finally {
             gateHeads.bytes.put(at, 0)
@@ -207,24 +147,24 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         return layers(layer, layers, hidden, tokens.size) { run(tokens, this.tokens.size, rows = tokens.size) }
     }
 
-    /** A pass inside runs these layers only, from rows of the residual stream [rows, hidden] if given. */
-    private fun <T> layers(first: Int, last: Int, hidden: FloatArray?, rows: Int, run: () -> T): T {
-        if (gateEmbed == null || gateAttn == null || gateMlp == null || noHiddenIn == null) throw noHidden()
-        fill(gateAttn, first until last)
-        fill(gateMlp, first until last)
-        gateEmbed.bytes.put(0, if (hidden == null) 1 else 0)
+    /** A pass inside runs these layers only, from [hidden] [rows, columns] if given; [look]: with tokens looked up. */
+    private fun <T> layers(first: Int, last: Int, hidden: FloatArray?, rows: Int, look: Boolean = hidden == null, run: () -> T): T {
+        if (gateEmbed == null || noHiddenIn == null || (gateAttn == null && last - first < layers)) throw noHidden()
+        open(first until last)
+        gateEmbed.bytes.put(0, if (look) 1 else 0)
         try {
-            if (hidden != null) loadRows(hidden, rows)
+            if (hidden != null) {
+                val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, rows, givenSize)
+                bound.floats.duplicate().put(hidden, 0, rows * givenSize)
+                io.input("hidden_in", bound)
+            }
             return run()
         } finally {
-            fill(gateAttn, 0 until layers)
-            fill(gateMlp, 0 until layers)
+            open(0 until layers)
             gateEmbed.bytes.put(0, 1)
             io.input("hidden_in", noHiddenIn)
         }
     }
-
-    // -- memory
 
     override fun reserve(tokens: Int) {
         val headroom = model.part.headroom
@@ -232,20 +172,13 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         var need = minOf(most, up(tokens + headroom, ROUND_CAPACITY))
         if (need <= capacity) return
         need = minOf(most, maxOf(need, capacity * 3 / 2))
-        val used = this.tokens.size * facts.headDim
         for (layer in 0 until facts.layers) for (kind in listOf("key", "value")) {
             val name = "$layer.$kind"
             val fresh = Bound.of(OnnxJavaType.FLOAT, 1, facts.kvHeads, need, facts.headDim)
-            cache[name]?.let { old ->
-                for (head in 0 until facts.kvHeads) {
-                    val from = old.floats.duplicate()
-                    from.limit(head * capacity * facts.headDim + used)
-                    from.position(head * capacity * facts.headDim)
-                    fresh.floats.duplicate().also { it.position(head * need * facts.headDim) }.put(from)
-                }
+            cache.put(name, fresh)?.let { old ->
+                copyHeads(old, capacity, fresh, need, this.tokens.size)
                 old.close()
             }
-            cache[name] = fresh
             io.input("past_key_values.$name", fresh)
             io.output("present.$name", fresh)
         }
@@ -254,31 +187,22 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     override val kvBytes: Long get() = cache.values.sumOf { it.bytes.capacity().toLong() }
 
-    // -- one pass
-
     /** How many rows attention has beyond the [n] of a pass after [past] tokens. */
     private fun dummies(past: Int, n: Int) = maxOf(extra, least - past - n)
+    override fun fill(chunk: IntArray): Matrix? = run(chunk, tokens.size, rows = model.part.minRows, exact = true).taps
 
-    override fun fill(chunk: IntArray): Matrix? {
-        val past = tokens.size
-        val total = past + chunk.size + dummies(past, chunk.size) // exact: attention's scratch space has a row of it per head and token
-        return run(chunk, past, rows = model.part.minRows, total = total).taps
-    }
-
-    private fun run(tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, total: Int? = null, hidden: Boolean = false): Pass {
+    /** A pass behind [past] tokens; logits of the first [rows], -1 = the last; [exact]: attention's scratch is as the tokens. */
+    private fun run(
+        tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, visible: IntArray? = null, exact: Boolean = false,
+        hidden: Boolean = false,
+    ): Pass {
         val count = tokens.size + dummies(past, tokens.size)
         needRoom(past + count)
-        val width = total ?: capacity
-        this.total.ints.put(0, width)
-        val positions = if (parents == null) {
-            io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, count, width))
-            null
-        } else {
-            tree(parents, past, count, width)
-        }
-        val given = if (rows < 0) 1 else rows
-        if (rows < 0) lastRow(tokens.size - 1) else chooseRows("rows", rows)
-        return launch(tokens, positions, past, count, given, columns, hidden || saysHidden)
+        val width = if (exact) past + count else capacity
+        if (parents == null) seeAll(count, width)
+        val positions = parents?.let { mask(it, past, count, width, visible) }
+        if (rows < 0) chooseRows(tokens.size - 1, 1) else chooseRows(0, rows)
+        return launch(tokens, positions, past, count, if (rows < 0) 1 else rows, columns, hidden || saysHidden)
     }
 
     /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows]. */
@@ -301,46 +225,46 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         if (wide > 0) io.output("taps", taps)
         io.run()
         return Pass(
-            model.matrix(logits, rows, columns), stream?.let { model.matrix(it, n, hiddenSize) }, null, taps?.let { model.matrix(it, n, wide) },
+            model.matrix(logits, rows, columns), stream?.let { model.matrix(it, n, hiddenSize) }, null,
+            taps?.let { model.matrix(it, n, wide) },
         )
     }
 
-    private fun chooseRows(buffer: String, rows: Int) {
-        val wanted = model.buffer(buffer, OnnxJavaType.INT64, rows)
-        for (at in 0 until rows) wanted.longs.put(at, at.toLong())
+    private fun chooseRows(first: Int, count: Int) {
+        val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
+        for (at in 0 until count) wanted.longs.put(at, first + at.toLong())
         io.input("rows", wanted)
     }
 
-    private fun lastRow(row: Int) {
-        val wanted = model.buffer("last_row", OnnxJavaType.INT64, 1)
-        wanted.longs.put(0, row.toLong())
-        io.input("rows", wanted)
+    /** Let [count] rows see all before them, in a cache of so many tokens. */
+    private fun seeAll(count: Int, width: Int) {
+        io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, count, width))
+        total.ints.put(0, width)
     }
 
-    /** Bind the mask of a tree; returns the rows' positions [count]. */
-    private fun tree(given: IntArray, past: Int, count: Int, width: Int): IntArray {
+    /** Let rows see the first [visible] tokens, by default all, their ancestors and themselves; returns positions [count]. */
+    private fun mask(parents: IntArray, past: Int, count: Int, width: Int, visible: IntArray?): IntArray {
         val bias = model.buffer("tree_bias", OnnxJavaType.FLOAT, 1, 1, count, width)
-        val parents = given.copyOf(count).also { it.fill(-1, given.size, count) } // dummy rows stand alone
-        val rows = Array(count) { FloatArray(width) }
-        for ((row, parent) in parents.withIndex()) {
-            rows[row].fill(HIDE, past, width)
-            if (parent >= 0) rows[parent].copyInto(rows[row], past, past, past + row)
+        val above = parents.copyOf(count).also { it.fill(-1, parents.size, count) } // dummy rows stand alone
+        val sees = IntArray(count) { visible?.getOrNull(it) ?: past }
+        val rows = Array(count) { FloatArray(width) { HIDE } }
+        for ((row, parent) in above.withIndex()) {
+            if (parent >= 0) rows[parent].copyInto(rows[row]) else rows[row].fill(0f, 0, sees[row])
             rows[row][past + row] = 0f
             bias.floats.duplicate().also { it.position(row * width) }.put(rows[row])
         }
         io.input("bias", bias)
-        return depthsOf(parents).also { for (at in it.indices) it[at] += past }
+        total.ints.put(0, width)
+        val depths = depthsOf(above)
+        return IntArray(count) { sees[it] + depths[it] }
     }
 
-    private fun setGates(skip: SkipSet?) {
-        if (skip == skipped) return
+    override fun leaveOut(skip: SkipSet?) {
         if (gateAttn == null || gateMlp == null) {
             throw InvalidRequest("this graph has no gates: layers cannot be skipped", "export with `--method self-spec`")
         }
-        fill(gateAttn, 0 until layers)
-        fill(gateMlp, 0 until layers)
+        open(0 until layers)
         skip?.attention?.forEach { gateAttn.bytes.put(it, 0) }
         skip?.mlp?.forEach { gateMlp.bytes.put(it, 0) }
-        skipped = skip
     }
 }

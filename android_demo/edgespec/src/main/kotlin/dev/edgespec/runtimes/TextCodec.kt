@@ -1,13 +1,9 @@
 package dev.edgespec.runtimes
 
 import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer
-import com.google.gson.JsonElement
-import com.google.gson.JsonObject
-import com.google.gson.JsonParser
-import dev.edgespec.BundleError
-import dev.edgespec.InvalidRequest
+import com.google.gson.*
+import dev.edgespec.*
 import dev.edgespec.drafters.hex
-import dev.edgespec.firstLine
 import java.io.File
 import java.security.MessageDigest
 
@@ -18,9 +14,7 @@ private const val REPLACEMENT = "\ufffd"
 class TextCodec(private val folder: File) : AutoCloseable {
     private val tokenizer: HuggingFaceTokenizer
     private val bytes: ByteTokens?
-
-    /** All tokens by id, and those that are special. */
-    private val names = HashMap<Int, String>()
+    private val names = HashMap<Int, String>() // all tokens by id, and those that are special
     private val special = HashSet<Int>()
 
     init {
@@ -34,7 +28,8 @@ class TextCodec(private val folder: File) : AutoCloseable {
             // the network whether this is a data center, nor tells DJL's authors
             System.setProperty("ai.djl.offline", "true")
             tokenizer = file.inputStream().use {
-                HuggingFaceTokenizer.newInstance(it, mapOf("truncation" to "do_not_truncate", "padding" to "do_not_pad", "addSpecialTokens" to "true"))
+                val asks = mapOf("truncation" to "do_not_truncate", "padding" to "do_not_pad", "addSpecialTokens" to "true")
+                HuggingFaceTokenizer.newInstance(it, asks)
             }
         } catch (error: Exception) { // the libraries raise types of their own
             throw BundleError("$file: not a readable tokenizer: ${firstLine(error)}", "download it again", error)
@@ -55,8 +50,7 @@ class TextCodec(private val folder: File) : AutoCloseable {
         }
     }
 
-    /** Number of tokens, added ones included. */
-    val vocabSize: Int get() = names.size
+    val vocabSize: Int get() = names.size // number of tokens, added ones included
 
     /** SHA-256 of all tokens with their ids, as hex digits: equal where token ids mean the same. */
     fun vocabularySha256(): String {
@@ -90,14 +84,14 @@ class TextCodec(private val folder: File) : AutoCloseable {
     override fun close() = tokenizer.close()
 }
 
+private typealias Step = (List<String>) -> List<String>
+
 /**
  * Decoding for tokenizers with byte fallback, of text with bytes that make no character.  As in sentencepiece, characters
  * beside a broken one stay; the library writes U+FFFD for every byte in a row of which one is broken.
  */
 internal class ByteTokens private constructor(
-    private val names: Map<Int, String>,
-    private val special: Set<Int>,
-    private val steps: List<(List<String>) -> List<String>>,
+    private val names: Map<Int, String>, private val special: Set<Int>, private val steps: List<Step>,
 ) {
     fun decode(tokens: IntArray): String {
         var parts = tokens.filter { it !in special }.mapNotNull { names[it] }
@@ -108,40 +102,35 @@ internal class ByteTokens private constructor(
     companion object {
         private val BYTE = Regex("<0x([0-9A-Fa-f]{2})>")
 
-        /** What decodes with this tokenizer; null if it has no byte fallback. */
         fun of(data: JsonObject, names: Map<Int, String>, special: Set<Int>): ByteTokens? {
             val decoder = data["decoder"]?.takeIf { it.isJsonObject }?.asJsonObject ?: return null
-            val all = if (decoder["type"].asString == "Sequence") decoder.getAsJsonArray("decoders").map { it.asJsonObject } else listOf(decoder)
+            val several = decoder["type"].asString == "Sequence"
+            val all = if (several) decoder.getAsJsonArray("decoders").map { it.asJsonObject } else listOf(decoder)
             if (all.none { it["type"].asString == "ByteFallback" }) return null
             return ByteTokens(names, special, all.map(::step))
         }
 
-        private fun step(decoder: JsonObject): (List<String>) -> List<String> = when (val type = decoder["type"].asString) {
+        private fun step(decoder: JsonObject): Step = when (val type = decoder["type"].asString) {
             "ByteFallback" -> ::characters
             "Fuse" -> { parts -> listOf(parts.joinToString("")) }
             "Replace" -> {
-                val pattern = decoder.getAsJsonObject("pattern")["String"]?.asString ?: throw IllegalArgumentException("a decoder that replaces a regular expression")
-                val content = decoder["content"].asString
-                val run: (List<String>) -> List<String> = { parts -> parts.map { it.replace(pattern, content) } }
-                run
+                val pattern = decoder.getAsJsonObject("pattern")["String"]
+                    ?: throw IllegalArgumentException("a decoder that replaces a regular expression")
+                each { it.replace(pattern.asString, decoder["content"].asString) }
             }
-            "Strip" -> {
-                val content = decoder["content"].asString
-                val run: (List<String>) -> List<String> = { parts ->
-                    parts.map { strip(it, content, decoder["start"].asInt, decoder["stop"].asInt) }
-                }
-                run
-            }
+            "Strip" -> each { strip(it, decoder["content"].asString, decoder["start"].asInt, decoder["stop"].asInt) }
             "Metaspace" -> {
                 val mark = decoder["replacement"].asString
                 val first = decoder["prepend_scheme"]?.asString != "never"
-                val run: (List<String>) -> List<String> = { parts ->
+                val run: Step = { parts ->
                     parts.mapIndexed { at, part -> (if (at == 0 && first) part.removePrefix(mark) else part).replace(mark, " ") }
                 }
                 run
             }
             else -> throw IllegalArgumentException("byte fallback together with a decoder $type")
         }
+
+        private fun each(change: (String) -> String): Step = { parts -> parts.map(change) }
 
         private fun strip(text: String, content: String, start: Int, stop: Int): String {
             var found = text
@@ -200,8 +189,6 @@ class StreamDecoder(private val decode: (IntArray) -> String, prompt: IntArray =
     private var settled = window.size // tokens of the window whose text is out
     private var out = decode(window).length // of the window's text, what is out
     private var held = "" // complete text that may begin a stop string
-
-    /** Everything given out so far. */
     val text: String get() = given.toString()
 
     /** The stop string that ended the text; null = none did. */
@@ -226,7 +213,6 @@ class StreamDecoder(private val decode: (IntArray) -> String, prompt: IntArray =
         return give(held + fresh)
     }
 
-    /** The text held back, at the end. */
     fun finish(): String {
         if (stopped != null) return ""
         val text = decode(window)
@@ -276,3 +262,63 @@ class StreamDecoder(private val decode: (IntArray) -> String, prompt: IntArray =
 /** Length of the longest end of [text] that begins [string]. */
 private fun overlap(text: String, string: String): Int =
     (minOf(text.length, string.length - 1) downTo 1).firstOrNull { string.startsWith(text.takeLast(it)) } ?: 0
+
+/** A message of a conversation; roles are `system`, `user`, `assistant`. */
+data class Message(val role: String, val content: String)
+
+internal const val CHAT_FILE = "chat.json"
+private const val CHAT_VERSION = 1
+
+/**
+ * What a model's chat template writes, as data that the exporter has compared with the template: the text between two
+ * messages depends on their roles alone.  [gaps]: "start>user", "user>assistant", ..., and "user>answer" for what stands
+ * before an answer; [trimmed]: roles whose content is written without the white space around it; [thoughts]: earlier answers
+ * are written without what is before </think>.
+ */
+class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>, private val thoughts: Boolean) {
+    fun write(messages: List<Message>): String {
+        if (messages.isEmpty()) throw InvalidRequest("expected a conversation of at least one message, got none")
+        val text = StringBuilder()
+        var last = "start"
+        for (message in messages) {
+            text.append(gap(last, message.role))
+            var content = message.content
+            if (thoughts && message.role == "assistant") content = content.substringAfterLast("</think>").trimStart('\n')
+            text.append(if (message.role in trimmed) content.trim() else content)
+            last = message.role
+        }
+        return text.append(gap(last, "answer")).toString()
+    }
+
+    private fun gap(before: String, after: String): String = gaps["$before>$after"] ?: throw InvalidRequest(
+        "the model's chat template refuses these messages: ${if (after == "answer") "an answer" else "a message of role $after"} " +
+            if (before == "start") "cannot come first" else "cannot follow one of role $before"
+    )
+
+    companion object {
+        fun read(folder: File): ChatTemplate {
+            val file = File(folder, CHAT_FILE)
+            if (!file.isFile) {
+                throw InvalidRequest("this model has no chat template", "use plain prompts, or export a chat-tuned model with its template")
+            }
+            try {
+                val data = JsonParser.parseString(file.readText()).asJsonObject
+                require(data["version"].asInt == CHAT_VERSION) { "version ${data["version"]}, expected $CHAT_VERSION" }
+                data["refused"]?.let {
+                    throw InvalidRequest(
+                        "this model's chat template cannot be followed here: ${it.asString}",
+                        "write the whole prompt yourself, as the model expects it",
+                    )
+                }
+                return ChatTemplate(
+                    data.getAsJsonObject("gaps").entrySet().associate { it.key to it.value.asString },
+                    data.getAsJsonArray("trimmed").map { it.asString }.toSet(), data["thoughts"].asBoolean,
+                )
+            } catch (error: InvalidRequest) {
+                throw error
+            } catch (error: Exception) { // whatever is wrong with it
+                throw BundleError("$file: not readable: ${error.message}", "export the bundle again", error)
+            }
+        }
+    }
+}

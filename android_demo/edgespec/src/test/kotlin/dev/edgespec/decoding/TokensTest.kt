@@ -2,9 +2,7 @@ package dev.edgespec.decoding
 
 import dev.edgespec.support.matrix
 import kotlin.random.Random
-import org.junit.jupiter.api.Assertions.assertArrayEquals
-import org.junit.jupiter.api.Assertions.assertEquals
-import org.junit.jupiter.api.Assertions.assertSame
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 
 /** What is known of a text as it grows. */

@@ -1,8 +1,7 @@
 package dev.edgespec.decoding
 
 import dev.edgespec.support.*
-import org.junit.jupiter.api.Assertions.assertArrayEquals
-import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 
 /** Noise, sampling and verification are the Python side's, number for number. */

@@ -2,10 +2,9 @@ package dev.edgespec.drafters
 
 import com.google.gson.JsonObject
 import dev.edgespec.decoding.*
-import dev.edgespec.formulas.CostModel
+import dev.edgespec.formulas.*
 import dev.edgespec.support.*
-import org.junit.jupiter.api.Assertions.assertArrayEquals
-import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 
 private const val VOCAB = 40
@@ -21,14 +20,15 @@ class DrawingTest {
         val params = paramsOf(case["params"].asJsonObject, seed.toLong())
         val (text, noise) = Tokens(TEXT) to Noise(seed.toLong())
         val stop = shape["stop"]?.asDouble ?: 0.0
+        val drawing = Drawing(text, length, VOCAB, params, noise)
         val step = { last: Int? -> logits(seed, last) }
         val level: Level = { nodes, guesses, _ -> matrix(nodes.map { step(if (it < 0) null else guesses[it]) }) }
         return when (shape.text("kind")) {
-            "chain" -> drawChain(step, text, length, VOCAB, params, noise, stop)
-            "tree" -> drawTree(level, text, shape.ints("branch").asList(), length, VOCAB, params, noise)
+            "chain" -> drawing.chain(step, stop)
+            "tree" -> drawing.tree(level, shape.ints("branch").asList())
             else -> {
                 val price = shape["price"]?.asDouble?.let { price -> { _: Int, _: Double, rows: Int -> price * rows } }
-                drawSiblings(step, text, length, VOCAB, params, noise, stop, SiblingPolicy(shape.ints("most").asList(), price))
+                drawing.siblings(step, stop, SiblingPolicy(shape.ints("most").asList(), price))
             }
         }
     }
@@ -58,6 +58,36 @@ class DrawingTest {
                 assertEquals(step["speed"].asDouble, search.speed(skip), 1e-9, "$step")
                 assertEquals(step["best"].asJsonArray.map { it.ints().asList() }, listOf(search.best.attention, search.best.mlp), "$step")
             }
+        }
+    }
+
+    @Test
+    fun `guesses while a text grows are those of the Python side`() {
+        for (case in vectors("ngram")) {
+            val given = case["settings"].asJsonObject
+            val drafter = NGram(
+                nMin = given["n_min"]?.asInt ?: 1, nMax = given["n_max"]?.asInt ?: 4, share = given["share"]?.asDouble ?: 0.6,
+            )
+            val text = case.ints("text")
+            for ((at, expected) in case["proposals"].asJsonArray.withIndex()) {
+                val length = 8 + 3 * at
+                val found = drafter.propose(Tokens(text.copyOf(length)), 1 + length % 8)
+                val bucket = if (found.size > 0) found.bucket else 0
+                assertArrayEquals(expected.ints(), intArrayOf(bucket) + found.tokens, "$given at $length")
+            }
+        }
+    }
+
+    @Test
+    fun `trees of heads' guesses are those of the Python side`() {
+        for (case in vectors("trees")) {
+            val ranks = case["ranks"].asJsonArray.map { it.asJsonArray.doubles().asList() }
+            val paths = grow(ranks, case.int("most")).map { it.first }
+            assertEquals(case["paths"].asJsonArray.map { it.ints().asList() }, paths)
+            val layout = Layout(paths)
+            assertArrayEquals(case.ints("parents"), layout.parents)
+            assertArrayEquals(case.ints("heads"), layout.heads)
+            assertArrayEquals(case.ints("rank_of"), layout.ranks)
         }
     }
 }

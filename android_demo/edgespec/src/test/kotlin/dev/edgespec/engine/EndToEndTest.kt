@@ -1,19 +1,12 @@
 package dev.edgespec.engine
 
-import dev.edgespec.support.GOLDEN
-import dev.edgespec.support.replay
-import dev.edgespec.support.text
+import dev.edgespec.support.*
 import java.io.File
-import org.junit.jupiter.api.Assertions.assertEquals
-import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
-/**
- * Real bundles on real ONNX Runtime: token for token what Python wrote.  The file that `edgespec.golden` names is made by
- * tests/android/test_kotlin.py, which also starts this: once for native operators, on the ONNX Runtime of the Maven
- * artefact, and once for stock operators, on the very library that Python uses, because those round otherwise by version.
- */
+/** Real bundles, once a kind of operators: token for token what Python wrote (tests/android/test_kotlin.py starts this). */
 @EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class EndToEndTest {
     @Test

@@ -1,12 +1,8 @@
 package dev.edgespec.engine
 
 import dev.edgespec.decoding.*
-import dev.edgespec.support.loadNative
-import dev.edgespec.support.vectors
-import org.junit.jupiter.api.Assertions.assertArrayEquals
-import org.junit.jupiter.api.Assertions.assertEquals
-import org.junit.jupiter.api.Assertions.assertFalse
-import org.junit.jupiter.api.Assertions.assertTrue
+import dev.edgespec.support.*
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
@@ -50,7 +46,7 @@ class ReadingTest {
         val lane = engine.lanes.take(Tokens())
         val choice = engine.chooseFor(Settings("speculative"))
         val late = Late(lane.drafter(choice, 4, adaptive = false, fallback = true, options = DraftOptions()), prompt.size + 60)
-        val rounds = Rounds(lane.target, late, prompt, DecodeOptions(120, 4))
+        val rounds = Rounds(lane.target, late, prompt, Settings(maxNewTokens = 120), gamma = 4)
         var pieces = 0
         while (rounds.unread() != null) {
             assertFalse(rounds.unread()!!.draft)

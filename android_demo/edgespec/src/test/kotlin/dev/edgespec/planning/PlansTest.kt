@@ -1,26 +1,14 @@
 package dev.edgespec.planning
 
-import com.google.gson.JsonElement
-import com.google.gson.JsonObject
+import com.google.gson.*
 import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.engine.MethodChoice
-import dev.edgespec.engine.chooseMethod
-import dev.edgespec.planning.Allowance
-import dev.edgespec.planning.Host
-import dev.edgespec.planning.memoryOf
-import dev.edgespec.runtimes.MANIFEST
-import dev.edgespec.runtimes.Manifest
-import dev.edgespec.runtimes.RunOptions
-import dev.edgespec.runtimes.readManifest
-import dev.edgespec.support.flag
-import dev.edgespec.support.int
-import dev.edgespec.support.text
-import dev.edgespec.support.vectors
+import dev.edgespec.engine.*
+import dev.edgespec.runtimes.*
+import dev.edgespec.support.*
 import java.io.File
 import java.nio.file.Path
-import org.junit.jupiter.api.Assertions.assertEquals
-import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.io.TempDir
 

@@ -2,22 +2,17 @@ package dev.edgespec.runtimes
 
 import com.google.gson.JsonObject
 import dev.edgespec.InvalidRequest
-import dev.edgespec.support.GOLDEN
-import dev.edgespec.support.ints
-import dev.edgespec.support.loadNative
-import dev.edgespec.support.text
+import dev.edgespec.support.*
 import java.io.File
 import java.nio.file.Files
-import org.junit.jupiter.api.Assertions.assertArrayEquals
-import org.junit.jupiter.api.Assertions.assertEquals
-import org.junit.jupiter.api.Assertions.assertThrows
-import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
 @EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class TextTest {
-    private fun JsonObject.messages() = this["messages"].asJsonArray.map { it.asJsonObject }.map { Message(it.text("role"), it.text("content")) }
+    private fun JsonObject.each(name: String) = this[name].asJsonArray.map { it.asJsonObject }
+    private fun JsonObject.messages() = each("messages").map { Message(it.text("role"), it.text("content")) }
 
     @Test
     fun `tokenizers of every kind encode, decode and stream as in Python`() {
@@ -58,7 +53,7 @@ class TextTest {
                     continue
                 }
                 val template = ChatTemplate.read(folder)
-                for (case in given["cases"].asJsonArray.map { it.asJsonObject }) assertEquals(case.text("text"), template.write(case.messages()))
+                for (case in given.each("cases")) assertEquals(case.text("text"), template.write(case.messages()))
             } finally {
                 folder.deleteRecursively()
             }

@@ -1,11 +1,8 @@
 package dev.edgespec.support
 
-import com.google.gson.JsonObject
-import com.google.gson.JsonParser
+import com.google.gson.*
 import dev.edgespec.Edgespec
-import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.Settings
+import dev.edgespec.decoding.*
 import dev.edgespec.drafters.Proposer
 import dev.edgespec.engine.Engine
 import dev.edgespec.reports.proof
@@ -31,10 +28,8 @@ private fun settings(case: JsonObject): Settings {
         sampling = paramsOf(given, given["seed"]?.asLong),
         drafts = DraftOptions(
             branch = given["branch"]?.ints()?.asList(),
-            proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(),
-            nodes = given["nodes"]?.asInt,
-            cycles = given["cycles"]?.asInt,
-            threshold = given["threshold"]?.asDouble,
+            proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(), nodes = given["nodes"]?.asInt,
+            cycles = given["cycles"]?.asInt, threshold = given["threshold"]?.asDouble,
             search = given["search"]?.asDouble ?: DraftOptions().search,
         ),
         adaptive = given["adaptive"]?.asBoolean ?: true,
@@ -51,9 +46,11 @@ private fun Engine.serve(case: JsonObject): String? {
         !case.ints("tokens").contentEquals(result.tokens) -> "expected ${case["tokens"]}, got ${result.tokens.asList()}"
         case.text("text") != result.text -> "expected ${case["text"]}, got ${result.text}"
         // the clock chooses what auto begins with, and so whether a drafter must be shown what is known already
-        result.methodRequested != "auto" && case.int("reused") != result.stats.reusedTokens -> "expected ${case["reused"]} reused tokens, got ${result.stats.reusedTokens}"
+        result.methodRequested != "auto" && case.int("reused") != result.stats.reusedTokens ->
+            "expected ${case["reused"]} reused tokens, got ${result.stats.reusedTokens}"
         // a drafter that guesses otherwise writes the same text: only its guesses tell
-        case.has("drafted") && case.int("drafted") != result.stats.drafted -> "expected ${case["drafted"]} guesses, got ${result.stats.drafted}"
+        case.has("drafted") && case.int("drafted") != result.stats.drafted ->
+            "expected ${case["drafted"]} guesses, got ${result.stats.drafted}"
         case.has("histogram") && case.ints("histogram").asList() != result.stats.histogram ->
             "expected rounds ${case["histogram"]} by guesses accepted, got ${result.stats.histogram}"
         case.flag("exact") && result.exact != true -> "expected an exact result"

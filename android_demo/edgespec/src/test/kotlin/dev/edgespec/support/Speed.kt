@@ -4,11 +4,10 @@ import ai.onnxruntime.OnnxJavaType
 import com.google.gson.Gson
 import com.sun.management.ThreadMXBean
 import dev.edgespec.Edgespec
-import dev.edgespec.decoding.DecodeOptions
-import dev.edgespec.decoding.Rounds
-import dev.edgespec.decoding.Settings
+import dev.edgespec.decoding.*
 import dev.edgespec.drafters.Plain
 import dev.edgespec.engine.Engine
+import dev.edgespec.formulas.median
 import dev.edgespec.runtimes.*
 import java.io.File
 import java.lang.management.ManagementFactory
@@ -21,47 +20,42 @@ private const val WARM = 4000 // rounds before own cost is timed: the JVM compil
 
 private fun pss(): Long = File("/proc/self/smaps_rollup").readLines().first { it.startsWith("Pss:") }.filter { it.isDigit() }.toLong()
 
-private fun decodeThread(): Thread = Thread.getAllStackTraces().keys.first { it.name == "edgespec-decode" }
+private fun allocated(thread: Thread = Thread.currentThread()): Long =
+    (ManagementFactory.getThreadMXBean() as ThreadMXBean).getThreadAllocatedBytes(thread.id)
 
-/** Load a bundle and decode with [method] -> figures by name, for JSON. */
-private fun serve(bundle: File, library: File?, operators: String, method: String, tokens: Int): Map<String, Any?> {
-    val start = System.nanoTime()
-    val engine: Engine = Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false)
-    val loaded = System.nanoTime()
-    val settings = Settings(method, tokens, ignoreEos = true)
-    engine.generate(PROMPT, Settings(method, 1, ignoreEos = true))
-    val first = System.nanoTime()
-    engine.generate(PROMPT, settings) // the JVM compiles what runs often
-    val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
-    val thread = decodeThread().id
-    val before = threads.getThreadAllocatedBytes(thread)
-    val begun = System.nanoTime()
-    val result = engine.generate(PROMPT, settings)
-    val ms = (System.nanoTime() - begun) / 1e6 - result.stats.prefillMs
-    val allocated = threads.getThreadAllocatedBytes(thread) - before
-    val pss = pss() / 1024.0
-    engine.close()
-    val again = System.nanoTime()
-    Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false).close()
-    return mapOf(
-        "load_ms" to (loaded - start) / 1e6, "first_ms" to (first - loaded) / 1e6, "ms_per_token" to ms / tokens,
-        "allocated_per_token" to allocated / tokens, "allocated_per_round" to allocated / result.stats.rounds, "pss_mib" to pss,
-        "load_again_ms" to (System.nanoTime() - again) / 1e6,
-    )
-}
+/** A bundle to load, and a method to decode so many tokens with. */
+private class Served(val bundle: File, val library: File?, val operators: String, val method: String, val tokens: Int) {
+    fun load(): Engine = Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false)
 
-/** Keep an engine open and decode at every line of standard input; print the milliseconds a token of each time. */
-private fun turns(bundle: File, library: File?, operators: String, method: String, tokens: Int) {
-    Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false).use { engine ->
-        while (readlnOrNull() != null) {
-            val begun = System.nanoTime()
-            val result = engine.generate(PROMPT, Settings(method, tokens, ignoreEos = true))
-            println(((System.nanoTime() - begun) / 1e6 - result.stats.prefillMs) / tokens)
-        }
+    /** Milliseconds a token, and rounds. */
+    fun decode(engine: Engine): Pair<Double, Int> {
+        val begun = System.nanoTime()
+        val stats = engine.generate(PROMPT, Settings(method, tokens, ignoreEos = true)).stats
+        return (since(begun) - stats.prefillMs) / tokens to stats.rounds
+    }
+
+    /** Figures by name, for JSON. */
+    fun figures(): Map<String, Any?> {
+        val start = System.nanoTime()
+        val engine = load()
+        val loaded = since(start)
+        engine.generate(PROMPT, Settings(method, 1, ignoreEos = true))
+        val first = since(start) - loaded
+        decode(engine) // the JVM compiles what runs often
+        val thread = Thread.getAllStackTraces().keys.first { it.name == "edgespec-decode" }
+        val before = allocated(thread)
+        val (ms, rounds) = decode(engine)
+        val allocated = allocated(thread) - before
+        val pss = pss() / 1024.0
+        engine.close()
+        val again = System.nanoTime()
+        load().close()
+        return mapOf(
+            "load_ms" to loaded, "first_ms" to first, "ms_per_token" to ms, "allocated_per_token" to allocated / tokens,
+            "allocated_per_round" to allocated / rounds, "pss_mib" to pss, "load_again_ms" to since(again),
+        )
     }
 }
-
-private fun median(values: List<Double>) = values.sorted()[values.size / 2]
 
 /** Microseconds of a plain round beyond ONNX Runtime's run, on a graph that costs next to nothing. */
 private fun ownCost(bundle: File, library: File): Map<String, Any?> {
@@ -69,16 +63,15 @@ private fun ownCost(bundle: File, library: File): Map<String, Any?> {
     val model = Model(bundle, opened.manifest.target, "native", 1, library)
     val slot = openSlot(model) as NativeSlot
     val steps = minOf(100, slot.context - PROMPT.size - 1)
-    val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
     var allocated = 0L
     fun round(): Double {
-        val rounds = Rounds(slot, Plain(), PROMPT, DecodeOptions(steps + 1))
+        val rounds = Rounds(slot, Plain(), PROMPT, Settings(maxNewTokens = steps + 1), gamma = 4)
         rounds.next()
-        val bytes = threads.getThreadAllocatedBytes(Thread.currentThread().id)
+        val bytes = allocated()
         val start = System.nanoTime()
         repeat(steps) { rounds.next() }
         val took = (System.nanoTime() - start) / 1e3 / steps
-        allocated = (threads.getThreadAllocatedBytes(Thread.currentThread().id) - bytes) / steps
+        allocated = (allocated() - bytes) / steps
         return took
     }
     val raw = rawPass(model, slot)
@@ -91,12 +84,15 @@ private fun ownCost(bundle: File, library: File): Map<String, Any?> {
         round()
         pass()
     }
-    val bytes = threads.getThreadAllocatedBytes(Thread.currentThread().id)
+    val bytes = allocated()
     pass()
-    val inside = (threads.getThreadAllocatedBytes(Thread.currentThread().id) - bytes) / steps
+    val inside = (allocated() - bytes) / steps
     val both = List(41) { round() to pass() }
     val own = median(both.map { it.first - it.second })
-    return mapOf("round_us" to median(both.map { it.first }), "pass_us" to median(both.map { it.second }), "own_us" to own, "allocated_per_round" to allocated, "allocated_per_pass" to inside)
+    return mapOf(
+        "round_us" to median(both.map { it.first }), "pass_us" to median(both.map { it.second }), "own_us" to own,
+        "allocated_per_round" to allocated, "allocated_per_pass" to inside,
+    )
 }
 
 /** A pass over one row behind 82 tokens, with everything bound beforehand. */
@@ -123,16 +119,18 @@ private fun rawPass(model: Model, slot: NativeSlot): Binding {
     return io
 }
 
-/** Arguments: bundle, library or "-", operators, and a method, a number of tokens and perhaps "turns", or "own"; without any, the JVM's own PSS. */
+/**
+ * Arguments: bundle, library or "-", operators, and a method, a number of tokens and perhaps "turns" (an engine stays open, and
+ * decodes at every line of standard input), or "own"; without any, the JVM's own PSS.
+ */
 fun main(arguments: Array<String>) {
     if (arguments.isEmpty()) return println("{\"jvm_pss_mib\": ${pss() / 1024.0}}")
-    val bundle = File(arguments[0])
     val library = arguments[1].takeIf { it != "-" }?.let(::File)
+    val served = Served(File(arguments[0]), library, arguments[2], arguments[3], arguments.getOrNull(4)?.toInt() ?: 0)
     if (arguments.getOrNull(5) == "turns") {
-        turns(bundle, library, arguments[2], arguments[3], arguments[4].toInt())
-        exitProcess(0)
+        served.load().use { engine -> while (readlnOrNull() != null) println(served.decode(engine).first) }
+    } else {
+        println(Gson().toJson(if (served.method == "own") ownCost(served.bundle, library!!) else served.figures()))
     }
-    val figures = if (arguments[3] == "own") ownCost(bundle, library!!) else serve(bundle, library, arguments[2], arguments[3], arguments[4].toInt())
-    println(Gson().toJson(figures))
     exitProcess(0)
 }

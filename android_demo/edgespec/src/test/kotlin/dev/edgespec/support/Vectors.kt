@@ -1,14 +1,13 @@
 package dev.edgespec.support
 
-import com.google.gson.JsonArray
-import com.google.gson.JsonElement
-import com.google.gson.JsonObject
-import com.google.gson.JsonParser
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.SamplingParams
+import com.google.gson.*
+import dev.edgespec.Edgespec
+import dev.edgespec.decoding.*
+import dev.edgespec.engine.Engine
+import dev.edgespec.planning.MemoryFacts
 import java.io.File
-import kotlin.math.abs
-import kotlin.math.exp
+import java.nio.file.Files
+import kotlin.math.*
 import org.junit.jupiter.api.Assertions.assertTrue
 
 /** A file of tests/vectors; what its rows and fields are is said by tools/make_vectors.py. */
@@ -52,15 +51,11 @@ fun matrix(rows: List<FloatArray>): Matrix =
 
 /** Sampling parameters under the names that the Python side has for them. */
 fun paramsOf(given: JsonObject, seed: Long? = null) = SamplingParams(
-    temperature = given["temperature"]?.asDouble ?: 0.0,
-    topK = given["top_k"]?.asInt ?: 0,
-    topP = given["top_p"]?.asDouble ?: 1.0,
-    minP = given["min_p"]?.asDouble ?: 0.0,
+    temperature = given["temperature"]?.asDouble ?: 0.0, topK = given["top_k"]?.asInt ?: 0,
+    topP = given["top_p"]?.asDouble ?: 1.0, minP = given["min_p"]?.asDouble ?: 0.0,
     repetitionPenalty = given["repetition_penalty"]?.asDouble ?: 1.0,
     logitBias = given["logit_bias"]?.asJsonObject?.entrySet()?.associate { it.key.toInt() to it.value.asString.toDouble() } ?: emptyMap(),
-    seed = seed,
-    acceptance = given["acceptance"]?.asString ?: "rejection",
-    verification = given["verification"]?.asString ?: "token",
+    seed = seed, acceptance = given["acceptance"]?.asString ?: "rejection", verification = given["verification"]?.asString ?: "token",
 )
 
 /** Equal up to the last bits, which the logarithms of two libraries may give otherwise. */
@@ -68,5 +63,32 @@ fun assertClose(expected: DoubleArray, got: DoubleArray, what: String) {
     assertTrue(expected.size == got.size, "$what: ${expected.size} numbers, got ${got.size}")
     for (at in expected.indices) {
         assertTrue(abs(expected[at] - got[at]) <= 1e-12 * maxOf(1.0, abs(expected[at])), "$what [$at]: ${expected[at]}, got ${got[at]}")
+    }
+}
+
+/** What Python wrote on fresh exports; tests/android/test_kotlin.py makes the file and names it. */
+val GOLDEN: JsonObject by lazy { JsonParser.parseString(File(System.getProperty("edgespec.golden")).readText()).asJsonObject }
+
+/** The smallest bundle for native operators. */
+val BUNDLE: File by lazy {
+    val all = GOLDEN["bundles"].asJsonArray.map { it.asJsonObject }
+    File(all.first { it.text("operators") == "native" && it.text("format") == "int4" }.text("path"))
+}
+
+fun loadNative(bundle: File = BUNDLE, memory: MemoryFacts? = null, check: Boolean = true): Engine =
+    Edgespec.load(bundle, threads = 1, library = File(GOLDEN.text("library")), memory = memory, check = check)
+
+/** A copy of a bundle in a folder that goes with the test. */
+fun <T> withCopy(bundle: File = BUNDLE, use: (File) -> T): T {
+    val folder = Files.createTempDirectory("edgespec").toFile()
+    try {
+        for (file in bundle.walkTopDown().filter { it.isFile }) {
+            val copy = File(folder, file.relativeTo(bundle).path)
+            copy.parentFile.mkdirs()
+            file.copyTo(copy)
+        }
+        return use(folder)
+    } finally {
+        folder.deleteRecursively()
     }
 }

@@ -2,11 +2,9 @@ package dev.edgespec.app
 
 import android.app.ActivityManager
 import android.content.Context
-import android.graphics.Bitmap
-import android.graphics.Canvas
+import android.graphics.*
 import android.os.Looper
-import android.view.View
-import android.view.ViewGroup
+import android.view.*
 import android.widget.Button
 import android.widget.Switch
 import dev.edgespec.decoding.Settings
@@ -73,12 +71,12 @@ class Screens {
             shadowOf(Looper.getMainLooper()).idle()
             val bitmap = Bitmap.createBitmap(view.width, view.height, Bitmap.Config.ARGB_8888)
             view.draw(Canvas(bitmap))
-            File(System.getProperty("edgespec.pictures"), "$name.webp").outputStream().use { bitmap.compress(Bitmap.CompressFormat.WEBP_LOSSY, 80, it) }
+            val file = File(System.getProperty("edgespec.pictures"), "$name.webp")
+            file.outputStream().use { bitmap.compress(Bitmap.CompressFormat.WEBP_LOSSY, 80, it) }
         }
     }
 
     private fun button(view: View, says: String): Button = all(view).filterIsInstance<Button>().first { it.text == says }
-
     private inline fun <reified T> find(view: View): T? = all(view).filterIsInstance<T>().firstOrNull()
 
     private fun all(view: View): Sequence<View> = sequence {
