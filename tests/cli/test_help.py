@@ -23,6 +23,7 @@ from edgespec.cli.export import default_output
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.export.options import ExportOptions
+from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import ROOT, Command, process
 from tests.conftest import TARGET
 from tests.support.requests import Get, ask
@@ -117,7 +118,8 @@ def test_from_another_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["run", "bench", "verify"])
 def test_defaults_are_those_of_the_library(name: str) -> None:
     found = defaults(name)
-    for params in (Settings(), SamplingParams()):
+    assert {"operators", "device", "strict"} <= found.keys()
+    for params in (Settings(), SamplingParams(), LoadOptions()):
         for field in dataclasses.fields(params):
             if field.name == "max_new_tokens" and name != "run":  # which compare texts of one length
                 assert found[field.name] == MAX_NEW_TOKENS

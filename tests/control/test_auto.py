@@ -57,7 +57,7 @@ class Case:
 
 
 def three(curve: Mapping[int, float], c: float, rate: Rates = never, prior: float = 0.8, **how: Any) -> Case:
-    """A draft and heads of which much is promised, and n-grams."""
+    """Build a case of a draft and heads that promise much, and n-grams; ``rate`` is the draft's, ``c`` its cost."""
     specs = [
         ("draft", rate, c, 1.4, prior, False),
         ("heads", never, c / 2, 1.2, prior, False),

@@ -61,7 +61,7 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
 
 
 def swift(target: TableTarget, branch: tuple[int, ...] | None) -> Swift:
-    """Stops after most guesses, so that what stops a draft and how many siblings there are depend on the text."""
+    """Build a SWIFT drafter over ``target`` whose drafts stop, and ``branch`` into siblings, where the text decides."""
     target.layers = 4
     step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.04, 3: 1.05, 4: 1.2}, 0.2)
     if branch:  # rows are free: siblings pay

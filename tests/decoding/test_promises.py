@@ -35,7 +35,7 @@ class Drawing(Drafter):
 def texts(
     drafter: Drafter, params: SamplingParams, accept: Accept = EXACT, exact_trees: bool = False
 ) -> tuple[list[int], list[int], Stats]:
-    """The text, plain decoding's, and the statistics."""
+    """Decode with ``drafter`` and without: return both texts and the drafter's statistics."""
     stats, options, target = Stats(), DecodeOptions(60, 4, sampling=params, accept=accept), hash_target(2)
     target.exact_trees = exact_trees
     found = [token for made in decode(target, drafter, [1], options, stats) for token in made.tokens]

@@ -55,7 +55,7 @@ def penalized(row: NDArray[np.float32], prefix: Sequence[int], penalty: float) -
 
 
 def bigram(prefix: tuple[int, ...]) -> NDArray[np.float32]:
-    """A model whose draft is often right, and whose text does not repeat itself under a penalty."""
+    """Return logits that the last token of ``prefix`` decides alone: a draft near them is often right."""
     return np.random.default_rng(prefix[-1]).normal(size=VOCAB).astype(np.float32)
 
 

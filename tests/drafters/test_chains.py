@@ -25,7 +25,7 @@ NOTHING = Pass(np.zeros((1, VOCAB), np.float32))
 
 
 def pair(kind: str, seed: int, draft_seed: int | None = None) -> tuple[FunctionTarget, Drafter]:
-    """A target, and a drafter that agrees with it always (``draft_seed`` None), by chance or now and then."""
+    """Build a target and a drafter of ``kind`` that always agrees (``draft_seed`` None), or for some prefixes only."""
     function, other = hash_logits(seed, VOCAB), hash_logits(seed if draft_seed is None else draft_seed, VOCAB)
 
     def draft(prefix: tuple[int, ...]) -> np.ndarray:

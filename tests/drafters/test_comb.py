@@ -82,7 +82,7 @@ class Comb:
 def draw(
     seed: int, length: int, params: SamplingParams, stop: float, policy: SiblingPolicy
 ) -> tuple[Proposal, list[int | None]]:
-    """What is drawn, and the tokens that the draft was stepped with."""
+    """Draw siblings along a chain of ``length``; return the proposal and the tokens that the draft was stepped with."""
     steps = list[int | None]()
 
     def step(token: int | None) -> NDArray[np.float32]:  # [VOCAB + 2]: two rows of padding

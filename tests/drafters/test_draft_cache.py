@@ -38,7 +38,7 @@ def made(branch: tuple[int, ...] | None = None) -> tuple[TappedToy, Any, HiddenS
 
 
 def entries(text: list[int], count: int) -> list[list[float]]:
-    """The first so many, by their definition: of token i + 1, and of what is tapped at token i."""
+    """Return the first ``count`` rows by definition: row i has token i + 1 of ``text`` and the states at token i."""
     return [[*embedded(text[i + 1]), *named(text[: i + 1], "tap", TAPS)] for i in range(count)]
 
 
@@ -218,7 +218,7 @@ def made_blocks(known: list[int] | None = None) -> tuple[TappedToy, Any, HiddenS
 
 
 def proposed(known: list[int] | None, params: SamplingParams, budget: int) -> Proposal:
-    """A first round's."""
+    """Prefill a block drafter with the prompt; return the proposal of its first round, of up to ``budget`` tokens."""
     target, _, drafter = made_blocks(known)
     drafter.begin(DraftRequest(PROMPT, params, Noise(params.seed)))
     target.aux_hidden_sink = drafter.absorb

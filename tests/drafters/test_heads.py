@@ -39,7 +39,7 @@ def mixed(good: Function, bad: Function, every: int) -> Function:
 
 
 def ahead(function: Function, steps: int) -> Function:
-    """What the model says ``steps`` tokens after the token it will choose here."""
+    """Return the logits of ``function`` after ``steps`` + 1 more tokens of its greedy choice."""
 
     def logits(prefix: tuple[int, ...]) -> NDArray[np.float32]:
         for _ in range(steps + 1):
@@ -145,7 +145,7 @@ def test_a_head_that_yields_nan_is_dropped() -> None:
 
 
 def table(seed: int, vocab: int, scale: float) -> Function:
-    """A second-order Markov model."""
+    """Build a second-order Markov model of ``vocab`` tokens with random logits times ``scale``."""
     logits = np.random.default_rng(seed).normal(size=(vocab, vocab, vocab)) * scale
 
     def function(prefix: tuple[int, ...]) -> NDArray[np.float32]:

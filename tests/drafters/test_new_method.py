@@ -29,7 +29,7 @@ NEW = 48
 
 
 def code(begins: str) -> str:
-    """The block of the page that begins so."""
+    """Return the page's one Python block that begins with ``begins``."""
     (block,) = [found for found in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
                 if found.startswith(begins)]  # fmt: skip
     return str(block)
@@ -37,7 +37,7 @@ def code(begins: str) -> str:
 
 @pytest.fixture(autouse=True)
 def phrases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The file and the entry of the page."""
+    """Install the page's module and its entry in the registry; return the module."""
     module = ModuleType("edgespec.drafters.phrases")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(code('"""'), module.__dict__)

@@ -92,7 +92,7 @@ def test_the_index_follows_a_text_that_grows_shrinks_and_changes(
 
 
 def brute_force(text: list[int]) -> list[int]:
-    """What followed the longest of 4..1 last tokens that occurred before, written as a search."""
+    """Search ``text`` for its last 4 to 1 tokens, the longest first; return the most frequent next tokens."""
     for n in range(min(4, len(text)), 0, -1):
         found = [text[at] for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
         if found:

@@ -232,7 +232,7 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 @pytest.fixture
 def example() -> Any:
-    """The class in the documentation, as it stands there."""
+    """Run the page's example; return the class that it defines."""
     text = DOCS.read_text("utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "def propose" in block]
     names: dict[str, Any] = {}
@@ -305,7 +305,7 @@ def test_a_graph_that_cannot_say_hidden_states_says_none(tmp_path: Path) -> None
 
 
 def export_to(folder: Path) -> Path:
-    """A bundle of the embedded model without heads."""
+    """Export the embedded model without heads into ``folder``; return the bundle."""
     Exporter(ExportOptions(TARGET, folder / "bundle", (), "int4", threads=THREADS, operators="stock")).run()
     return folder / "bundle"
 

@@ -24,7 +24,7 @@ from tests.drafters.test_swift import FLAT, GOOD, LAYERS, START, make, write
 
 
 def searched(seed: int, losses: Callable[[SkipSet], float], windows: int, layers: int = 12) -> OnlineSearch:
-    """A search told the truth about acceptance, with the noise of 16 guesses."""
+    """Run a search for ``windows`` windows of 16 guesses, each accepted with probability exp(-``losses``)."""
     odd = tuple(range(1, layers - 1, 2))
     search = OnlineSearch(layers, SkipSet(odd, odd), StepCost(0.03, 0.05), FLAT.v, seed)
     draw = np.random.default_rng(seed)
@@ -347,7 +347,7 @@ def test_why_a_file_is_ignored_is_said(
 
 
 def foreign(store: SkipStore) -> None:
-    """A sound record that was sealed for another bundle, or by nobody."""
+    """Write a sound record to ``store`` that was sealed for another purpose."""
     write_sealed(store.path, f"{store.purpose}x", {"version": 1, "layers": LAYERS, "records": []})
 
 

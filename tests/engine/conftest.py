@@ -18,13 +18,13 @@ Get = Callable[..., Engine]
 
 @pytest.fixture(params=OPERATORS)
 def operators(request: pytest.FixtureRequest) -> Operators:
-    """What is said of the engine holds for both kinds."""
+    """Use each kind of operators in turn: the engine's tests hold for both."""
     return use_operators(request)
 
 
 @pytest.fixture
 def fresh(bundle: Callable[..., Path], operators: Operators) -> Callable[..., Engine]:
-    """An engine that has seen nothing."""
+    """Return a function that loads a new engine over a bundle of format ``form``."""
 
     def get(form: str = "int4", **settings: Any) -> Engine:
         return load(bundle(form), threads=1, **{"operators": operators, **settings})

@@ -37,7 +37,7 @@ class Talk:
         self.prompts: list[list[int]] = []
 
     def take(self, tokens: Sequence[int]) -> None:
-        """It was answered."""
+        """Note ``tokens`` as the answer, and append it and the next question to the prompt."""
         self.prompts.append(list(self.prompt))
         self.said.append(list(tokens))
         self.turns += 1
@@ -55,7 +55,7 @@ class Talk:
         return len(self.prompts[-1]) + len(self.said[-1]) - 1
 
     def check(self, plain: Engine) -> None:
-        """What was written is plain decoding's, from nothing."""
+        """Check that ``plain`` writes every answer again, by plain decoding with nothing cached."""
         for prompt, said in zip(self.prompts, self.said, strict=True):
             plain.sessions.clear()
             found = plain.generate(prompt, max_new_tokens=NEW, ignore_eos=True, method="ar")

@@ -62,7 +62,7 @@ print(json.dumps({"peak": peak_bytes(), "together": together, "written": written
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with much KV: 32 KiB a token in float32."""
+    """Export a small model with a large KV cache: 32 KiB a token in float32."""
     folder = tmp_path_factory.mktemp("budget")
     write_large(folder / "model", SHAPE)
     hf.write_tokenizer(folder / "model", SHAPE)
@@ -71,7 +71,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peak(bundle: Path, context: int, batch: int) -> int:
-    """What the plan says of so many sequences at once."""
+    """Return the peak bytes that are planned for ``batch`` sequences of ``context`` tokens at once."""
     return memory_of(read_manifest(bundle), RunOptions("ar", "native", context, threads=1, batch=batch)).peak
 
 

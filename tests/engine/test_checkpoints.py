@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def fresh(folders: dict[str, Path], name: str) -> Callable[..., Engine]:
-    """An engine that has seen nothing."""
+    """Return a function that loads a new engine over the bundle ``name``."""
     return lambda **how: load(folders[name], threads=1, **how)
 
 

@@ -52,7 +52,7 @@ def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What all prefills were given, in however small pieces."""
+    """Record the tokens of every prefill, in whatever pieces they come."""
     seen: list[int] = []
     prefill = Slot.prefill
 

@@ -28,7 +28,7 @@ from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with a chat template."""
+    """Export a bundle with a chat template."""
     folder = tmp_path_factory.mktemp("chat")
     source = hf.write_checkpoint(folder / "model", hf.CONFIGS["llama_tied_gqa"], 3, chat_template=hf.CHAT_TEMPLATE)
     Exporter(ExportOptions(str(source), folder / "bundle", threads=1)).run()

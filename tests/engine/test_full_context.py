@@ -25,7 +25,7 @@ CONTEXT, SYSTEM = 200, {"role": "system", "content": "Speak."}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model that knows conversations."""
+    """Export a small model with a chat template."""
     made = export(tmp_path_factory.mktemp("chatty") / "bundle", DRAFT, "--quantizer", "rtn")
     (made / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
     return made
@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def chatty(bundle: Path) -> Engine:
-    """An engine of a small context."""
+    """Load ``bundle`` with a small context."""
     return load(bundle, threads=1, context=CONTEXT, budget="off")
 
 

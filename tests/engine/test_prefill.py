@@ -163,7 +163,7 @@ def test_a_batch_decodes_beside_a_long_prompt(fresh: Callable[..., Engine], rows
 
 
 def drained(batch: RunningBatch, until: Callable[[], bool]) -> int:
-    """Rounds until then; no request fails."""
+    """Run rounds of ``batch`` until ``until`` holds; return how many. No request may fail."""
     for number in range(1000):
         if until():
             return number

@@ -22,13 +22,13 @@ ASKED = [{"role": "user", "content": "What says the king?"}]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model that continues texts."""
+    """Export a small model without a chat template."""
     return export(tmp_path_factory.mktemp("plain") / "bundle", DRAFT, "--quantizer", "rtn")
 
 
 @pytest.fixture(scope="module")
 def chatty(plain: Path) -> Path:
-    """The same with a chat template; it never writes its EOS."""
+    """Copy ``plain`` and give it a chat template; the model never writes its EOS."""
     folder = shutil.copytree(plain, plain.parent / "chatty")
     (folder / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
     return folder

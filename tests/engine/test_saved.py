@@ -122,7 +122,7 @@ def test_what_belongs_to_other_settings_is_refused(native: None, bundles: Callab
 
 
 def signed(body: bytes, size: int, version: int = 1) -> bytes:
-    """A file whose beginning agrees with what follows."""
+    """Return a session file of ``body`` whose header has the right digest, and this ``size`` and ``version``."""
     words = version.to_bytes(4, "little") + size.to_bytes(4, "little")
     return (b"EDGESESS" + words + hashlib.sha256(body).digest()).ljust(LINE, b"\0") + body
 

@@ -26,7 +26,7 @@ Open = Callable[..., Engine]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a key of this test's own."""
+    """Give the test a cache and a key of its own; return their folder."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_KEY", str(tmp_path / "key"))
     return tmp_path
@@ -43,7 +43,7 @@ def other(operators: Operators, request: pytest.FixtureRequest) -> Operators:
 
 @pytest.fixture
 def copied(bundle: Callable[..., Path], own: Path) -> Path:
-    """A bundle that a test may change, in the layout of this test's operators."""
+    """Copy the bundle of the test's operators, so that the test may change it."""
     return Path(shutil.copytree(bundle("int4"), own / "bundle"))
 
 

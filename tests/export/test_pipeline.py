@@ -38,7 +38,7 @@ def target(checkpoint: Callable[[str], Path]) -> str:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same tokenizer, other weights."""
+    """Write a draft model with the target's tokenizer and other weights."""
     return str(hf.write_checkpoint(tmp_path_factory.mktemp("draft") / "draft", CONFIG, 4))
 
 

@@ -38,7 +38,7 @@ LAYOUTS: tuple[Layout, ...] = ("native", "stock")
 
 
 def config_only(source: Path, folder: Path, *more: str) -> Path:
-    """A folder with a model's config.json, and ``more`` of its files."""
+    """Copy config.json and the files ``more`` of ``source`` to ``folder``, without the weights."""
     folder.mkdir()
     for name in ("config.json", *more):
         shutil.copyfile(source / name, folder / name)
@@ -138,7 +138,7 @@ def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tm
 
 
 def same(planned: Manifest, real: Manifest) -> None:
-    """A plan says of the models what the export wrote."""
+    """Check that ``planned`` says of models and files what the manifest ``real`` of the export says."""
     assert planned.target == real.target
     assert planned.draft == real.draft
     assert set(planned.methods) == set(real.methods)

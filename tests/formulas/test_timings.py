@@ -16,7 +16,7 @@ from tests.support.toy import Scripted
 
 
 def timed() -> Timings:
-    """Passes of 1, 2 and 4 rows of 10, 11 and 14 ms, drafts of 3 steps of 6 ms, ten times in turns."""
+    """Record ten times passes of 1, 2 and 4 rows of 10, 11 and 14 ms, and a draft of 3 steps of 6 ms."""
     timings = Timings()
     for _ in range(10):
         for rows, ms in ((1, 10.0), (2, 11.0), (4, 14.0)):

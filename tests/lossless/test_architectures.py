@@ -101,7 +101,7 @@ def maker(
 
 @pytest.fixture
 def made(model_type: str, operators: Operators, maker: Callable[[Operators, str], Engine]) -> tuple[str, Engine]:
-    """The name of a configuration, and its engine."""
+    """Return the configuration's name for ``model_type``, and its engine."""
     return CASES[model_type], maker(operators, model_type)
 
 

@@ -18,7 +18,7 @@ EXACTLY = 1e-12
 
 
 def off(target: Model, drafts: Iterable[tuple[float, Proposal]], length: int, block: bool = False) -> float:
-    """The largest difference from the distribution of plain decoding."""
+    """Return the largest difference between the texts' probabilities with ``drafts`` and by plain decoding."""
     found, _ = texts(target, VOCAB, length, drafts, block)
     assert found.sum() == pytest.approx(1, abs=EXACTLY)
     return float(np.abs(found - plain_texts(target, VOCAB, length)).max())

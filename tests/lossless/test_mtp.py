@@ -145,7 +145,7 @@ def test_norms_without_the_models_one_are_said_where_they_would_help(native: Non
 
 
 def coarse(folder: Path, size: float) -> Path:
-    """A model whose layer guesses well, but for formats of few levels.
+    """Write a model whose MTP layer guesses well, except in formats of few levels.
 
     A weight of ``size`` times the others stands in each block of the matrix that fuses, where the input is always zero.
     """

@@ -195,7 +195,7 @@ def drafted_pairs(
 
 
 def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, float]]:
-    """The tokens that can follow, with their probabilities by the graph's own logits."""
+    """Return the tokens that can follow ``prefix``, with their probabilities by the graph's own logits."""
     probs = distribution(target.function(tuple(prefix)), sampling(), prefix)
     return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
 

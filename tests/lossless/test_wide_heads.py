@@ -47,7 +47,7 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 @pytest.fixture(scope="module")
 def maker(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """An engine over a bundle with every method; the draft is the model itself, so that much is accepted."""
+    """Return a function that loads a bundle with every method; its draft is the model, so that much is accepted."""
     known: dict[tuple[Operators, Format], Engine] = {}
     source = hf.write_checkpoint(tmp_path_factory.mktemp("wide"), wide_config(256, layers=3, positions=512), seed=5)
 

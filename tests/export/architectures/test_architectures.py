@@ -51,7 +51,7 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 @pytest.fixture(scope="module")
 def opened() -> Open:
-    """(what was written, graph) -> a new slot over that graph, which is loaded once; slots share its outputs."""
+    """Return a function that opens a slot over a graph of ``made``; each is loaded once, slots share its outputs."""
     models: dict[tuple[Path, str], Model] = {}
 
     def get(made: Written, graph: str | None = None) -> Slot:

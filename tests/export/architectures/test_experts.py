@@ -29,7 +29,7 @@ APART = {
 
 
 def split(source: Path, folder: Path, name: str) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint, those of experts one by one, and its other files in ``folder``."""
+    """Copy ``source`` to ``folder``; return its tensors, the fused ones of experts split into one matrix each."""
     shutil.copytree(source, folder)
     tensors, (at, (gate, up, down)) = load_file(folder / "model.safetensors"), APART[name]
     for key in [key for key in tensors if key.endswith(f"{at}.gate_up_proj")]:

@@ -75,7 +75,7 @@ def arch() -> Architecture:
 
 
 def changed(block: Block, kind: type[Operation], change: Callable[[Any], Operation]) -> Block:
-    """The block with every operation of a kind changed, in its sub-layers, too."""
+    """Apply ``change`` to every operation of ``kind`` in ``block`` and in its sub-layers."""
     steps = []
     for operation, made in block.steps:
         if isinstance(operation, SubLayer):

@@ -40,7 +40,7 @@ Floats = NDArray[np.float32]
 
 
 def passes(tokens: NDArray[np.int64], sizes: list[int]) -> Iterator[tuple[int, dict[str, NDArray[np.int64]]]]:
-    """Passes of so many rows, the last size again and again -> tokens before each, and its inputs."""
+    """Cut ``tokens`` into passes of ``sizes`` rows, the last repeated; yield the tokens before each, and its inputs."""
     past = 0
     while past < len(tokens):
         n = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], len(tokens) - past)
@@ -72,7 +72,7 @@ def grown(session: Any, tokens: NDArray[np.int64], sizes: list[int]) -> Floats:
 
 
 def in_place(session: Any, tokens: NDArray[np.int64], sizes: list[int]) -> Floats:
-    """The same where past and present are one buffer, as onnxruntime-genai binds them."""
+    """Run passes with past and present in one buffer, as onnxruntime-genai binds them; return logits [n, vocab]."""
     cache = {name: Bound(array) for name, array in caches(session, len(tokens) + 9).items()}
     found = []
     for _, given in passes(tokens, sizes):
@@ -129,7 +129,7 @@ def expected(bundle: Path, prompt: str) -> tuple[list[int], list[int]]:
 
 
 def programs(page: Path) -> list[str]:
-    """The Python blocks of a page."""
+    """Return the Python blocks of ``page``."""
     return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 

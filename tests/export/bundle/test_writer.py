@@ -141,12 +141,12 @@ def graphs(folder: Path, part: ModelPart, native: bool) -> Iterator[tuple[str, o
 
 
 def files_named(model: onnx.ModelProto) -> set[str]:
-    """The files that a graph's tensors lie in."""
+    """Return the names of the files that hold the tensors of ``model``."""
     return {item.value for one in model.graph.initializer for item in one.external_data if item.key == "location"}
 
 
 def everything(writer: Callable[..., Written], layout: Operators, form: str = "int4") -> tuple[Path, ModelPart]:
-    """A model with all of its graphs, those for a device included."""
+    """Write a model with all graphs that ``form`` has, those for a device included; return its folder and entry."""
     made = writer(layout, OTHER, form)
     part = made.part
     if form in ("int4", "fp32"):

@@ -28,14 +28,14 @@ Tensors = dict[str, np.ndarray]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Architecture:
-    """A model with random weights and eight layers."""
+    """Write and open a model of eight layers with random weights."""
     config = {**hf.CONFIGS["llama_tied_gqa"], "num_hidden_layers": LAYERS}
     return open_model(hf.write_checkpoint(tmp_path_factory.mktemp("target"), config, seed=1), None)
 
 
 @pytest.fixture
 def made(target: Architecture, tmp_path: Path) -> Callable[..., Path]:
-    """What config.json says, and a change of it or of the tensors -> a drafter's folder."""
+    """Return a function that writes a drafter of ``config`` after a ``change`` to it and its tensors."""
 
     def make(config: dict[str, Any], change: Callable[[dict[str, Any], Tensors], None] | None = None) -> Path:
         known = {IDS: [2, 4, 5], **config}

@@ -47,7 +47,7 @@ def blocks_of(weight: Matrix, size: int) -> Matrix:  # [n, k] -> [n, blocks, siz
 
 
 def stored(folder: Path, form: Format, hidden: int, tied: bool) -> StockPlan:
-    """A small model in a weight file of this format."""
+    """Write a small model; return the plan that stores it in format ``form``."""
     config = {**hf.CONFIGS["llama_tied_gqa"], "hidden_size": hidden, "head_dim": 8, "tie_word_embeddings": tied}
     arch = open_model(hf.write_checkpoint(folder / "source", config, 1), None)
     plan = storage_plans(arch, form, None, None)["stock"]
@@ -56,7 +56,7 @@ def stored(folder: Path, form: Format, hidden: int, tied: bool) -> StockPlan:
 
 
 def stored_as(weight: Matrix, form: str) -> Matrix:
-    """What a matrix is after it was stored, by the formulas of quantize.py."""
+    """Quantize and dequantize ``weight`` as format ``form`` does, by the formulas of quantize.py."""
     if form in BLOCKS:
         blocks = BLOCKS[form]
         return quantize.dequantize_block(*quantize.quantize_block(weight, blocks), weight.shape[1], blocks.bits)

@@ -24,7 +24,7 @@ LAYOUTS: tuple[Layout, ...] = ("native", "stock")
 
 
 def config_only(source: Path, folder: Path, *more: str) -> Path:
-    """A folder with a model's config.json, and ``more`` of its files."""
+    """Copy config.json and the files ``more`` of ``source`` to ``folder``, without the weights."""
     folder.mkdir()
     for name in ("config.json", *more):
         shutil.copyfile(source / name, folder / name)

@@ -31,7 +31,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def exported(folder: Path, config: dict[str, Any], change: Callable[[Tensors], None] | None = None) -> Manifest:
-    """A bundle with the embedded drafter, changed."""
+    """Export the embedded model with its drafter, its settings updated by ``config``, its tensors by ``change``."""
     source = resolve(f"{TARGET}-eagle")
     said, tensors = json.loads((source / "config.json").read_text("utf-8")), load_file(source / "model.safetensors")
     if change is not None:

@@ -37,7 +37,7 @@ CONFIG, SEED = hf.CONFIGS[NAME], hf.SEEDS[NAME]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an export; read only."""
+    """Write an export by optimum, which tests only read; return its folder."""
     return write_export(tmp_path_factory.mktemp("export"), CONFIG, SEED)
 
 
@@ -48,7 +48,7 @@ def export(model: Path | str, output: Path, **options: Any) -> Manifest:
 def refused(
     match: str, model: Path | str, output: Path, kind: type[EdgespecError] = ExportError, **options: Any
 ) -> str:
-    """The export fails with such an error, and nothing is left; returns the whole message."""
+    """Check that the export of ``model`` fails with ``kind`` and leaves no file; return the whole message."""
     with pytest.raises(kind, match=match) as found:
         export(model, output, **options)
     assert not output.exists()

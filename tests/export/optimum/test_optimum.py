@@ -27,13 +27,13 @@ MISSING = optimum_missing()  # before a pretended one is imported
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an export; read only."""
+    """Write an export by optimum, which tests only read; return its folder."""
     return write_export(tmp_path_factory.mktemp("export"), CONFIG, SEED)
 
 
 @pytest.fixture
 def harbour(tmp_path: Path) -> Path:
-    """A checkpoint of an architecture that nobody knows."""
+    """Write a checkpoint whose ``model_type`` is unknown."""
     folder = hf.write_reference_checkpoint(tmp_path / "harbour", NAME)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"model_type": MODEL_TYPE}), "utf-8")
@@ -55,7 +55,7 @@ def test_without_optimum_both_ways_are_named(harbour: Path, tmp_path: Path, monk
 
 @pytest.fixture
 def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a package optimum with this ``main_export`` before all others, here and in processes started from here."""
+    """Return a function that puts package optimum with ``main_export`` of ``body`` first, also for child processes."""
 
     def put(body: str) -> None:
         packages = tmp_path / "packages"
@@ -145,7 +145,7 @@ MODELS = {
 
 @pytest.fixture
 def optimum() -> None:
-    """The real one; ``.ci/nightly`` makes an environment for it."""
+    """Skip the test where optimum itself is missing; ``.ci/nightly`` makes an environment for it."""
     if MISSING:
         pytest.skip(f"needs edgespec[optimum], as .ci/nightly installs it: {MISSING}")
 

@@ -31,7 +31,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A checkpoint that may be damaged."""
+    """Copy a checkpoint, so that the test may damage it."""
     return Path(shutil.copytree(checkpoint(NAME), tmp_path / "model"))
 
 

@@ -28,7 +28,7 @@ Rename = Callable[[str], "str | None"]
 
 @pytest.fixture
 def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a configuration's checkpoint, to be spoilt."""
+    """Return a function that copies the checkpoint of configuration ``name``, so that the test may damage it."""
     return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
 
 
@@ -190,7 +190,7 @@ WIDE, SMALL = resolve("builtin:shakespeare-73m"), resolve("builtin:shakespeare")
 
 
 def copy(folder: Path, config: dict[str, Any] | None = None, widened: object = None) -> Path:
-    """The wide model's folder with other settings."""
+    """Copy the wide model to ``folder``, its settings updated by ``config``, its widening replaced by ``widened``."""
     shutil.copytree(WIDE, folder)
     own = json.loads((folder / "config.json").read_text("utf-8")) | (config or {})
     (folder / "config.json").write_text(json.dumps(own), "utf-8")

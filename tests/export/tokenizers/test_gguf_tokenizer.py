@@ -77,7 +77,7 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def sentencepiece(tokens: Sequence[str], scores: Sequence[float], **flags: bool) -> Change:
-    """A SentencePiece vocabulary: <unk>, <s>, </s>, 256 bytes, then tokens with their scores."""
+    """Add a SentencePiece vocabulary: <unk>, <s>, </s>, 256 bytes, then ``tokens`` with their ``scores``."""
 
     def add(writer: GGUFWriter) -> None:
         head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -18,7 +18,7 @@ WITHOUT_BOS = "qwen2_tied_gqa7"
 
 @pytest.fixture(scope="session")
 def torch() -> Any:
-    """The library; without it the tests that train are skipped."""
+    """Import torch; skip the tests that train where it is missing."""
     for name in ("transformers", "accelerate"):
         pytest.importorskip(name, reason=f"needs {name}: pip install 'edgespec[train]'")
     found = pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
@@ -28,7 +28,7 @@ def torch() -> Any:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers whose tokenizer puts a BOS in front."""
+    """Write a model of two layers whose tokenizer puts a BOS in front."""
     return hf.write_reference_checkpoint(tmp_path_factory.mktemp("model"), MODEL)
 
 
@@ -47,7 +47,7 @@ Train = Callable[..., Any]
 
 @pytest.fixture
 def train(model: Path, tmp_path: Path, fresh_accelerate: None) -> Train:
-    """A short training; arguments are fields of TrainOptions that differ."""
+    """Return a function that trains briefly; its arguments replace fields of TrainOptions."""
     from edgespec.export.training.train import Trainer
 
     def run(**changes: Any) -> Any:

@@ -253,7 +253,7 @@ def test_a_training_takes_the_steps_of_adamw_at_that_rate(
 
 
 def windows() -> Windows:
-    """The two texts, and eight more, so that they take two passes."""
+    """Return the two texts and eight more, so that they take two passes."""
     more = np.random.default_rng(6).integers(2, 150, (8, 9)).tolist()
     texts = [row[:length].tolist() for row, length in zip(TOKENS, LENGTHS, strict=True)]
     return Windows.of([*texts, *more], 11)
@@ -322,7 +322,7 @@ def test_acceptance_of_a_draft(target: Any, torch: Any, start: int) -> None:
     noise = torch.randn(150 + 10, 160, generator=torch.Generator().manual_seed(2))
 
     def draft(tokens: Any) -> Any:
-        """The model's own logits of the token before, disturbed: some agree, some do not."""
+        """Add noise to the model's own logits of ``tokens``, so that some of its guesses agree and some do not."""
         return target.logits(target.hidden(tokens)) + 2 * noise[tokens]
 
     tokens = torch.from_numpy(texts.tokens)

@@ -29,7 +29,7 @@ def likeliest(target: Any, torch: Any, texts: Windows) -> Any:
 
 
 def check_ends(target: Any, texts: Windows, begin: int, length: int) -> int:
-    """A text ends after its first EOS behind ``begin``, or is full; returns how many ended."""
+    """Check that ``texts`` end after the first EOS behind ``begin`` or have ``length`` tokens; return how many end."""
     ended = 0
     for row, count in zip(texts.tokens.tolist(), texts.lengths.tolist(), strict=True):
         ends = [at for at in range(begin, count) if row[at] in target.source.eos]

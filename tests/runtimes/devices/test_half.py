@@ -206,7 +206,7 @@ def test_every_method_writes_plain_decodings_text(engine: Engine, name: str) -> 
 
 
 def having(part: ModelPart, *precisions: Precision) -> ModelPart:
-    """A bundle's entry with graphs in these precisions alone."""
+    """Return ``part`` with those of its device graphs alone that are in ``precisions``."""
     graphs = {name: g for name, g in part.graphs.items() if g.device == "cpu" or g.precision in precisions}
     return part.model_copy(update={"graphs": graphs})
 

@@ -21,6 +21,7 @@ from edgespec.runtimes.devices.model import NARROW
 from edgespec.runtimes.devices.trust import check_trial, golden_step
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.facts import ModelFacts
 from edgespec.runtimes.files.manifest import PRECISIONS, Precision
 from tests.conftest import TARGET
 from tests.support.device import HostModel
@@ -38,34 +39,47 @@ FAULTS = ("none", "interleaved rotation", "positions one off", "keys for values"
           "no mask for trees", "one layer left out")  # fmt: skip
 
 
+def swap_heads(graph: onnx.GraphProto, made: onnx.NodeProto, facts: ModelFacts) -> None:
+    """Reverse the order of the heads in the output of ``made``, an attention of ``graph``."""
+    order = np.arange(facts.heads * facts.head_dim).reshape(-1, facts.head_dim)[::-1].reshape(-1)
+    graph.initializer.append(onnx.numpy_helper.from_array(order, "order"))
+    reader = next(node for node in graph.node if made.output[0] in node.input)
+    reader.input[0] = "swapped"
+    gather = helper.make_node("Gather", [made.output[0], "order"], ["swapped"], axis=2)
+    graph.node.insert(list(graph.node).index(made) + 1, gather)
+
+
+def leave_out_layer(graph: onnx.GraphProto) -> None:
+    """Let what reads the sixth sum of ``graph`` read the fourth, so that the layer between them is left out."""
+    adds = [node for node in graph.node if node.op_type == "Add"]
+    for node in graph.node:
+        for at, name in enumerate(node.input):
+            if name == adds[5].output[0]:
+                node.input[at] = adds[3].output[0]
+
+
+def damage(graph: onnx.GraphProto, fault: str, facts: ModelFacts) -> None:
+    """Change ``graph`` by ``fault``, where it is one of the graph and not of a pass."""
+    attention = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    if fault == "interleaved rotation":
+        for node in (node for node in graph.node if node.op_type == "RotaryEmbedding"):
+            node.attribute.append(helper.make_attribute("interleaved", 1))
+    elif fault == "keys for values":
+        attention[1].input[1], attention[1].input[2] = attention[1].input[2], attention[1].input[1]
+    elif fault == "swapped heads":
+        swap_heads(graph, attention[2], facts)
+    elif fault == "one layer left out":
+        leave_out_layer(graph)
+
+
 def faulty(bundle: Path, folder: Path, fault: str, precision: Precision) -> HostModel:
-    """The bundle's graphs with a fault, as a wrong kernel would have it, in ``folder``."""
+    """Copy ``bundle`` to ``folder`` and load its graph with ``fault``, as a wrong kernel would have it."""
     shutil.copytree(bundle, folder, dirs_exist_ok=True)
     part = Bundle.open(bundle, check=False).manifest.target
     model = HostModel(folder, part, "webgpu", precision=precision)
     path = folder / model.graph.file
     proto = onnx.load(path, load_external_data=False)
-    attention = [node for node in proto.graph.node if node.op_type == "GroupQueryAttention"]
-    if fault == "interleaved rotation":
-        for node in (node for node in proto.graph.node if node.op_type == "RotaryEmbedding"):
-            node.attribute.append(helper.make_attribute("interleaved", 1))
-    elif fault == "keys for values":
-        attention[1].input[1], attention[1].input[2] = attention[1].input[2], attention[1].input[1]
-    elif fault == "swapped heads":
-        size, at = model.facts.head_dim, list(proto.graph.node).index(attention[2])
-        order = np.arange(model.facts.heads * size).reshape(-1, size)[::-1].reshape(-1)
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(order, "order"))
-        reader = next(node for node in proto.graph.node if attention[2].output[0] in node.input)
-        reader.input[0] = "swapped"
-        proto.graph.node.insert(
-            at + 1, helper.make_node("Gather", [attention[2].output[0], "order"], ["swapped"], axis=2)
-        )
-    elif fault == "one layer left out":
-        adds = [node for node in proto.graph.node if node.op_type == "Add"]
-        for node in proto.graph.node:
-            for at, name in enumerate(node.input):
-                if name == adds[5].output[0]:
-                    node.input[at] = adds[3].output[0]
+    damage(proto.graph, fault, model.facts)
     Path(path).write_bytes(proto.SerializeToString())
     model = HostModel(folder, part, "webgpu", precision=precision)
     run = model.run
@@ -108,7 +122,7 @@ def test_faults_are_noticed(
 
 @pytest.fixture
 def usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Device webgpu is there."""
+    """Pretend that device webgpu is there."""
     monkeypatch.setattr(opening, "require_device", lambda _: None)
     monkeypatch.setattr(opening, "driver", lambda _: "a driver that crashes")
 

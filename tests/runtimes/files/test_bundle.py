@@ -27,7 +27,7 @@ FILES = (
 
 @pytest.fixture
 def copy(bundle: Callable[..., Path], tmp_path: Path) -> Path:
-    """A bundle that may be damaged."""
+    """Copy a bundle, so that the test may damage it."""
     return Path(shutil.copytree(bundle("int4"), tmp_path / "copy"))
 
 

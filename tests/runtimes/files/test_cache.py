@@ -25,7 +25,7 @@ LONG_AGO = 1_000_000.0
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own."""
+    """Give the test a cache of its own; return its folder."""
     folder = tmp_path / "own"
     folder.mkdir()
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
@@ -33,7 +33,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def conversion(folder: Path, name: str, size: int, used: float) -> Path:
-    """A conversion of weights that are there."""
+    """Put a conversion of ``size`` bytes, last used at time ``used``, into the cache; its weights lie in ``folder``."""
     weights = folder / f"{name}.data"
     weights.write_bytes(b"w")
     made = cache_folder() / f"{name}-stock"

@@ -21,7 +21,7 @@ CONTENT = b"weights " * 1000
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that has been quiet for long enough, in a cache of its own."""
+    """Write a file, and give the test a cache of its own and a short time after which a file counts as quiet."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_KEY", str(tmp_path / "key"))
     monkeypatch.setattr(module, "QUIET", 0.05)
@@ -45,7 +45,7 @@ def load(path: Path) -> Checked:
 
 @pytest.fixture
 def remembered(file: Path) -> Path:
-    """The file, whose digest is remembered."""
+    """Load ``file`` until its digest is remembered; return it."""
     settle()
     assert load(file).read == 1
     if load(file).read:

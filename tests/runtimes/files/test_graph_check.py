@@ -20,7 +20,7 @@ Change = Callable[[onnx.ModelProto], object]
 
 
 def first(model: onnx.ModelProto) -> onnx.TensorProto:
-    """The first tensor of the weight file."""
+    """Return the first tensor of ``model`` that lies in its weight file."""
     return next(one for one in model.graph.initializer if one.external_data)
 
 

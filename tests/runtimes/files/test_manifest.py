@@ -15,7 +15,7 @@ from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA, Manifest, read_ma
 
 @pytest.fixture
 def data(bundle: Callable[..., Path]) -> dict[str, Any]:
-    """A sound manifest."""
+    """Read a sound manifest, as JSON."""
     found: dict[str, Any] = json.loads((bundle("int4") / MANIFEST).read_text("utf-8"))
     return found
 

@@ -35,7 +35,7 @@ Bundles = Callable[..., Path]
 
 @pytest.fixture
 def part(bundles: Bundles) -> ModelPart:
-    """A target in the native layout."""
+    """Return the target of a bundle in the native layout."""
     return Bundle.open(bundles("native"), check=False).manifest.target
 
 

@@ -34,7 +34,7 @@ Write = Callable[..., Written]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own."""
+    """Give the test a cache of its own; return its folder."""
     folder = tmp_path / "own-cache"
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
     return folder
@@ -42,19 +42,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def copied(writer: Write, tmp_path: Path) -> Written:
-    """A model in the native layout that a test may change."""
+    """Copy a model in the native layout, so that the test may change it."""
     made = writer("native", "qwen2_tied_gqa7", "int4")
     return Written(Path(shutil.copytree(made.folder, tmp_path / "model")), made.arch, made.part, made.errors)
 
 
 def convert(made: Written) -> Path:
-    """The graph of the other kind of operators, wherever it lies now."""
+    """Convert ``made`` to the other kind of operators where needed; return the path of that graph."""
     name = "gated" if made.part.layout == "native" else "native"
     return usable_graph(made.folder, made.part, made.part.graphs[name])
 
 
 def data(graph: Path) -> Path:
-    """The converted weights beside it."""
+    """Return the one file of converted weights beside ``graph``."""
     (found,) = graph.parent.glob("*.data")
     return found
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written, use_operators
@@ -37,6 +38,33 @@ def text(model: Model, count: int, seed: int) -> list[int]:
     return tokens
 
 
+def random_pass(slot: BatchSlot, tokens: list[int], tree: bool, rng: np.random.Generator) -> BatchPass:
+    """Make a pass of ``tokens`` over ``slot``, as a chain or as a random ``tree``."""
+    parents = None
+    if tree:
+        parents = np.array([int(rng.integers(-1 if row == 0 else 0, max(row, 1))) for row in range(len(tokens))])
+        parents[0] = -1
+    return BatchPass(slot, np.array(tokens, np.int64), parents)
+
+
+def random_path(item: BatchPass, rng: np.random.Generator) -> list[int]:
+    """Choose rows of ``item`` to keep, each after its parent, the root first."""
+    path = [0]
+    for row in range(1, len(item.tokens)):
+        if (row - 1 if item.parents is None else item.parents[row]) == path[-1] and rng.random() < 0.7:
+            path.append(row)
+    return path
+
+
+def check_output(output: Pass, expected: Pass, best: bool) -> None:
+    """Compare the bits of two passes, with their ``best`` tokens where those were asked for."""
+    np.testing.assert_array_equal(output.logits, expected.logits)
+    if best:
+        assert output.best is not None
+        for got, wished in zip(output.best, expected.best or (), strict=True):
+            np.testing.assert_array_equal(got, wished)
+
+
 @pytest.mark.parametrize("best", [False, True])
 def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -> None:
     """Rounds of four sequences, one of them long enough to be cut into splits, in a batch and each alone."""
@@ -50,26 +78,14 @@ def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -
     for turn in range(6):
         wanted: list[BatchPass] = []
         for number in rng.permutation(len(lengths))[: 4 if turn % 2 else 3]:
-            n = int(rng.integers(1, 7))
-            tokens = np.array(text(model, n, 10 * turn + int(number)), np.int64)
-            parents = None
-            if turn % 3 == 2:
-                parents = np.array([int(rng.integers(-1 if row == 0 else 0, max(row, 1))) for row in range(n)])
-                parents[0] = -1
-            wanted.append(BatchPass(batch.slots[number], tokens, parents))
+            tokens = text(model, int(rng.integers(1, 7)), 10 * turn + int(number))
+            wanted.append(random_pass(batch.slots[number], tokens, turn % 3 == 2, rng))
         outputs = batch.forward(wanted, best)
         for item, output in zip(wanted, outputs, strict=True):
             slot = alone[item.slot.number]
             expected = (slot.forward_best if best else slot.forward)(item.tokens, item.parents)  # type: ignore[attr-defined]
-            np.testing.assert_array_equal(output.logits, expected.logits)
-            if best:
-                assert output.best is not None
-                for got, wished in zip(output.best, expected.best or (), strict=True):
-                    np.testing.assert_array_equal(got, wished)
-            path = [0]
-            for row in range(1, len(item.tokens)):
-                if (row - 1 if item.parents is None else item.parents[row]) == path[-1] and rng.random() < 0.7:
-                    path.append(row)
+            check_output(output, expected, best)
+            path = random_path(item, rng)
             for at in (slot, item.slot):
                 at.keep(path)
     for number, slot in enumerate(alone):

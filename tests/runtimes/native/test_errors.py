@@ -154,7 +154,7 @@ def test_no_row_need_reach_the_head(raw: Raw) -> None:
 
 @pytest.fixture(scope="module")
 def headed(native: None, checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """A model with heads of every kind."""
+    """Write a model with heads of every kind."""
     return with_heads(tmp_path_factory.mktemp("headed"), checkpoint(NAME), PLANS["cut"], "int4").written
 
 

@@ -33,7 +33,7 @@ def parts() -> tuple[Floats, Floats, dict[str, Floats]]:
 
 
 def run(folder: Path, kind: Kind, tokens: list[int], spoilt: int | None = None) -> NDArray[np.float32]:
-    """The stream [n, hidden] after one mixture; ``spoilt``: an expert whose matrices are no numbers."""
+    """Run ``tokens`` through one mixture; return the stream [n, hidden]. The matrices of expert ``spoilt`` are NaN."""
     table, router, matrices = parts()
     weights = Weights()
     ids = {}

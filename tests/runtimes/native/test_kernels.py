@@ -98,7 +98,7 @@ def program(folder: Path) -> Program:
 
 @pytest.fixture(scope="session")
 def sanitized(folder: Path, program: Program) -> dict[str, Program]:
-    """The selftest and the fuzzers under the address and undefined-behaviour sanitizers.
+    """Build the selftest and the fuzzers with the address and undefined-behaviour sanitizers.
 
     Of the instruction sets the specification and the best: they are most of what is compiled.
     """
@@ -120,7 +120,7 @@ def sanitized(folder: Path, program: Program) -> dict[str, Program]:
 
 @pytest.fixture(scope="session")
 def arm_parts(folder: Path, arm_library: Path) -> tuple[str, tuple[str, ...], list[str]]:
-    """The cross compiler, its flags, and the objects of all that is the same on every Arm."""
+    """Return the cross compiler, its flags, and the objects that are the same on every Arm."""
     compiler = shutil.which(arm64.COMPILER) or ""
     flags = (*("-O1" if flag == "-O3" else flag for flag in COMMON), "-static")
     shared = [str(arm_library.parent / f"{name}.o") for name in SOURCES if name not in ARM]
@@ -212,7 +212,7 @@ def test_baseline_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
 @pytest.fixture
 def device(program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
            tmp_path: Path) -> Callable[..., str]:  # fmt: skip
-    """What ``benchmarks.device`` prints with programs that were built already: that of a device, and this machine's."""
+    """Return a function that runs ``benchmarks.device`` with ``built`` for the device, and this machine's program."""
 
     def run(built: Program, *arguments: str) -> str:
         for name, one in (("device", built), ("plain", program)):

@@ -31,7 +31,7 @@ Exact = NDArray[np.float64]
 
 
 def apply(fn: str, x: Exact) -> Exact:
-    """The functions, in double precision."""
+    """Apply the activation function ``fn`` to ``x`` in double precision."""
     if fn == "silu":
         return x / (1 + np.exp(-x))
     if fn == "gelu":
@@ -55,7 +55,7 @@ def layer_norm(x: Exact, eps: float, center: bool = True) -> Exact:  # [n, k]
 
 
 def rounded(matrix: Floats) -> Exact:  # [n, k]
-    """What a q8 matrix stands for."""
+    """Quantize ``matrix`` to q8 and back."""
     values, scales = levels(matrix)
     return quantize.dequantize_block(values, scales.astype(np.float16).astype(np.float32), matrix.shape[1], 8).astype(
         np.float64
@@ -63,7 +63,7 @@ def rounded(matrix: Floats) -> Exact:  # [n, k]
 
 
 def rounded_rows(x: Exact) -> Exact:  # [n, k]
-    """What quantized activations stand for: 127 levels a block of 32."""
+    """Quantize activations ``x`` and back: 127 levels a block of 32."""
     n, k = x.shape
     blocks = np.pad(x, ((0, 0), (0, -k % 32))).reshape(n, -1, 32)
     step = np.abs(blocks).max(-1, keepdims=True) / 127
@@ -315,7 +315,7 @@ def test_numbers_that_are_none_stay_so(tmp_path: Path) -> None:
 
 
 def digests() -> Iterator[str]:
-    """What is computed, for every function and number of rows."""
+    """Yield digests of what the kernels compute, for every function and number of rows."""
     with tempfile.TemporaryDirectory() as name:
         for fn in FUNCTIONS:
             for kind in ("f32", "q8"):

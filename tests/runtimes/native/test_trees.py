@@ -72,7 +72,7 @@ class Beside:
         return self.chains.run(Rows.chain(1, at), x[None], read_codes=self.read_codes)[0][0]
 
     def fill(self, to: int) -> None:
-        """The text goes on to a length, in both caches."""
+        """Extend the text to ``to`` tokens in both caches, and compare them."""
         while self.past < to:
             n = min(100, to - self.past)
             x, rows = self.rows(n), Rows.chain(n, self.past)
@@ -81,7 +81,7 @@ class Beside:
             self.past, self.moves = self.past + n, []
 
     def tree(self, parents: Sequence[int]) -> None:
-        """A tree, each of whose rows is compared; a path of it is kept."""
+        """Run the tree of ``parents``, compare each row with its path as a chain, and keep a random path."""
         x, rows = self.rows(len(parents)), Rows.tree(parents, self.past)
         found = self.trees.run(rows, x, read_codes=self.read_codes, moves=self.moves)[0]
         for row in depth_first(parents):

@@ -22,26 +22,14 @@ F32 = KvFormat("f32", "f32")
 
 
 def width_of(heads: int, kv: int, dim: int) -> int:
-    """Of rows [q | k | v]."""
+    """Return the width of rows [q | k | v]."""
     return (heads + 2 * kv) * dim
 
 
-def attention(
-    folder: Path,
-    *,
-    window: int = 0,
-    cap: float = 0,
-    shape: tuple[int, int, int] = (HEADS, KV, DIM),
-    scale: float = 1.0,
-    kv: KvFormat = F32,
-    tables: Floats | None = None,
-    tokens: int = 1024,
-    slots: int = 1,
-    threads: int = 2,
-) -> Node:
-    """A node of nothing but attention: hidden_in [n, q | k | v] -> logits [n, heads * dim]."""
+def program_of(weights: Weights, shape: tuple[int, int, int], window: int, cap: float, scale: float) -> str:
+    """Write the steps of nothing but attention: hidden_in [n, q | k | v] -> logits [n, heads * dim]."""
     heads, kv_heads, dim = shape
-    width, weights, steps = width_of(*shape), Weights(), []
+    width, steps = width_of(*shape), []
     eye, at = np.eye(width, dtype=np.float32), 0
     for number, n in enumerate((heads * dim, kv_heads * dim, kv_heads * dim)):
         w = weights.matrix(eye[at : at + n])
@@ -49,7 +37,7 @@ def attention(
         at += n
     n = heads * dim
     last = weights.matrix(eye[:n, :n])
-    program = "\n".join(
+    return "\n".join(
         [
             f"floats 0 {width}\nfloats 1 {n}\nfloats 2 {kv_heads * dim}\nfloats 3 {kv_heads * dim}\nfloats 4 {n}",
             f"acts 0 {width}\nacts 1 {n}\nload out=0 k={width}\nquantize x=0 k={width} kind=f32 out=0",
@@ -59,12 +47,26 @@ def attention(
             f"quantize x=4 k={n} kind=f32 out=1 rows=1\nlogits act=1 w={last} kind=f32 n={n} k={n}",
         ]
     )
-    return Node(folder, program, weights, width, kv=kv, head=(kv_heads, dim), tokens=tokens, slots=slots,
-                tables=tables, threads=threads)  # fmt: skip
+
+
+def attention(
+    folder: Path,
+    *,
+    window: int = 0,
+    cap: float = 0,
+    shape: tuple[int, int, int] = (HEADS, KV, DIM),
+    scale: float = 1.0,
+    tokens: int = 1024,
+    **more: Any,
+) -> Node:
+    """Make a node of nothing but attention in ``folder``; ``more``: of ``Node`` and its cache."""
+    weights = Weights()
+    program = program_of(weights, shape, window, cap, scale)
+    return Node(folder, program, weights, width_of(*shape), head=shape[1:], tokens=tokens, **more)
 
 
 class Expected:
-    """The same in numpy: every row sees the tokens before its root, its ancestors and itself, by their positions."""
+    """Attention in numpy: every row sees the tokens before its root, its ancestors and itself, by their positions."""
 
     def __init__(self, window: int = 0, cap: float = 0, scale: float = 1.0) -> None:
         self.window, self.cap, self.scale = window, cap, scale
@@ -103,7 +105,7 @@ def close(found: NDArray[Any], expected: NDArray[np.float64]) -> None:
 
 
 def fill(node: Node, x: Floats, sizes: Sequence[int] = (100,), past: int = 0, slot: int = 0) -> Floats:
-    """A chain in passes of these sizes in turn -> what each row gives, [n, heads * dim]."""
+    """Run ``x`` as a chain in passes of ``sizes`` rows in turn; return what each row gives, [n, heads * dim]."""
     found, at, turn = [], 0, 0
     while at < len(x):
         rows = x[at : at + sizes[turn % len(sizes)]]

@@ -270,7 +270,7 @@ PAIRS = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
 
 
 def ports(**changes: Port | None) -> tuple[list[Port], list[Port]]:
-    """Inputs and outputs of two layers, with some of them changed (name -> port) or left out."""
+    """Return the inputs and outputs of two layers; ``changes`` replace ports by name, None removes one."""
     given = {
         "input_ids": Port("input_ids", INTEGER, ("b", "s")),
         "attention_mask": Port("attention_mask", INTEGER, ("b", "t")),

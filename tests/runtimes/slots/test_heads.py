@@ -22,7 +22,7 @@ def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def by_hand(made: Planned, group: HeadGroup, hidden: Array) -> NDArray[np.float64]:
-    """A group of heads in float64, [count, r, size]."""
+    """Compute the logits of ``group`` from ``hidden`` in float64, [count, r, size]."""
     tensors = {name: value.astype(np.float64) for name, value in made.tensors.items()}
     x = hidden.astype(np.float64)
     h = x / np.sqrt((x**2).mean(-1, keepdims=True) + made.written.arch.eps) * tensors["norm"]
@@ -106,7 +106,7 @@ def test_more_than_a_cut_head_has(planned: Callable[..., Planned]) -> None:
 
 
 def same_columns(slot: Slot, found: Array | None, expected: Array) -> None:
-    """The same bits on native operators; stock ones sum a column in an order that depends on where it stands."""
+    """Compare bits on native operators; stock ones sum a column in an order that depends on its place."""
     assert found is not None
     np.testing.assert_allclose(found, expected, rtol=0, atol=0 if isinstance(slot, NativeSlot) else 1e-4)
 

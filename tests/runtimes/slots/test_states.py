@@ -54,7 +54,7 @@ def checkpoints(slot: NativeSlot) -> list[int]:
 
 
 def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
-    """The mistake that this file is about: the state of a rejected guess, in the place of the last kept token's."""
+    """Make the mistake that this file is about: the state of a rejected ``guess`` in the place of that of ``kept``."""
     assert slot._cache is not None
     facts, tokens = slot.model.facts, len(slot.tokens)
     if facts.delta:

@@ -48,7 +48,7 @@ class Compared:
         return self.random.integers(2, self.trees.vocab_size, count)
 
     def path(self, text: list[int], tokens: NDArray[np.int64]) -> list[NDArray[np.float32]]:
-        """What the last of some tokens after a text gives, all of them one by one."""
+        """Run ``tokens`` one by one after ``text``; return what the last one gives."""
         assert self.chains.follow(text) == len(text)
         for token in tokens:
             found = numbers(self.chains.forward(token[None]), 0)
@@ -56,13 +56,13 @@ class Compared:
         return found
 
     def fill(self, to: int) -> None:
-        """The text goes on to a length."""
+        """Extend the text to ``to`` tokens in both slots."""
         more = self.words(max(0, to - len(self.trees.tokens))).tolist()
         for slot in (self.trees, self.chains):
             slot.prefill(more)
 
     def tree(self, parents: Sequence[int]) -> None:
-        """A tree, each of whose rows is compared; a path of it is kept."""
+        """Run the tree of ``parents``, compare each row with its path as a chain, and keep a random path."""
         text, tokens = list(self.trees.tokens), self.words(len(parents))
         output = self.trees.forward(tokens, np.array(parents))
         found = [numbers(output, row) for row in range(len(parents))]
@@ -77,7 +77,7 @@ class Compared:
         self.same()
 
     def same(self) -> None:
-        """What is kept of the text."""
+        """Check that both slots keep the same tokens and states."""
         assert self.trees.tokens == self.chains.tokens
         held = self.chains.snapshot()
         for key, values in self.trees.snapshot().items():

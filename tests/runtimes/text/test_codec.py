@@ -69,7 +69,7 @@ def stream(decoder: StreamDecoder, tokens: Sequence[int], cuts: Sequence[int]) -
 
 
 def whole(codec: TextCodec, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text that ``tokens`` add to ``prompt``."""
+    """Return the text that ``tokens`` add to ``prompt``."""
     return codec.decode([*prompt, *tokens])[len(codec.decode(list(prompt))) :]
 
 

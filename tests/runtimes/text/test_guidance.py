@@ -31,7 +31,7 @@ def guidance(tmp_path: Path) -> Guidance:
 
 
 def walk(guidance: Guidance, grammar: str, names: list[str]) -> list[set[str]]:
-    """The tokens allowed before each of these, which follow one another."""
+    """Return the tokens that ``grammar`` allows before each of ``names``, which follow one another."""
     constraint = guidance.constraint(Grammar.regex(grammar), 0)
     found = []
     for at in range(len(names)):

@@ -80,7 +80,7 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
 
 
 def whole(codec: TextCodec, prompt: list[int], tokens: list[int]) -> str:
-    """The text that ``tokens`` add to ``prompt``."""
+    """Return the text that ``tokens`` add to ``prompt``."""
     return codec.decode([*prompt, *tokens])[len(codec.decode(prompt)) :]
 
 
