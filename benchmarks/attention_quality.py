@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common import conditions, show
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.quantization.coded_keys import TABLES, score, store
 from edgespec.export.quantization.key_tables import BUDGET, learn_tables
 from edgespec.export.source.source import resolve
@@ -50,7 +50,7 @@ def main() -> None:
     file = arguments.text or source / "calibration.txt"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        part = write_model(folder, open_model(source, None), arguments.format).part
+        part = write_model(folder, open_model(source, None), ModelSpec(arguments.format)).part
         if arguments.own_text:
             first = json.loads((source / "config.json").read_text("utf-8")).get("bos_token_id", 0)
             slot = _slot(folder, part, ATTENTION["f32"], arguments.threads)

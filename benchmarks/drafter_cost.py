@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_described
+from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.drafters.dflash import assumed_dflash
 from edgespec.export.drafters.head_choice import cut_draft, write_tokens
 from edgespec.export.drafters.heads import FUSE, HeadPlan
@@ -122,7 +122,7 @@ class _Measured:
             vocab, plan = write_tokens(folder, "", ids), HeadPlan(cut=True, only=True)
             cut_draft(arch, ids)
         written = write_model(
-            folder, arch, "int4", head=head, draft=arch.drafts is not None, plan=plan, head_vocab=vocab
+            folder, arch, ModelSpec("int4", head=head, draft=arch.drafts is not None, plan=plan, head_vocab=vocab)
         )
         native = storage_plans(arch, "int4", head, plan)["native"]
         sizes = {key: matrix.packed.nbytes for key, matrix in native.matrices.items() if matrix.packed}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.measuring.mixer import Mixer
 from edgespec.export.measuring.parity import divergence, log_softmax
 from edgespec.export.quantization.calibrate import chosen_levels
@@ -104,11 +104,11 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
         with tempfile.TemporaryDirectory() as temporary:
             where = Path(temporary)
             if choice.quantizer is None:
-                part = write_model(where, arch, form, draft=True).part
+                part = write_model(where, arch, ModelSpec(form, draft=True)).part
             else:
                 with chosen_levels(arch, choice.quantizer, choice.blocks(arch), texts, where) as chosen:
                     part = write_model(
-                        where, arch, form, head=choice.head, fine=choice.fine, chosen=chosen, draft=True
+                        where, arch, ModelSpec(form, head=choice.head, fine=choice.fine, draft=True), chosen
                     ).part
             yield open_slot(Model(where, part, choose_operators("auto", part).graph(part, False), threads))
 

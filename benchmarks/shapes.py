@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_described
+from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.derived import ExtendedCheckpoint
@@ -171,7 +171,7 @@ def write_shape(config: dict[str, Any], folder: Path, form: Any = "int4", contex
         arch = open_described(source, context)
         arch.source = ExtendedCheckpoint(arch.source, {name: Noise(shape) for name, shape in arch.tensors.items()})
         folder.mkdir(parents=True)
-        part = write_model(folder, arch, form).part
+        part = write_model(folder, arch, ModelSpec(form)).part
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(source / name, folder / name)
         planned = planned_bundle(source, form=form, context=context)

@@ -27,7 +27,7 @@ class EdgespecError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, in a line."""
+    """Return the first line of what ``error`` says; its type's name if it says nothing."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

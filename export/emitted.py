@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
 from edgespec.export.drafters.heads import HeadPlan
@@ -87,21 +88,21 @@ class EmittedModel:
         def quantized(done: int) -> None:
             writing.progress("quantize", done, of, f"{what}, on {texts.size} tokens")
 
-        kind: dict[str, Any] = {
-            "gated": writing.gated,
-            "draft": writing.draft,
-            "prefix": writing.prefix,
-            "layout": _layout(writing.operators),
-            "plan": self.heads,
-            "head_vocab": None if self.tokens is None else write_tokens(folder, writing.prefix, self.tokens),
-            "progress": written,
-        }
+        spec = ModelSpec(
+            choice.format,
+            gated=writing.gated,
+            draft=writing.draft,
+            prefix=writing.prefix,
+            layout=_layout(writing.operators),
+            plan=self.heads,
+            head_vocab=None if self.tokens is None else write_tokens(folder, writing.prefix, self.tokens),
+        )
         if choice.quantizer is None:
-            return write_model(folder, self.arch, choice.format, **kind)
+            return write_model(folder, self.arch, spec, progress=written)
         texts = writing.texts(self.facts.context)
         with chosen_levels(self.arch, choice.quantizer, choice.blocks(self.arch), texts, folder, quantized) as chosen:
-            kind |= {"head": choice.head, "fine": choice.fine, "chosen": chosen}
-            return write_model(folder, self.arch, choice.format, **kind)
+            spec = replace(spec, head=choice.head, fine=choice.fine)
+            return write_model(folder, self.arch, spec, chosen, written)
 
     def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
         of = 2 * self.facts.layers

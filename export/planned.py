@@ -58,7 +58,7 @@ from edgespec.runtimes.text.special import read_object
 UNWRITTEN = "a draft"  # stands for one where the options must name one
 
 
-def planned_bundle(
+def planned_bundle(  # noqa: PLR0913 - ExportOptions asks for an output, and has much that a plan would ignore
     model: str | Path,
     *,
     form: Format = "int4",

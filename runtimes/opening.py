@@ -27,7 +27,7 @@ def open_target(
     threads: int | None,
     kv: KvFormat | None,
 ) -> Model:
-    """The target.
+    """Open the target of ``bundle``.
 
     Args:
         bundle: where it is.
@@ -47,12 +47,12 @@ def open_target(
 
 
 def share_target(model: Model, strict: bool) -> Model:
-    """The same target for another engine; its sessions are shared."""
+    """Return the target ``model`` for another engine; its sessions are shared."""
     return model.relaxed() if isinstance(model, DeviceModel) and model.strict and not strict else model
 
 
 def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: OperatorChoice) -> Model:
-    """The draft model or the drafter; on the CPU where it has no graphs for the device.
+    """Open the draft model or the drafter; on the CPU where it has no graphs for the device.
 
     Args:
         bundle: where it is.
@@ -73,7 +73,7 @@ def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: Opera
 
 
 def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
-    """A slot over a model.
+    """Open a slot over ``model``.
 
     Args:
         model: the session and shared buffers.

@@ -74,7 +74,7 @@ class LoadOptions:
             raise InvalidRequest(f"ngram_store is {self.ngram_store!r}: expected a file")
 
     def changed(self, **changes: Any) -> LoadOptions:
-        """A copy with changes on top.
+        """Return a copy with ``changes`` on top.
 
         Raises:
             InvalidRequest: an unknown name.
@@ -85,7 +85,7 @@ class LoadOptions:
         return replace(self, **changes)
 
     def resolve(self, manifest: Manifest) -> RunOptions:
-        """What they come to with this bundle here; no file is opened.
+        """Resolve the options for a bundle with ``manifest`` on this machine; no file is opened.
 
         Raises:
             BundleError: operators that cannot run.

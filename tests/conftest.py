@@ -24,7 +24,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.emit.fill import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -254,11 +254,12 @@ def writer(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         if key not in made:
             folder = tmp_path_factory.mktemp("model")
             arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), hf.CONTEXTS.get(name))
-            result = write_model(folder, arch, form, chosen=chosen, gated=True, layout=layout)
+            result = write_model(folder, arch, ModelSpec(form, gated=True, layout=layout), chosen)
             part = result.part
             if layout == "stock":
                 (folder / "strict").mkdir()
-                other = write_model(folder / "strict", arch, form, chosen=chosen, prefix="strict/", layout="stock")
+                spec = ModelSpec(form, prefix="strict/", layout="stock")
+                other = write_model(folder / "strict", arch, spec, chosen)
                 part = part.model_copy(update={"graphs": {**part.graphs, "strict": other.part.graphs["strict"]}})
             made[key] = Written(folder, arch, part, result.errors)
         return made[key]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.head_choice import write_tokens
 from edgespec.export.emit.plans import storage_plans
@@ -33,19 +34,17 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
     quantizer = choice.quantizer
     if quantizer is not None and quantizer.calibrated:
         quantizer = QUANTIZERS[DEFAULT_QUANTIZER]
-    written = write_model(
-        folder / PREFIX,
-        drafter.arch,
+    spec = ModelSpec(
         choice.format,
         head=choice.drafter_head,
-        chosen=DirectLevels(quantizer) if quantizer and choice.format in BLOCKS else None,
         draft=True,
         prefix=PREFIX,
         layout=layout,
         plan=drafter.plan,
         head_vocab=None if drafter.tokens is None else write_tokens(folder / PREFIX, PREFIX, drafter.tokens),
     )
-    return written.part
+    chosen = DirectLevels(quantizer) if quantizer and choice.format in BLOCKS else None
+    return write_model(folder / PREFIX, drafter.arch, spec, chosen).part
 
 
 def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int:

@@ -7,9 +7,8 @@ from math import prod
 from pathlib import Path
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import INDEX, NATIVE, STANDARD, model_part, stock_graphs
+from edgespec.export.bundle.model_part import INDEX, NATIVE, STANDARD, ModelSpec, model_part, stock_graphs
 from edgespec.export.bundle.source_model import WrittenModel
-from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.plan import WEIGHTS, StoragePlan
 from edgespec.export.emit.plans import index_text, storage_plans
@@ -17,24 +16,13 @@ from edgespec.export.emit.program import native_graph
 from edgespec.export.emit.standard import StandardOps
 from edgespec.export.emit.stock import GraphOps
 from edgespec.export.quantization.quantizer import LevelSource
-from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import HeadVocab, Layout
 
 
 def write_model(
     folder: Path,
     arch: Architecture,
-    form: Format,
-    *,
-    head: Format | None = None,
-    fine: frozenset[str] = frozenset(),
+    spec: ModelSpec,
     chosen: LevelSource | None = None,
-    gated: bool = False,
-    draft: bool = False,
-    prefix: str = "",
-    layout: Layout = "native",
-    plan: HeadPlan | None = None,
-    head_vocab: HeadVocab | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
@@ -48,43 +36,24 @@ def write_model(
     Args:
         folder: an existing folder.
         arch: the model.
-        form: weight format of every matrix.
-        head: weight format of the LM head and of the embedding tied to it; None = ``form``.
-        fine: names of matrices that are int8, whatever ``form`` says.
+        spec: how it is stored.
         chosen: the levels of int4 and int8 matrices; None = round to nearest.
-        gated: sub-layers can be left out of the strict graph.
-        draft: only the plain graph.
-        prefix: path of ``folder`` inside the bundle, with a trailing slash.
-        layout: which operators' weights are stored.
-        plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
-            (native graphs give them anyway).
-        head_vocab: the tokens of the plan's cut LM head.
         progress: called with (bytes of weights written, of) as it grows.
     """
-    trace, plans = arch.trace(), storage_plans(arch, form, head, plan, fine, layout)
-    hidden = bool(arch.input_width or (plan and not draft))
-    graphs = stock_graphs(arch, gated, draft, hidden, prefix, layout)
+    plan, prefix, fine = spec.plan, spec.prefix, spec.fine
+    trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, plan, fine, spec.layout)
+    hidden = bool(arch.input_width or (plan and not spec.draft))
+    graphs = stock_graphs(arch, spec.gated, spec.draft, hidden, prefix, spec.layout)
     for name, graph in graphs.items():
         kind = StandardOps if name == STANDARD else GraphOps
         ops = kind(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
         ops.run(trace)
         ops.graph.save(folder / graph.file.removeprefix(prefix))
     native_graph(plans["native"]).save(folder / NATIVE)
-    errors = fill(folder / WEIGHTS, plans[layout], chosen, progress)
+    errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
-    part = model_part(
-        arch,
-        form,
-        head=head,
-        quantizer=chosen.quantizer_name if chosen else "rtn",
-        graphs=graphs,
-        plan=plan or HeadPlan(),
-        prefix=prefix,
-        layout=layout,
-        head_vocab=head_vocab,
-        fine=fine_share(plans["native"], fine) if fine else None,
-        embedding="int8" if arch.embedding in fine else None,
-    )
+    share = fine_share(plans["native"], fine) if fine else None
+    part = model_part(arch, spec, chosen.quantizer_name if chosen else "rtn", graphs, share)
     return WrittenModel(part, errors)
 
 

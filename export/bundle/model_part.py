@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -22,6 +23,34 @@ from edgespec.runtimes.files.operators import WantedOperators
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """How a model is stored in a bundle.
+
+    Attributes:
+        format: weight format of every matrix.
+        head: weight format of the LM head and of the embedding tied to it; None = ``format``.
+        fine: names of matrices that are int8, whatever ``format`` says.
+        gated: sub-layers can be left out of the strict graph.
+        draft: only the plain graph.
+        prefix: path of its folder inside the bundle, with a trailing slash.
+        layout: which operators' weights are stored.
+        plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
+            (native graphs give them anyway).
+        head_vocab: the tokens of the plan's cut LM head.
+    """
+
+    format: Format
+    head: Format | None = None
+    fine: frozenset[str] = frozenset()
+    gated: bool = False
+    draft: bool = False
+    prefix: str = ""
+    layout: Layout = "native"
+    plan: HeadPlan | None = None
+    head_vocab: HeadVocab | None = None
 
 
 def open_model(path: Path, context: int | None, adapter: Path | None = None, text_only: bool = False) -> Architecture:
@@ -143,44 +172,41 @@ def counted(arch: Architecture) -> ModelFacts:
 
 
 def model_part(
-    arch: Architecture,
-    form: Format,
-    *,
-    head: Format | None,
-    quantizer: str,
-    graphs: dict[str, Graph],
-    plan: HeadPlan,
-    prefix: str = "",
-    layout: Layout = "native",
-    head_vocab: HeadVocab | None = None,
-    fine: float | None = None,
-    embedding: Format | None = None,
+    arch: Architecture, spec: ModelSpec, quantizer: str, graphs: dict[str, Graph], fine: float | None = None
 ) -> ModelPart:
-    """Return the entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
-    facts, decoder = counted(arch), None
+    """Return the entry of a model.
+
+    Args:
+        arch: the model.
+        spec: how it is stored.
+        quantizer: name of what chose its levels.
+        graphs: see ``stock_graphs``.
+        fine: share of the weights of layers that are int8, if ``spec.fine`` names any matrix.
+    """
+    facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
     if arch.drafts:
-        if head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
-            less = prod(arch.tensors[arch.head.weight]) - head_vocab.size * facts.hidden
+        if spec.head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
+            less = prod(arch.tensors[arch.head.weight]) - spec.head_vocab.size * facts.hidden
             facts = facts.model_copy(update={"parameters": facts.parameters - less})
         decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
                               reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=facts,
-        format=form,
+        format=spec.format,
         quantizer=quantizer,
-        head_format=head,
-        embedding_format=embedding,
+        head_format=spec.head,
+        embedding_format="int8" if arch.embedding in spec.fine else None,
         fine=fine,
         graphs={**graphs, "native": native},
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,
-        layout=layout,
-        converted=converted_name("stock" if layout == "native" else "native"),
+        layout=spec.layout,
+        converted=converted_name("stock" if spec.layout == "native" else "native"),
         headroom=HEADROOM,
-        min_rows=int(form == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
+        min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),
-        head_vocab=head_vocab,
+        head_vocab=spec.head_vocab,
         cut=plan.only,
         tapped=list(plan.tapped),
         decoder=decoder,

@@ -88,7 +88,7 @@ class Assistant(Gemma4):
         return max(at for at in range(self.target.owners) if self.target.kinds[at] == self.kinds[layer])
 
     def build(self, ops: Ops) -> Value:
-        """The decoder, from what a pass is given to logits."""
+        """Build the decoder with ``ops``, from a pass's inputs to its logits."""
         size = self.target.facts.hidden
 
         def entered(state: Value) -> Value:

@@ -56,7 +56,7 @@ class DFlash(Architecture):
         self.masks = {self.mask} if self.mask is not None else set()
 
     def build(self, ops: Ops) -> Value:
-        """The decoder, from what a pass is given to logits."""
+        """Build the decoder with ``ops``, from a pass's inputs to its logits."""
         hidden = self.facts.hidden
 
         def context() -> None:

@@ -58,7 +58,7 @@ class Eagle3(Architecture):
         return sum(prod(shape) for shape in self.tensors.values())
 
     def build(self, ops: Ops) -> Value:
-        """The decoder, from what a pass is given to logits."""
+        """Build the decoder with ``ops``, from a pass's inputs to its logits."""
         hidden = self.facts.hidden
         before = self.settings.flag("norm_before_residual")
 

@@ -74,7 +74,7 @@ class Mtp(Architecture):
         self.input_width, self.hidden_first = 2 * self.facts.hidden, hidden_first
 
     def build(self, ops: Ops) -> Value:
-        """The decoder, from what a pass is given to logits."""
+        """Build the decoder with ``ops``, from a pass's inputs to its logits."""
         hidden = self.facts.hidden
 
         def normed(norm: str) -> Value:

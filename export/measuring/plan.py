@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import counted, model_part, stock_graphs
+from edgespec.export.bundle.model_part import ModelSpec, counted, model_part, stock_graphs
 from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.drafters.head_choice import HEAD_TOKENS, check_size
 from edgespec.export.drafters.heads import HeadPlan
@@ -163,17 +163,19 @@ class PlannedModel:
     def _describe(self, gated: bool, draft: bool) -> None:
         choice = self.choice
         tokens = None if self.cut is None else HeadVocab(file=head_tokens(self.prefix), size=self.cut)
-        self.part = model_part(
-            self.arch,
+        spec = ModelSpec(
             choice.format,
             head=choice.head,
-            quantizer=choice.quantizer.name if choice.quantizer else "rtn",
-            graphs=stock_graphs(self.arch, gated, draft, self.plan is not None and not draft, self.prefix, self.layout),
-            plan=self.plan or HeadPlan(),
+            gated=gated,
+            draft=draft,
             prefix=self.prefix,
             layout=self.layout,
+            plan=self.plan,
             head_vocab=tokens,
         )
+        hidden = self.plan is not None and not draft
+        graphs = stock_graphs(self.arch, gated, draft, hidden, self.prefix, self.layout)
+        self.part = model_part(self.arch, spec, choice.quantizer.name if choice.quantizer else "rtn", graphs)
 
     def for_devices(self, skip: SkipSetPart | None) -> None:
         """Add graphs for the devices."""

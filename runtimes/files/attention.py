@@ -31,19 +31,19 @@ class AttentionChoice:
 
 
 def exact_attention(part: ModelPart) -> Attention:
-    """What a model is decoded with where nothing else is said: exact up to rounding."""
+    """Return the attention of ``part`` that is exact up to rounding, used where nothing else is asked for."""
     return "f32" if part.format == "fp32" else "f16"
 
 
 def default_attention(part: ModelPart) -> Attention:
-    """What the bundle was exported for."""
+    """Return the attention that ``part`` was exported for."""
     return part.attention.default if part.attention else exact_attention(part)
 
 
 def choose_attention(
     part: ModelPart, operators: Operators, wanted: str | None = None, draft: str | None = None
 ) -> AttentionChoice:
-    """The attention of a session.
+    """Choose the attention of a session.
 
     Args:
         part: the target.
@@ -86,7 +86,7 @@ def choose_attention(
 
 
 def with_copy(kv: KvFormat, coarse: Attention | None) -> KvFormat:
-    """A cache that also keeps the coarser keys which self-drafts read."""
+    """Return ``kv`` with the ``coarse`` copy of its keys that self-drafts read; None = without one."""
     if coarse is None:
         return kv
     codes = ATTENTION[coarse]
@@ -103,7 +103,7 @@ def _check_learnt(part: ModelPart, name: Attention, option: str) -> None:
 
 
 def read_tables(folder: Path, part: ModelPart, kv: KvFormat) -> NDArray[np.float32]:  # [n]
-    """What the keys', then the codes' format was learnt with, as the operator takes it; empty where none is needed.
+    """Read the tables that the keys and the codes of ``kv`` were learnt with, keys' first; empty where none is needed.
 
     Raises:
         BundleError: the bundle has no such table, or one of another shape.

@@ -82,7 +82,7 @@ class Bundle:
         return bundle
 
     def part(self, name: str) -> ModelPart:
-        """The model called ``target``, ``draft`` or ``drafter``."""
+        """Return the model called ``name``: ``target``, ``draft`` or ``drafter``."""
         part: ModelPart | None = getattr(self.manifest, name)
         if part is None:
             how = "--method speculative --draft MODEL2" if name == "draft" else "--method eagle --drafter DRAFTER"
@@ -126,7 +126,7 @@ def _check_size(folder: Path, part: ModelPart, size: int) -> None:
 
 
 def read_head_tokens(folder: Path, part: ModelPart) -> NDArray[np.int64] | None:  # [size]
-    """The tokens that the rows of a cut LM head score; None = it is not cut.
+    """Read the tokens that the rows of ``part``'s cut LM head score; None = it is not cut.
 
     Raises:
         BundleError: not as many as the manifest says, not ascending, or outside the vocabulary.
@@ -143,7 +143,7 @@ def read_head_tokens(folder: Path, part: ModelPart) -> NDArray[np.int64] | None:
 
 
 def _read_by_name(folder: Path) -> list[str]:
-    """What the tokenizer and the chat template are made of, where it is there: no entry of the manifest names it."""
+    """List the files of tokenizer and chat template that ``folder`` has: no entry of the manifest names them."""
     fixed = [name for name in TEXT_FILES if os.path.lexists(folder / name)]
     return fixed + [file.relative_to(folder).as_posix() for file in (folder / TEMPLATE_FOLDER).glob("*.jinja")]
 

@@ -107,7 +107,7 @@ def is_gone(folder: Path) -> bool:
 
 
 def touch(folder: Path) -> None:
-    """A conversion is used now; of a cache that cannot be written nothing is noted."""
+    """Note that the conversion in ``folder`` is used now, unless the cache cannot be written."""
     with suppress(OSError):
         os.utime(folder)
 
@@ -165,7 +165,7 @@ def remove(entry: Entry) -> bool:
 
 
 def _source(path: Path) -> tuple[str | None, bool]:
-    """What a conversion was made of, and whether that is gone."""
+    """Return the weights that the conversion at ``path`` was made of, and whether they are gone."""
     try:
         known = parse_json(read_regular(path / ORIGIN, MOST_BYTES))
         weights = Path(known["weights"])

@@ -211,7 +211,7 @@ class _Record:
             return
 
     def find(self, path: Path) -> Taken | None:
-        """What is remembered of a file, if it has not changed since.
+        """Return what is remembered of the file at ``path``; None = nothing, or the file has changed since.
 
         Raises:
             OSError: it is not there.

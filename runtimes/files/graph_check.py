@@ -71,7 +71,7 @@ def check_graph(path: Path, operators: Operators) -> None:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
-    """Number and value of each field of a message.
+    """Iterate over the fields of the protobuf message ``data``, as (number, value).
 
     Raises:
         ValueError: it is cut off, or no protobuf.
@@ -161,7 +161,7 @@ class Tensor:
 
 
 def read_tensor(folder: Path, data: memoryview) -> Tensor:
-    """A tensor whose bytes are all there.
+    """Read the tensor in the message ``data`` of a graph in ``folder``; its bytes must all be there.
 
     Raises:
         ValueError: another size than its shape's, a type that is not known, or a file outside the folder.

@@ -25,7 +25,7 @@ Kind = type[EdgespecError]
 
 
 def parse_json(text: str | bytes, infinite: bool = False) -> Any:
-    """The value of a JSON text.
+    """Parse ``text`` as JSON and return its value.
 
     Args:
         text: of UTF-8.
@@ -65,7 +65,7 @@ def parse_json(text: str | bytes, infinite: bool = False) -> Any:
 def read_json(
     path: Path, kind: Kind = BundleError, hint: str | None = None, what: str = "", infinite: bool = False
 ) -> Any:
-    """The value of a JSON file.
+    """Read the JSON file at ``path`` and return its value.
 
     Args:
         path: the file.
@@ -88,7 +88,7 @@ def read_json(
 def read_object(
     path: Path, kind: Kind = BundleError, hint: str | None = None, infinite: bool = False
 ) -> dict[str, Any]:
-    """The object of a JSON file; arguments as for ``read_json``.
+    """Read the JSON object in the file at ``path``; arguments as for ``read_json``.
 
     Raises:
         kind: see ``read_json``; or the file holds something else.
@@ -100,7 +100,7 @@ def read_object(
 
 
 def validated(model: type[Made], data: Any, where: object, kind: Kind = BundleError, hint: str | None = None) -> Made:
-    """What a schema makes of a value.
+    """Validate ``data`` by the schema ``model`` and return the object.
 
     Args:
         model: the schema.

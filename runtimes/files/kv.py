@@ -67,7 +67,7 @@ class KvFormat:
         return self.header_bytes(facts) + -(-tokens // KV_BLOCK) * self.block_bytes(facts)
 
     def controls(self) -> list[int]:
-        """Controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring."""
+        """List controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring."""
         codes = KEYS[self.codes].number if self.codes else NO_KEYS
         return [
             KEYS[self.keys].number,
@@ -137,12 +137,12 @@ def matrix_numbers(facts: ModelFacts) -> int:
 
 
 def padded(dim: int) -> int:
-    """A head's size rounded up to vectors."""
+    """Round the head size ``dim`` up to whole vectors."""
     return -(-dim // TILE) * TILE
 
 
 def padded_dim(facts: ModelFacts) -> int:
-    """The same of the largest head."""
+    """Round the size of the largest head of a model with ``facts`` up to whole vectors."""
     return padded(max(facts.dims, default=facts.head_dim))
 
 

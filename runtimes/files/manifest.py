@@ -63,6 +63,22 @@ def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
         raise ValueError(f"skip: names a layer that a model of {facts.layers} does not have")
 
 
+def _check_facts(facts: ModelFacts, borrows: bool) -> None:
+    """Refuse sizes that do not fit together; ``borrows``: every layer reads the target's keys and values."""
+    if facts.heads % facts.kv_heads or (not facts.kv_layers and not borrows):
+        raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
+    if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
+        raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
+    if facts.delta and not facts.convolutions:
+        raise ValueError("facts: delta without convolutions")
+    if facts.shared >= facts.layers + borrows or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
+        raise ValueError(f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared")
+    if (mixed := facts.experts) and (
+        not mixed.always < mixed.chosen <= mixed.count or max(mixed.layers, default=0) >= facts.layers
+    ):
+        raise ValueError(f"facts: {mixed.chosen} of {mixed.count} experts in layers {mixed.layers}")
+
+
 class Graph(Part):
     """One ONNX file of a model.
 
@@ -85,7 +101,7 @@ class Graph(Part):
 
 
 def graph_name(device: str, precision: Precision, which: str = "") -> str:
-    """What a device's graph is called in ``ModelPart.graphs``; see ``DeviceModel.open`` for ``which``."""
+    """Name the graph of a ``device`` in ``ModelPart.graphs``; see ``DeviceModel.open`` for ``which``."""
     name = device if precision == "fp32" else f"{device}-{precision}"
     return f"{name}/{which}" if which else name
 
@@ -124,21 +140,7 @@ class ModelPart(Part):
         facts = self.facts
         if not any(name in self.graphs for name in MAIN_GRAPHS):
             raise ValueError(f"graphs: expected one of {', '.join(MAIN_GRAPHS)}")
-        lent = bool(self.decoder and self.decoder.reads)  # every layer reads the target's keys and values
-        if facts.heads % facts.kv_heads or (not facts.kv_layers and not lent):
-            raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
-        if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
-            raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
-        if facts.delta and not facts.convolutions:
-            raise ValueError("facts: delta without convolutions")
-        if facts.shared >= facts.layers + lent or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
-            raise ValueError(
-                f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
-            )
-        if (mixed := facts.experts) and (
-            not mixed.always < mixed.chosen <= mixed.count or max(mixed.layers, default=0) >= facts.layers
-        ):
-            raise ValueError(f"facts: {mixed.chosen} of {mixed.count} experts in layers {mixed.layers}")
+        _check_facts(facts, borrows=bool(self.decoder and self.decoder.reads))
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:
@@ -243,7 +245,7 @@ class Manifest(Part):
         return [part for part in (self.target, self.draft, self.drafter) if part]
 
     def beside(self, needs: str) -> ModelPart | None:
-        """The model that guesses for a method which ``needs`` a "draft" or a "drafter"; None where there is none."""
+        """Return the model that guesses for a method which ``needs`` a "draft" or a "drafter"; None = there is none."""
         return {"draft": self.draft, "drafter": self.drafter}.get(needs)
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ def migrated(data: Json, version: int) -> Json:
 
 
 def _name_converted(data: Json) -> Json:
-    """Schema 3: a model with an index says what its converted weights are called."""
+    """Add to ``data`` of schema 3 the names of converted weights, for each model with an index."""
     found = dict(data)
     for name in ("target", "draft", "drafter"):
         part = data.get(name)

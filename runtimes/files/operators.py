@@ -27,7 +27,7 @@ class OperatorChoice:
     reason: str
 
     def graph(self, part: ModelPart, strict: bool) -> str:
-        """The graph that can run every method, strict if asked for; native rows always have the same bits."""
+        """Name the graph of ``part`` for every method, ``strict`` if asked; native rows always have the same bits."""
         if self.kind == "native" and NATIVE in part.graphs:
             return NATIVE
         main = part.main

@@ -54,7 +54,7 @@ class Blocks:
         packed: NDArray[np.uint8],  # [r, blocks, bytes]
         scales: NDArray[Any],  # [r, blocks]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # levels [r, b, size], scales [r, b]
-        """The reverse."""
+        """Convert ``packed`` levels and ``scales`` of stock operators back from the form that ``to_stock`` made."""
         levels, times = unpack_levels(packed, self.bits), self.size // BLOCK
         short = -levels.shape[1] % times
         levels = np.pad(levels, ((0, 0), (0, short), (0, 0)), constant_values=1 << (self.bits - 1))
@@ -142,7 +142,7 @@ class Packed:
             yield np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
 
     def _tiled(self, pieces: Iterable[tuple[NDArray[Any], ...]]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The same rows in pieces of whole tiles; heads that are no whole tiles are padded, and so is the end."""
+        """Regroup the rows of ``pieces`` into whole tiles, padding the end and heads that are no whole tiles."""
         padded_heads = bool(self.head_dim % TILE)
         held: tuple[NDArray[Any], ...] | None = None
         for piece in pieces:

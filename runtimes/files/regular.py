@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a file; a pipe, a device or a socket is refused before it is read, at once.
+    """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once.
 
     Args:
         path: the file; a link is followed, and what it leads to must be a regular file too.

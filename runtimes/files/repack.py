@@ -37,7 +37,7 @@ _TILES = 256  # tiles converted at a time: bounds the memory
 
 
 def usable_graph(folder: Path, part: ModelPart, graph: Graph, checked: Checked | None = None) -> Path:
-    """The path of a graph whose weights have the layout that its operators want, converting them if need be.
+    """Return the path of ``graph`` with weights in the layout that its operators want, converting them if need be.
 
     A conversion is named by the digests of what it is made of, and carries its own in a sealed record; one that is not
     what its record says is never used, but made again.
@@ -108,7 +108,7 @@ class Source:
 
     @classmethod
     def of(cls, folder: Path, part: ModelPart, operators: Operators, checked: Checked) -> Source:
-        """The files that lie there now."""
+        """Describe the files of ``part`` that lie in ``folder`` now."""
         assert part.index is not None
         assert part.converted is not None
         graphs = sorted(graph.file for graph in part.graphs.values() if graph.operators == operators)

@@ -38,7 +38,7 @@ def key_file() -> Path | None:
 
 
 def user_key() -> bytes | None:
-    """The key, made on first use; None = there can be none here, or others can read or write the file."""
+    """Read this user's key, made on first use; None = there can be none, or others can read or write the file."""
     path = key_file()
     if path is None:
         return None
@@ -53,7 +53,7 @@ def user_key() -> bytes | None:
 
 
 def seal_of(purpose: str, data: bytes) -> bytes | None:
-    """The seal of some bytes, 32 bytes; None = no key."""
+    """Compute the seal of ``data`` for ``purpose``, 32 bytes; None = no key."""
     key = user_key()
     return None if key is None else hmac.digest(key, purpose.encode() + b"\0" + data, hashlib.sha256)
 
@@ -81,7 +81,7 @@ def write_sealed(path: Path, purpose: str, value: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path, purpose: str) -> dict[str, Any]:
-    """A record that this user's edgespec wrote for this purpose.
+    """Read the record at ``path`` that this user's edgespec wrote for ``purpose``.
 
     Raises:
         OSError: it is not there, or no regular file.

@@ -19,7 +19,7 @@ _YOUNG = 10.0  # seconds in which another process may not have locked its part y
 
 @contextmanager
 def staged(target: Path, folder: bool = False, replace: bool = True, private: bool = False) -> Iterator[Path]:
-    """A temporary sibling of ``target``, which takes its name at the end; on any error, Ctrl-C too, nothing is left.
+    """Make a temporary sibling that becomes ``target`` at the end; on any error, Ctrl-C too, nothing is left.
 
     Args:
         target: what is to be written; one that is there is replaced.
@@ -42,7 +42,7 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
 
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
-    """A folder beside another one, for a moment: nothing is left of it, as of what ``staged`` did not finish.
+    """Make a temporary folder next to ``beside``: nothing is left of it, as of what ``staged`` did not finish.
 
     Raises:
         OSError: it cannot be made.
@@ -53,7 +53,7 @@ def scratch(beside: Path) -> Iterator[Path]:
 
 @contextmanager
 def _part(target: Path, folder: bool) -> Iterator[Path]:
-    """A hidden sibling of ``target``, locked, which is gone at the end if it has that name still."""
+    """Make a hidden, locked sibling of ``target``, which is gone at the end if it has that name still."""
     remove_stale(target)
     part, lock = target.with_name(f".{target.name}.part-{secrets.token_hex(6)}"), None
     try:  # from here on a signal may come between any two steps

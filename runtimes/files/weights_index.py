@@ -94,7 +94,7 @@ class WeightsIndex(BaseModel):
             raise ValueError(f"{layout} {name}: expected {dtype} {list(dims)}, got {found and list(found[2:])}")
 
     def entries(self, layout: Layout) -> dict[str, Entry]:
-        """The tensors of one layout."""
+        """Return the tensors of one ``layout`` by name."""
         return self.native if layout == "native" else self.stock
 
 

@@ -37,7 +37,7 @@ class ApartError(Exception):
 
 
 def render_apart(template: str, values: Mapping[str, Any]) -> str:
-    """The text of a conversation, written by another process.
+    """Render a conversation by ``template`` in another process and return its text.
 
     Args:
         template: jinja.
@@ -151,7 +151,7 @@ def _write(stream: IO[bytes], data: bytes) -> None:
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """A message; None at the end."""
+    """Read a message from ``stream``; None at the end."""
     head = stream.read(8)
     size = int.from_bytes(head, "little")
     data = stream.read(size) if len(head) == 8 and size <= 16 * OUTPUT else b""
@@ -226,7 +226,7 @@ def limit_request(seconds: int, memory: int) -> None:
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
-    """The template with all that transformers offers to templates."""
+    """Compile ``template`` with all that transformers offers to templates."""
     from datetime import datetime
 
     from jinja2 import TemplateError as Refused

@@ -28,7 +28,7 @@ class ByteTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ByteTokens | None:
-        """What decodes with this tokenizer; None if it has no byte fallback."""
+        """Make the decoder of ``tokenizer``; None if it has no byte fallback."""
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None  # its JSON alone
         return cls(tokenizer) if any(kind == "ByteFallback" for kind in _kinds(decoder)) else None
 
@@ -70,7 +70,7 @@ def _character(data: bytes) -> int:
 
 
 def _kinds(decoder: dict[str, Any] | None) -> Iterator[str]:
-    """The kinds of a decoder of tokenizer.json and of its parts."""
+    """Iterate over the kinds of ``decoder`` of tokenizer.json and of its parts."""
     if decoder is not None:
         yield decoder["type"]
         for part in decoder.get("decoders", ()):

@@ -25,7 +25,7 @@ _TAG = "EDGESPEC_THE_ANSWER_GOES_ON_HERE "
 
 
 def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """A model's templates by name: ``default``, perhaps ``tool_use`` and others.
+    """Find a model's templates by name: ``default``, perhaps ``tool_use`` and others.
 
     Args:
         folder: chat_template.jinja and additional_chat_templates/NAME.jinja count before the configuration.
@@ -46,7 +46,7 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choose_template(templates: Mapping[str, str], tools: Sequence[Any] | None) -> str:
-    """The template for a conversation: ``tool_use`` where tools are given and it exists, else ``default``.
+    """Choose among ``templates``: ``tool_use`` where ``tools`` are given and it exists, else ``default``.
 
     Raises:
         InvalidRequest: the model has neither.
@@ -72,7 +72,7 @@ def render(
     generation_prompt: bool = True,
     continue_final: bool = False,
 ) -> str:
-    """The text of a conversation.
+    """Render a conversation and return its text.
 
     Args:
         template: jinja.
@@ -125,7 +125,7 @@ def _messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of JSON's types alone: nothing with methods that a template could call."""
+    """Copy ``value`` into JSON's types alone: nothing with methods that a template could call."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, (bool, int, float, str)):  # enumerations and other kinds of them
@@ -156,7 +156,7 @@ def _mark(message: Message) -> None:
 
 
 def _cut(text: str) -> str:
-    """The text before the tag; a template that trims the message has trimmed the tag's space too."""
+    """Cut ``text`` before the tag; a template that trims the message has trimmed the tag's space too."""
     at = text.rfind(_TAG.strip())
     if at < 0:
         raise InvalidRequest("the model's chat template does not write the last message, so it cannot go on with it")

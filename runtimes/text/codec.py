@@ -95,7 +95,7 @@ class TextCodec:
         return None if name is None else self.tokenizer.token_to_id(name)
 
     def special(self, key: str) -> str | None:
-        """The name of a special token of the configuration, such as ``bos_token``."""
+        """Return the text of the special token that the configuration names by ``key``, such as ``bos_token``."""
         return special_name(self.config, self._special, key)
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
@@ -120,7 +120,7 @@ class TextCodec:
         generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> str:
-        """The text of a conversation, by the model's own template; arguments as for ``chat.render``."""
+        """Render a conversation by the model's own template; arguments as for ``chat.render``."""
         names = {key: name for key in NAMED if (name := self.special(key)) is not None}
         return render(
             choose_template(self.templates, tools),
@@ -134,7 +134,7 @@ class TextCodec:
 
 
 def _open(folder: Path, checked: Checked) -> Tokenizer:
-    """The tokenizer.json of a folder, which has been tried apart from this process."""
+    """Open the tokenizer.json of ``folder``, which has been tried apart from this process."""
     import tokenizers
 
     file = folder / TOKENIZER_FILE
@@ -152,7 +152,7 @@ def _open(folder: Path, checked: Checked) -> Tokenizer:
 
 @contextmanager
 def _library(kind: type[EdgespecError], what: str, hint: str | None = None) -> Iterator[None]:
-    """What the tokenizers library raises is an error of ``kind``: plain Exceptions, and panics, which are none."""
+    """Raise as ``kind`` what the tokenizers library raises: plain Exceptions, and panics, which are none."""
     try:
         yield
     except EdgespecError:

@@ -71,7 +71,7 @@ class Guidance:
         self._compiled(grammar)
 
     def constraint(self, grammar: Grammar, prompt: int) -> GuidedText:
-        """What a text of a request must be.
+        """Make the constraint that ``grammar`` puts on the text of a request.
 
         Args:
             grammar: as asked for.
@@ -83,7 +83,7 @@ class Guidance:
         return GuidedText(self._compiled(grammar).deep_copy(), prompt, self)
 
     def agreeing(self, mask: NDArray[np.bool_], forced: bytes) -> NDArray[np.bool_]:  # [vocab], [vocab]
-        """A mask without the tokens that contradict the bytes that must come next.
+        """Remove from ``mask`` the tokens that contradict ``forced``, the bytes that must come next.
 
         Where a lone token writes them, as the space of ``"age": 5`` in a small SentencePiece vocabulary, llguidance
         names the tokens behind it instead.
@@ -102,7 +102,7 @@ class Guidance:
         return [bytes(self._tokenizer.decode_bytes([token])) for token in range(self.vocab)]
 
     def _compiled(self, grammar: Grammar) -> Any:
-        """A matcher at the beginning of a text, kept: requests of one kind of answer bring the same grammar."""
+        """Return a matcher of ``grammar`` at the beginning of a text; some are kept, as requests repeat grammars."""
         with self._lock:
             made = self._kept.pop(grammar, None)
         made = made or self._compile(grammar)
@@ -113,7 +113,7 @@ class Guidance:
         return made
 
     def _compile(self, grammar: Grammar) -> Any:
-        """A matcher at the beginning of a text."""
+        """Compile ``grammar`` into a matcher at the beginning of a text."""
         from llguidance import LLMatcher
 
         if len(grammar.text) > MOST:
@@ -129,7 +129,7 @@ class Guidance:
 
 
 def _translated(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form."""
+    """Translate ``grammar`` into llguidance's own form."""
     from llguidance import LLMatcher
 
     if grammar.kind == "json_schema":

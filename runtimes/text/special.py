@@ -13,7 +13,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 def special_name(config: dict[str, Any], other: dict[str, Any], key: str) -> str | None:
-    """The name of a special token such as ``bos_token``.
+    """Return the text of the special token called ``key``, such as ``bos_token``; None = there is none.
 
     Args:
         config: tokenizer_config.json: what it says counts, null too.
@@ -26,7 +26,7 @@ def special_name(config: dict[str, Any], other: dict[str, Any], key: str) -> str
 
 
 def read_object(path: Path, infinite: bool = False) -> dict[str, Any]:
-    """A JSON object, empty if there is no such file; ``infinite`` as of ``parse_json``.
+    """Read the JSON object in the file at ``path``, empty if there is no such file; ``infinite`` as of ``parse_json``.
 
     Raises:
         BundleError: the file is not JSON.

@@ -58,7 +58,7 @@ class StreamDecoder:
         return self._give(self._held + fresh)
 
     def finish(self) -> str:
-        """The text held back, at the end."""
+        """Return the text held back, at the end."""
         if self.stopped is not None:
             return ""
         text = self.codec.decode(self._window)
@@ -70,7 +70,7 @@ class StreamDecoder:
         return given + last
 
     def _tail(self, prompt: list[int]) -> list[int]:
-        """The end of the prompt, long enough to be written as in the whole."""
+        """Return the end of ``prompt``, long enough to be written as in the whole."""
         whole, count = self.codec.decode(prompt), self._CONTEXT
         while count < len(prompt):
             part = self.codec.decode(prompt[-count:])

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.shapes import SHAPES, write_shape
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_described, open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
@@ -245,7 +245,7 @@ def test_no_weights_of_a_hub_model_are_fetched(
 @pytest.mark.parametrize("form", ["int4", "w8a8", "fp32"])
 @pytest.mark.parametrize("name", SOME)
 def test_graphs_are_estimated(checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format) -> None:
-    write_model(tmp_path, open_model(checkpoint(name), None), form, gated=True)
+    write_model(tmp_path, open_model(checkpoint(name), None), ModelSpec(form, gated=True))
     planned = planned_bundle(checkpoint(name), form=form, methods=["self-spec"])
     for file in ("model.strict.onnx", "model.plain.onnx", "model.native.onnx", "model.weights.json"):
         assert planned.files[file].size == pytest.approx((tmp_path / file).stat().st_size, rel=0.33), file

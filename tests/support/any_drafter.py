@@ -21,6 +21,7 @@ from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
@@ -104,7 +105,7 @@ class Pair:
 
     def __init__(self, folder: Path, arch: Architecture, drafter: Drafter, operators: Operators = "native") -> None:
         self.tapped, plan = drafter.tapped, HeadPlan(tapped=drafter.tapped)
-        part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
+        part = write_model(folder, arch, ModelSpec("fp32", gated=True, plan=plan, layout=operators)).part
         own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)
         main, plain = ("native", "native") if operators == "native" else ("gated", "plain")
         self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)

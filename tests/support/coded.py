@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.quantization.coded_keys import TABLES, store
 from edgespec.export.quantization.key_tables import learn_tables
 from edgespec.export.quantization.reference import NumpyOps
@@ -51,7 +51,7 @@ def prepare(folder: Path, name: str) -> Prepared:
     config = hf.CONFIGS["llama_tied_gqa"] | CONFIGS[name] | {"max_position_embeddings": 768}
     source = hf.write_checkpoint(folder / "source", config, 5)
     arch = open_model(source, None)
-    part = write_model(folder, arch, "fp32").part
+    part = write_model(folder, arch, ModelSpec("fp32")).part
     slot = NativeSlot(Model(folder, part, "native", 1, ATTENTION["f32"]))
     tables = learn_tables(slot, random_tokens(arch.facts.vocab, 300, 9), LEARNT, lambda done, of: None)
     store(folder, tables)

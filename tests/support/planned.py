@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.drafters.heads import CUT, HeadPlan
 from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Extra, Held
 from edgespec.runtimes.files.formats import Format
@@ -87,7 +87,7 @@ def with_heads(
         (folder / "tokens").write_bytes(tokens.astype("<i4").tobytes())
     arch.source = ExtendedCheckpoint(base, extra)
     cut = None if tokens is None else HeadVocab(file="tokens", size=CUT_SIZE)
-    result = write_model(folder, arch, form, gated=True, layout=layout, plan=plan, head_vocab=cut)
+    result = write_model(folder, arch, ModelSpec(form, gated=True, layout=layout, plan=plan, head_vocab=cut))
     return Planned(Written(folder, arch, result.part, result.errors), tensors, tokens)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.formats import Format
@@ -46,7 +46,7 @@ def stock_model(folder: Path, head_dim: int, form: Format, threads: int, positio
     source, made = folder / f"source-{head_dim}", folder / f"{form}-{head_dim}"
     hf.write_checkpoint(source, wide_config(head_dim, positions=positions), seed=head_dim)
     made.mkdir()
-    part = write_model(made, open_model(source, None), form, layout="stock").part
+    part = write_model(made, open_model(source, None), ModelSpec(form, layout="stock")).part
     return Model(made, part, "strict", threads)
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, frequent_tokens, write_tokens
 from edgespec.export.drafters.heads import (
     DESCRIPTION,
@@ -382,7 +382,7 @@ def test_a_cut_head_has_the_rows_and_the_biases(
 
     draft = open_model(checkpoint(name), None)
     plan, vocab = cut_draft(draft, TOKENS), write_tokens(tmp_path, "", TOKENS)
-    part = write_model(tmp_path, draft, "fp32", draft=True, layout=layout, plan=plan, head_vocab=vocab).part
+    part = write_model(tmp_path, draft, ModelSpec("fp32", draft=True, layout=layout, plan=plan, head_vocab=vocab)).part
     graph = "plain" if layout == "stock" else "native"
     slot = open_slot(Model(tmp_path, part, graph, 1, ATTENTION["f32"]))
     np.testing.assert_allclose(slot.forward(TEXT).logits, expected, rtol=0, atol=2e-4)
@@ -392,7 +392,8 @@ def test_a_cut_head_has_the_rows_and_the_biases(
     file = HeadsFile(kind="paradecode", count=1, hidden=target.facts.hidden, vocab=0, exits=[last])
     heads = HeadChoice({"paradecode": TrainedHeads(file, {f"exit.{last}.weight": same})}, TOKENS)
     heads.extend(target)
-    part = write_model(tmp_path, target, "fp32", gated=True, layout=layout, plan=heads.plan, head_vocab=vocab).part
+    spec = ModelSpec("fp32", gated=True, layout=layout, plan=heads.plan, head_vocab=vocab)
+    part = write_model(tmp_path, target, spec).part
     slot = open_slot(Model(tmp_path, part, "gated" if layout == "stock" else "native", 1, ATTENTION["f32"]))
     slot.keep_hidden = True
     hidden = slot.forward(TEXT).hidden

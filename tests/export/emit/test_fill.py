@@ -105,7 +105,7 @@ CONVERT = """
 import sys, threading, time
 from pathlib import Path
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 
 chosen = DirectLevels(QUANTIZERS["mse"])
@@ -118,7 +118,8 @@ def private():
 source, folder, form = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 tiny = folder / "tiny"
 tiny.mkdir()
-write_model(tiny, open_model(Path(sys.argv[4]), None), form, chosen=chosen, gated=True)  # everything is imported now
+spec = ModelSpec(form, gated=True)
+write_model(tiny, open_model(Path(sys.argv[4]), None), spec, chosen)  # everything is imported now
 arch = open_model(source, None)
 before = peak = private()
 done = threading.Event()
@@ -131,7 +132,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-write_model(folder, arch, form, chosen=chosen, gated=True)
+write_model(folder, arch, spec, chosen)
 peak = max(peak, private())
 done.set()
 watcher.join()

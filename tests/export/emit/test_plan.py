@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_described, open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS, Format
@@ -38,7 +38,7 @@ def test_the_size_of_weights_is_exact(
     checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format, layout: Layout
 ) -> None:
     head: Format | None = "int8" if form == "int4" else None
-    write_model(tmp_path, open_model(checkpoint(name), None), form, head=head, layout=layout, gated=True)
+    write_model(tmp_path, open_model(checkpoint(name), None), ModelSpec(form, head=head, layout=layout, gated=True))
     alone = open_described(config_only(checkpoint(name), tmp_path / "config"), None)
     assert isinstance(alone.source.path, Path)
     assert weight_bytes(alone, form, head, layout) == (tmp_path / "model.data").stat().st_size
@@ -49,7 +49,7 @@ def test_the_size_of_weights_is_exact_for_every_architecture(
     checkpoint: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
     context = hf.CONTEXTS.get(name)
-    write_model(tmp_path, open_model(checkpoint(name), context), "int4")
+    write_model(tmp_path, open_model(checkpoint(name), context), ModelSpec("int4"))
     alone = open_described(config_only(checkpoint(name), tmp_path / "config"), context)
     assert weight_bytes(alone, "int4") == (tmp_path / "model.data").stat().st_size
 

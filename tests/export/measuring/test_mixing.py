@@ -16,7 +16,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import INDEX, open_model
+from edgespec.export.bundle.model_part import INDEX, ModelSpec, open_model
 from edgespec.export.measuring.mixer import TOKENS, Mixer
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
@@ -183,7 +183,7 @@ def test_an_embedding_of_its_own_is_chosen_by_itself(
     mixer = Mixer(arch, WeightChoice.of("int4", "rtn", head), "native", None, TEXT)
     assert (EMBEDDING in mixer.parts, HEAD in mixer.parts) == (True, head is None)
     assert mixer.matrices[EMBEDDING] == {arch.embedding}
-    found = write_model(tmp_path, arch, "int4", head=head, fine=mixer.matrices[EMBEDDING]).part
+    found = write_model(tmp_path, arch, ModelSpec("int4", head=head, fine=mixer.matrices[EMBEDDING])).part
     assert (found.embedding_format, found.head_format, found.fine) == ("int8", head, 0)
     index = json.loads((tmp_path / INDEX).read_text("utf-8"))["matrices"]
     assert index[arch.embedding]["kind"] == "q8"

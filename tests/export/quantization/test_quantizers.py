@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Norm
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -288,7 +288,8 @@ def test_better_quantizers_are_nearer_to_the_source(tmp_path: Path) -> None:
         folder = tmp_path / f"{name}{head}"
         folder.mkdir()
         with chosen_levels(arch, QUANTIZERS[name], choice.blocks(arch), texts, tmp_path) as chosen:
-            part = write_model(folder, arch, "int4", head=choice.head, chosen=chosen, draft=True, layout="stock").part
+            spec = ModelSpec("int4", head=choice.head, draft=True, layout="stock")
+            part = write_model(folder, arch, spec, chosen).part
         logits = open_slot(Model(folder, part, "plain", 2)).forward(text).logits
         lost[name, head] = float(np.square(logits - exact).mean())
     # the tokens are random, unlike the text that gptq calibrates on: alone it is no better than mse there
