@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,11 +54,11 @@ def test_without_optimum_both_ways_are_named(harbour: Path, tmp_path: Path, monk
 
 
 @pytest.fixture
-def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that puts package optimum with ``main_export`` of ``body`` first, also for child processes."""
+def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Give a function that puts package optimum with ``main_export`` of ``body`` first, also for child processes."""
+    packages = tmp_path / "packages"
 
     def put(body: str) -> None:
-        packages = tmp_path / "packages"
         for name in ("optimum/exporters/onnx", "torch", "transformers"):
             (packages / name).mkdir(parents=True)
             for folder in (packages / name, *(packages / name).parents):
@@ -72,7 +72,10 @@ def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
         monkeypatch.syspath_prepend(str(packages))
         monkeypatch.setenv("PYTHONPATH", str(packages))
 
-    return put
+    yield put
+    for name, module in list(sys.modules.items()):  # or later tests of this process would find it
+        if str(getattr(module, "__file__", None) or "").startswith(str(packages)):
+            del sys.modules[name]
 
 
 def test_optimum_is_called_where_it_is_there(
