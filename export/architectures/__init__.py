@@ -13,7 +13,7 @@ from edgespec.export.source.source import Checkpoint, with_usual_prefix
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 
-VERIFIED = "5.23.0"
+VERIFIED = "5.24.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
 
 

@@ -36,6 +36,8 @@ def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
         found = manifest.find(place)
         assert found is not None
         name = found.attrib[f"{ANDROID}name"]
-        assert (DEMO / "app" / "src" / "main" / "kotlin" / (name.replace(".", "/") + ".kt")).is_file()
-        assert f'namespace = "{name.rpartition(".")[0]}"' in GRADLE
+        package, _, own = name.rpartition(".")
+        sources = (DEMO / "app" / "src" / "main" / "kotlin" / package.replace(".", "/")).glob("*.kt")
+        assert any(re.search(rf"^class {own}\b", source.read_text("utf-8"), re.MULTILINE) for source in sources), name
+        assert f'namespace = "{package}"' in GRADLE
     assert "minSdk = 26" in GRADLE
