@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from openai import OpenAI
 from starlette.testclient import TestClient
 
+from edgespec.decoding.loop import Round
 from edgespec.decoding.settings import Settings
-from edgespec.decoding.target import Pass
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.request import Stream
@@ -175,18 +175,18 @@ def test_unknown_paths_are_errors_of_the_same_shape(client: TestClient) -> None:
 
 def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in the middle of a text is told as the last event, and the next request is served."""
-    answer = Stream.answer
+    take = Stream._take  # of a round, whether its pass was run alone or with others
     calls = 0
 
-    def broken(self: Stream, output: Pass) -> Any:
+    def broken(self: Stream, item: Round) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise BundleError("the weights are gone")
-        return answer(self, output)
+        return take(self, item)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stream, "answer", broken)
+        patch.setattr(Stream, "_take", broken)
         sent = client.post("/v1/chat/completions", json=ASK | {"stream": True, "edgespec": {"method": "ar"}}).text
     last = events(sent)[-1]
     assert last["error"]["message"] == "the weights are gone"

@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
+
 from edgespec.export.training.data import Windows
 from edgespec.export.training.options import HEAD_DECAY, DraftShape
 from tests.export.training.conftest import Train

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
+
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.heads import DESCRIPTION, read_heads
 from edgespec.export.training.data import Windows

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
+
 from edgespec.export.training.data import Windows
 from tests.export.training.conftest import WITHOUT_BOS
 from tests.support import hf

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
+
 from edgespec.errors import ExportError, TrainingError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
