@@ -79,3 +79,16 @@ def path_to(parents: Sequence[int], row: int) -> list[int]:
     while parents[path[0]] != ROOT:
         path.insert(0, parents[path[0]])
     return path
+
+
+def disturb(monkeypatch: pytest.MonkeyPatch, slot: Slot, rows: int, row: int) -> None:
+    """Change the last bit of a logit of ``row`` in every pass of ``rows`` rows over ``slot``."""
+    original = slot.forward
+
+    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
+        output = original(tokens, parents)
+        if len(tokens) == rows:
+            output.logits[row, 0] = np.nextafter(output.logits[row, 0], np.float32(np.inf))
+        return output
+
+    monkeypatch.setattr(slot, "forward", disturbed)

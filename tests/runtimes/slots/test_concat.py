@@ -28,6 +28,7 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Reference
 from tests.support import hf
 from tests.support.foreign import write_export
+from tests.support.slots import disturb
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
@@ -121,15 +122,7 @@ def test_rows_of_any_pass_are_those_of_plain_decoding(opened: Opened, form: Form
 
 def test_the_probe_sees_that_a_row_alone_is_another(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = opened()
-    original = slot.forward
-
-    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
-        output = original(tokens, parents)
-        if len(tokens) == 9:
-            output.logits[8, 0] = np.nextafter(output.logits[8, 0], np.float32(np.inf))
-        return output
-
-    monkeypatch.setattr(slot, "forward", disturbed)
+    disturb(monkeypatch, slot, rows=9, row=8)
     assert not rows_exact(slot)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from edgespec.runtimes.files.formats import FORMATS, KV_BLOCK, Attention
 from edgespec.runtimes.files.kv import ATTENTION
@@ -22,6 +21,7 @@ from tests.support.slots import (
     STOCK,
     Write,
     assert_same_kv,
+    disturb,
     ids,
     next_rows,
     one_by_one,
@@ -107,15 +107,7 @@ def test_the_probe_notices_a_row_that_depends_on_its_neighbours(
     written: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slot = written(MODELS[0], "int4").slot()
-    original = slot.forward
-
-    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
-        output = original(tokens, parents)
-        if len(tokens) == 5:
-            output.logits[0, 0] = np.nextafter(output.logits[0, 0], np.float32(np.inf))
-        return output
-
-    monkeypatch.setattr(slot, "forward", disturbed)
+    disturb(monkeypatch, slot, rows=5, row=0)
     assert not rows_exact(slot)
 
 
