@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Chunk, Result
+from edgespec.server.drafts import Drafts
 from edgespec.server.errors import failure
 from edgespec.server.metrics import Metrics
 from edgespec.server.reading import Kind, Read
@@ -35,10 +36,12 @@ class Choice:
         text: so far.
         result: once it has ended.
         late: it was cut because its time was over.
+        drafts: tells its guesses; None = nobody asked.
     """
 
     index: int
     kind: Kind
+    drafts: Drafts | None = None
     text: str = ""
     result: Result | None = None
     late: bool = False
@@ -205,7 +208,9 @@ class Jobs:
             kind=kind,
             model=self.name,
             prompt_tokens=sum(map(len, read.prompts)),
-            choices=[Choice(index, kind) for index in range(len(pairs))],
+            choices=[
+                Choice(index, kind, Drafts(self.engine.codec) if read.drafts else None) for index in range(len(pairs))
+            ],
             tickets=[],
             events=asyncio.Queue(),
             logprobs=read.settings.logprobs,
@@ -267,9 +272,13 @@ class Jobs:
             yield _sse(body | {"choices": [one | {"finish_reason": None} for one in opening]})
         try:
             async for choice, text, event in self._events(job):
-                if event.chunk is None or text:
+                if event.chunk is None:
+                    own = extension([choice])
+                else:
+                    own = [said] if choice.drafts and (said := choice.drafts.add(event.chunk)) else []
+                if event.chunk is None or text or own:
                     piece = body | {"choices": [choice.piece(text, event.chunk, job.logprobs)]}
-                    yield _sse(piece if event.chunk else piece | {"edgespec": extension([choice])})
+                    yield _sse(piece | {"edgespec": own} if own else piece)
             if with_usage:
                 results = [choice.result for choice in job.choices if choice.result]
                 yield _sse(body | {"choices": [], "usage": usage(job.prompt_tokens, results)})

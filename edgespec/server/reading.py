@@ -71,7 +71,7 @@ class Read:
         settings: of all its texts, but for the seeds.
         choices: texts for each prompt.
         seed: of the first choice; None = none was given.
-        stream, usage: how it is answered.
+        stream, usage, drafts: how it is answered.
     """
 
     prompts: list[array[int]]
@@ -80,6 +80,7 @@ class Read:
     seed: int | None
     stream: bool
     usage: bool
+    drafts: bool
 
     def each(self) -> list[Settings]:
         """List the settings of each choice of a prompt."""
@@ -134,6 +135,7 @@ class Reader:
             "seed": asked.seed,
             "stream": bool(asked.stream),
             "usage": options is not None and options.include_usage,
+            "drafts": asked.edgespec.show_drafts,
         }, [array("i", prompt) for prompt in prompts]
 
     def _prompts(self, asked: Asked) -> tuple[list[list[int]], int]:
@@ -190,7 +192,8 @@ def understood(known: Known, found: dict[str, Any], prompts: list[array[int]]) -
     """Make a request from what ``Reader.read`` gave."""
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
     settings = settings_of(known.sampling, found["changes"], dict(found["biases"]), grammar)
-    return Read(prompts, settings, found["choices"], found["seed"], found["stream"], found["usage"])
+    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts")}
+    return Read(prompts, settings, **how)
 
 
 def _no_number(name: str) -> None:

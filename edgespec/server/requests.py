@@ -55,6 +55,7 @@ class Extension(Strict):
         adaptive, fallback: as of ``Settings``.
         top_k, min_p, repetition_penalty: as of ``SamplingParams``; None = the model's own.
         regex, lark: what the text must match or follow; `response_format` does the same for JSON.
+        show_drafts: whether each event of a stream tells accepted and refused guesses apart.
         acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
             gives the same text whatever else the server does, else rejection.
     """
@@ -69,6 +70,7 @@ class Extension(Strict):
     acceptance: Literal["rejection", "coupled"] | None = None
     regex: Source | None = None
     lark: Source | None = None
+    show_drafts: bool = False
 
 
 class Asked(Strict):
@@ -142,6 +144,8 @@ class Asked(Strict):
                 "presence_penalty and frequency_penalty are not supported",
                 'use {"edgespec": {"repetition_penalty": 1.1}}',
             )
+        if self.edgespec.show_drafts and not self.stream:
+            raise InvalidRequest("show_drafts without stream: expected true for both", "guesses are shown as they come")
         tokens = default if self.most_tokens is None else self.most_tokens
         if not 1 <= tokens <= most:
             raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}, this server's limit")

@@ -80,6 +80,30 @@ def test_a_chat_as_a_stream(client: TestClient, engine: Engine) -> None:
     assert found[-1]["edgespec"][0]["lossless"]
 
 
+@pytest.mark.parametrize("stop", [None, "the"])
+def test_a_stream_tells_its_guesses_apart(client: TestClient, stop: str | None) -> None:
+    """Accepted guesses and the model's own tokens are the text; refused ones are beside it, and counts add up."""
+    own = {"edgespec": {"method": "ngram", "fallback": False, "adaptive": False}}
+    ask = ASK | {"max_tokens": 120, "stop": stop} | own
+    plain = client.post("/v1/chat/completions", json=ask).json()
+    own["edgespec"]["show_drafts"] = True
+    *found, last = events(client.post("/v1/chat/completions", json=ask | own | {"stream": True}).text)[1:]
+    said = [event["edgespec"][0] for event in found]
+    for event, one in zip(found, said, strict=True):
+        assert one["texts"]["accepted"] + one["texts"]["own"] == event["choices"][0]["delta"]["content"]
+        assert bool(one["texts"]["accepted"]) <= (one["accepted"] > 0)
+        assert bool(one["texts"]["refused"]) <= (one["drafted"] > one["accepted"])
+    text = "".join(one["texts"]["accepted"] + one["texts"]["own"] for one in said)
+    assert text == plain["choices"][0]["message"]["content"]
+    (whole,) = last["edgespec"]
+    rounds = [one for one in said if one["tokens"]]
+    assert (len(rounds), sum(one["drafted"] for one in said)) == (whole["rounds"], whole["drafted"])
+    if stop is None:
+        assert sum(one["accepted"] for one in said) == whole["accepted"] > 0
+        assert sum(one["tokens"] for one in said) == plain["usage"]["completion_tokens"]
+        assert any(one["texts"]["refused"] for one in said)
+
+
 def test_parts_of_text_and_tools_go_through_the_template(client: TestClient) -> None:
     parts = [{"type": "text", "text": "Good "}, {"type": "text", "text": "night"}]
     same = client.post("/v1/chat/completions", json=ASK | {"messages": [{"role": "user", "content": parts}]}).json()
@@ -103,6 +127,7 @@ def test_parts_of_text_and_tools_go_through_the_template(client: TestClient) -> 
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}}, "what"),
         ({"response_format": {"type": "json_object"}, "edgespec": {"regex": "a"}}, "several grammars"),
         ({"edgespec": {"regex": "("}}, "regex"),
+        ({"edgespec": {"show_drafts": True}}, "show_drafts without stream"),
         ({"top_logprobs": 3}, "top_logprobs 3"),
         ({"tool_choice": "required"}, "tool_choice"),
     ],
