@@ -32,7 +32,7 @@ class Checkpoints:
 
     def __init__(self, facts: ModelFacts) -> None:
         self._facts, self.most = facts, CHECKPOINTS
-        self._kept: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}  # by length, ascending
+        self._kept: dict[int, NDArray[np.float32]] = {}  # by length, ascending
 
     @property
     def lengths(self) -> list[int]:
@@ -42,15 +42,14 @@ class Checkpoints:
     @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return sum(array.nbytes for pair in self._kept.values() for array in pair)
+        return sum(states.nbytes for states in self._kept.values())
 
     def take(self, cache: NDArray[np.uint8], tokens: int) -> None:  # [bytes]
         """Copy the states of a cache; they hold exactly so many tokens, more than any checkpoint's."""
         self.crop(tokens - 1)
         if tokens < LEAST or not self.most:
             return
-        rows, rest = self._views(cache)
-        self._kept[tokens] = rows[:, self._seen(tokens)], rest.copy()
+        self._kept[tokens] = copy_states(self._facts, cache, tokens)
         self._bound()
 
     def restore(self, cache: NDArray[np.uint8], most: int) -> int:  # [bytes]
@@ -61,8 +60,7 @@ class Checkpoints:
         self.crop(most)
         length = max(self._kept, default=0)
         if length:
-            rows, rest = self._views(cache)
-            rows[:, self._seen(length)], rest[:] = self._kept[length]
+            put_states(self._facts, cache, length, self._kept[length])
         return length
 
     def crop(self, most: int) -> None:
@@ -83,15 +81,38 @@ class Checkpoints:
         while len(self._kept) > self.most:
             del self._kept[self.lengths[min(1, self.most - 1) if self.most else 0]]
 
-    def _seen(self, tokens: int) -> NDArray[np.int64]:  # [at most taps - 1]
-        """Rows of the ring that the next token sees."""
-        return np.arange(max(0, tokens - self._facts.taps + 1), tokens) % STATE_ROWS
 
-    def _views(self, cache: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """View the ring [layers, 144, width], and what else there is of each layer, [layers, numbers]."""
-        facts, width = self._facts, state_width(self._facts)
-        layers = cache[: state_bytes(facts)].view(np.float32).reshape(len(facts.convolutions), -1)
-        return layers[:, : STATE_ROWS * width].reshape(-1, STATE_ROWS, width), layers[:, STATE_ROWS * width :]
+def copy_states(facts: ModelFacts, cache: NDArray[np.uint8], tokens: int) -> NDArray[np.float32]:  # [bytes] -> [n]
+    """Copy of a cache's states what is read after so many tokens, which they hold exactly."""
+    rows, rest, seen = *_views(facts, cache), _seen(facts, tokens)
+    cut = len(rows) * len(seen) * rows.shape[2]
+    made = np.empty(cut + rest.size, np.float32)
+    made[:cut].reshape(len(rows), len(seen), -1)[:] = rows[:, seen]
+    made[cut:].reshape(rest.shape)[:] = rest
+    return made
+
+
+def put_states(facts: ModelFacts, cache: NDArray[np.uint8], tokens: int, saved: NDArray[np.float32]) -> bool:
+    """Put back what ``copy_states`` gave of so many tokens -> whether it is as much."""
+    rows, rest, seen = *_views(facts, cache), _seen(facts, tokens)
+    cut = len(rows) * len(seen) * rows.shape[2]
+    if saved.size != cut + rest.size:
+        return False
+    rows[:, seen] = saved[:cut].reshape(len(rows), len(seen), -1)
+    rest[:] = saved[cut:].reshape(rest.shape)
+    return True
+
+
+def _seen(facts: ModelFacts, tokens: int) -> NDArray[np.int64]:  # [at most taps - 1]
+    """Rows of the ring that the next token sees."""
+    return np.arange(max(0, tokens - facts.taps + 1), tokens) % STATE_ROWS
+
+
+def _views(facts: ModelFacts, cache: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """View the ring [layers, 144, width], and what else there is of each layer, [layers, numbers]."""
+    width = state_width(facts)
+    layers = cache[: state_bytes(facts)].view(np.float32).reshape(len(facts.convolutions), -1)
+    return layers[:, : STATE_ROWS * width].reshape(-1, STATE_ROWS, width), layers[:, STATE_ROWS * width :]
 
 
 def ends_of_turns(tokens: Sequence[int], eos: Collection[int]) -> list[int]:

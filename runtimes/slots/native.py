@@ -44,7 +44,8 @@ class NativeSlot(NativeRunner):
 
     def _lost(self, same: int) -> bool:
         """Tell whether exact keys or states that rows after ``same`` tokens read are overwritten, or hold more."""
-        return bool((self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any())
+        gone = self._forgets and (self._furthest - same > LONGEST_PASS or same < self._since)
+        return bool(gone or (self._held > same).any())
 
     def mark(self, lengths: Sequence[int], most: int) -> None:
         self._marks = set(lengths)
@@ -68,6 +69,7 @@ class NativeSlot(NativeRunner):
         (array,) = self.take_up(other.tokens[:same], same if back else other.furthest)
         assert other._cache is not None
         array[:] = other._cache.array[0, : len(array)]
+        self._since = other._since
         if self._checkpoints and other._checkpoints:
             self._checkpoints.share(other._checkpoints, same)
         return self._restart(same) if back else same
@@ -241,7 +243,8 @@ class NativeSlot(NativeRunner):
         n, past, facts = len(tokens), len(self.tokens), self.model.facts
         if facts.delta and (visible < past).any():
             return self._hypotheses_in_turn(tokens, visible, parents, skip)
-        if facts.convolutions and max(self._furthest, past + n) - int(visible.min()) + facts.taps > STATE_ROWS:
+        reach = max(self._furthest, past + n) - int(visible.min()) + facts.taps
+        if facts.convolutions and (reach > STATE_ROWS or visible.min() < self._since):
             return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
             raise InvalidRequest(
@@ -286,7 +289,7 @@ class NativeSlot(NativeRunner):
         assert self._cache is not None
         left = self._checkpoints.restore(self._cache.array[0], most) if self._checkpoints else 0
         del self.tokens[left:]
-        self._moves, self._furthest, self._certain = [], left, left
+        self._moves, self._furthest, self._certain, self._since = [], left, left, left
         return left
 
     # -- one pass ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
-from edgespec.runtimes.slots.checkpoints import Checkpoints
+from edgespec.runtimes.files.kv import state_bytes
+from edgespec.runtimes.slots.checkpoints import Checkpoints, copy_states, put_states
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot
@@ -92,6 +93,7 @@ class NativeRunner(Slot):
         self._forgets = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys and states are not kept
         self._certain = 0  # tokens that will not be taken back
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
+        self._since = 0  # tokens before which no row of states or exact keys is there, only what the next one reads
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
         self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
@@ -136,13 +138,43 @@ class NativeRunner(Slot):
         if self._checkpoints:
             self._checkpoints.crop(0)
         self.tokens, self._moves = list(tokens), []
-        self._certain, self._furthest = len(tokens), furthest
+        self._certain, self._furthest, self._since = len(tokens), furthest, 0
         return [self._memory()]  # not ``held``: there is nothing yet that a pass could bring up to the tokens
 
     def _memory(self) -> NDArray[np.uint8]:  # [bytes]
         """View what the slot's tokens take of the cache."""
         assert self._cache is not None
         return self._cache.array[0, : self.kv.nbytes(self.model.facts, len(self.tokens))]
+
+    def part(self, start: int, stop: int) -> list[NDArray[Any]]:
+        if self._moves:
+            self._settle()
+        first, block = self.kv.header_bytes(self.model.facts), self.kv.block_bytes(self.model.facts)
+        return [self._memory()[first + start // KV_BLOCK * block : first - (-stop // KV_BLOCK) * block]]
+
+    def state(self) -> NDArray[np.uint8]:  # [bytes]
+        facts = self.model.facts
+        if not self._forgets:
+            return super().state()
+        self._settle()
+        assert self._cache is not None
+        cache = self._cache.array[0]
+        states = copy_states(facts, cache, len(self.tokens)) if facts.convolutions else np.zeros(0, np.float32)
+        return np.concatenate([states.view(np.uint8), cache[state_bytes(facts) : self.kv.header_bytes(facts)]])
+
+    def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
+        facts = self.model.facts
+        if not self._forgets:
+            return super().put_state(state)
+        assert self._cache is not None
+        cache = self._cache.array[0]
+        recent = cache[state_bytes(facts) : self.kv.header_bytes(facts)]
+        cut = len(state) - len(recent)
+        if cut < 0 or cut % 4 or (cut > 0) != bool(facts.convolutions):
+            return False
+        recent[:] = state[cut:]
+        self._since = len(self.tokens)
+        return not cut or put_states(facts, cache, len(self.tokens), state[:cut].view(np.float32))
 
     @property
     def furthest(self) -> int:

@@ -226,6 +226,32 @@ class Slot(ABC):
         """
         return True
 
+    def part(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """View what tokens ``start`` to ``stop`` of those that it holds left in memory; not within a pass and ``keep``.
+
+        What belongs to no single token is not in it: ``state``.
+
+        Args:
+            start: a multiple of ``KV_BLOCK``.
+            stop: at most as many as it holds.
+
+        Raises:
+            SessionError: this memory is out of reach.
+        """
+        return [array[..., start:stop, :] for array in self.held()]
+
+    def state(self) -> NDArray[np.uint8]:  # [bytes]
+        """Copy what the next token reads beside ``part`` of all tokens; empty where there is no such thing."""
+        return np.zeros(0, np.uint8)
+
+    def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
+        """Put back what ``state`` gave, between ``take_up`` of the same tokens and ``taken_up``.
+
+        Returns:
+            whether it has the size of such a state.
+        """
+        return not len(state)
+
     def begin_like(self, other: Slot, length: int) -> int:
         """Hold the first tokens of what another slot over this model holds, copied without a pass.
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.runtimes.files.kv import checkpoint_bytes
+from edgespec.runtimes.files.formats import HELD_BYTES
+from edgespec.runtimes.files.kv import checkpoint_bytes, state_width
 from edgespec.runtimes.slots.checkpoints import ends_of_turns
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import NativeBatch
@@ -72,10 +73,15 @@ def test_another_state_is_noticed(slot: NativeSlot, writer: Callable[..., Writte
     assert isinstance(fresh, NativeSlot)
     assert slot._checkpoints is not None
     read(slot, TEXT, marks=(100, 101))
-    kept = slot._checkpoints._kept
-    (rows, rest), (_, held) = kept[100], kept.pop(101)
-    kept[100] = (np.roll(rows, 1, 1), rest) if not slot.model.facts.delta else (rows, np.concatenate(
-        [held[:, :-16], rest[:, -16:]], 1))  # fmt: skip
+    kept, facts = slot._checkpoints._kept, slot.model.facts
+    states, later = kept[100], kept.pop(101)
+    if facts.delta:  # states of a token more, which say that they hold 100
+        cut = len(facts.convolutions) * (facts.taps - 1) * state_width(facts)
+        ends = states[cut:].reshape(len(facts.convolutions), -1)[:, -HELD_BYTES // 4 :]
+        later[cut:].reshape(len(ends), -1)[:, -HELD_BYTES // 4 :] = ends
+        kept[100] = later
+    else:
+        states[:] = np.roll(states.reshape(-1, facts.taps - 1, facts.hidden), 1, 1).ravel()
     assert read(slot, TEXT[:100] + TEXT[:9]) == 100
     assert not follows(slot, fresh)
 
@@ -120,3 +126,39 @@ def test_a_slot_of_a_batch_goes_back_alone(slot: NativeSlot, name: str) -> None:
 )
 def test_where_turns_end(tokens: list[int], expected: list[int]) -> None:
     assert ends_of_turns(tokens, {1, 2}) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_that_goes_back_twice(writer: Callable[..., Written], name: str) -> None:
+    """A checkpoint has only what the next token reads: nothing goes back to between it and what was read since."""
+    slot, other = (writer("native", name).slot("native") for _ in range(2))
+    assert isinstance(slot, NativeSlot)
+    assert isinstance(other, NativeSlot)
+    read(slot, TEXT, marks=(100,))
+    read(slot, [*TEXT[:110], *TEXT[200:210]])
+    assert read(slot, [*TEXT[:90], *TEXT[50:60]]) == 0
+    read(other, [*TEXT[:90], *TEXT[50:60]])
+    found, expected = slot.snapshot(), other.snapshot()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_and_parts_are_put_back(writer: Callable[..., Written], name: str) -> None:
+    """Another slot that gets them goes on with the same bits, and not back to before them."""
+    slot, other = (writer("native", name).slot("native") for _ in range(2))
+    slot.prefill(TEXT[:300])
+    pieces, state = [np.concatenate(slot.part(start, stop)) for start, stop in ((0, 256), (256, 300))], slot.state()
+    other.take_up(TEXT[:300], 300)
+    for (start, stop), piece in zip(((0, 256), (256, 300)), pieces, strict=True):
+        (view,) = other.part(start, stop)
+        view[:] = piece
+    assert not other.put_state(state[:-4])
+    assert other.put_state(state)
+    assert other.taken_up()
+    for one in (slot, other):
+        one.prefill(TEXT[300:])
+    logits = [one.forward(np.array(TEXT[:3], np.int64)).logits.copy() for one in (slot, other)]
+    assert np.array_equal(*logits)
+    assert slot.cropped(290) == 290 or name != "lfm2_conv"
+    assert other.cropped(290) == 0
+    assert other.cropped(300) == 300
