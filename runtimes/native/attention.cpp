@@ -112,6 +112,7 @@ void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
 }
 
 void Pass::attend(const Step& s, int chunk) {
+  if (merging_) return merge(s, chunk);
   const int heads = item_heads_, parts = s.kv / heads, each = s.heads / s.kv;
   const int first_head = chunk % parts * heads, split = chunk / parts % splits_;
   const Group& group = groups_[size_t(chunk) / parts / splits_];

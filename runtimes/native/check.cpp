@@ -52,87 +52,23 @@ void Pass::check() const {
       fail("a move is out of range");
   }
 
-  const auto matrix = [&](int id, Kind kind, int n, int k) {
-    const Tensor& t = in_.weights[id];
-    if (t.bytes != packed_bytes(kind, n, k))
-      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
-           std::to_string(packed_bytes(kind, n, k)) + " for [" + std::to_string(n) + ", " + std::to_string(k) + "]");
-    if (kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63)) fail("packed weights must be aligned to 64 bytes");
-  };
-  const auto known = [&](int id) {
-    if (id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(id) + " is not an input");
-  };
-  const auto vector = [&](int id, size_t n) {
-    if (id >= 0 && in_.weights[id].bytes / 4 < n) fail("a vector of weights is too short");
-  };
   int64_t last = 0;
   for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
-  for (const Step& s : program_.steps) {
-    for (const int id : {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.vnorm,
-                         s.gate, s.up, s.upbias, s.rate})
-      known(id);
-    if (int64_t(in_.rows) * s.heads > kMostRows) fail("a pass of too many rows");
-    switch (s.op) {
-      case Op::kEmbed:
-        matrix(s.w, s.kind, s.n, s.k);
-        vector(s.bias, s.n);
-        break;
-      case Op::kQuantize:
-      case Op::kNorm:
-        vector(s.norm, s.k);
-        vector(s.beta, s.k);
-        break;
-      case Op::kHeads:
-        if (s.qx < 0) {
-          const int heads = s.heads + (s.shared ? 0 : 2 * s.kv);
-          matrix(s.w, s.kind, heads * round_up(s.dim, kTile), s.k);
-          vector(s.bias, size_t(heads) * s.dim);
-        }
-        vector(s.qnorm, s.dim);
-        vector(s.growth, static_cast<size_t>(last) + 1);
-        vector(s.knorm, s.dim);
-        vector(s.vnorm, s.dim);
-        break;
-      case Op::kExperts:
-        matrix(s.gate, s.kind, s.times * s.n, s.k);
-        matrix(s.up, s.kind, s.times * s.n, s.k);
-        matrix(s.w, s.kind, s.times * s.k, s.n);
-        break;
-      case Op::kBlend:
-        if (in_.weights[s.w].bytes != size_t(s.n) * s.times * s.k * (s.kind == kR8 ? 1 : 4))
-          fail("a table of rows is of another size");
-        if (s.kind == kR8) vector(s.bias, size_t(s.n) * s.times);
-        break;
-      case Op::kRoute: vector(s.bias, s.n - s.first); break;
-      case Op::kActivate: vector(s.w, 3); break;
-      case Op::kConvolve:
-        vector(s.w, size_t(s.length) * s.k);
-        vector(s.bias, s.k);
-        break;
-      case Op::kDelta:
-        vector(s.w, size_t(s.length) * s.k);
-        vector(s.bias, s.heads);
-        vector(s.rate, s.heads);
-        vector(s.norm, s.n);
-        vector(s.up, s.heads);
-        vector(s.upbias, s.k);
-        break;
-      case Op::kLinear:
-        matrix(s.w, s.kind, s.n, s.k);
-        vector(s.bias, s.n);
-        break;
-      case Op::kGlu:
-        matrix(s.gate, s.kind, s.n, s.k);
-        matrix(s.up, s.kind, s.n, s.k);
-        vector(s.bias, s.n);
-        vector(s.upbias, s.n);
-        break;
-      case Op::kLogits:
-        matrix(s.w, s.kind, s.n, s.k);
-        vector(s.bias, s.n);
-        break;
-      default: break;
+  if (int64_t(in_.rows) * program_.most_heads > kMostRows) fail("a pass of too many rows");
+  for (const Weight& w : program_.sizes) {
+    if (w.id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(w.id) + " is not an input");
+    const Tensor& t = in_.weights[w.id];
+    if (!w.k) {
+      if (t.bytes / 4 < (w.by_seen ? static_cast<size_t>(last) + 1 : static_cast<size_t>(w.n)))
+        fail("a vector of weights is too short");
+      continue;
     }
+    if (t.bytes != packed_bytes(w.kind, w.n, w.k))
+      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
+           std::to_string(packed_bytes(w.kind, w.n, w.k)) + " for [" + std::to_string(w.n) + ", " +
+           std::to_string(w.k) + "]");
+    if (w.kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63))
+      fail("packed weights must be aligned to 64 bytes");
   }
   program_.each(in_.gates, [&](const Step& s) {
     if (s.op == Op::kEmbed || s.op == Op::kBlend) {

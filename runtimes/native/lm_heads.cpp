@@ -8,14 +8,12 @@
 
 namespace edgespec {
 
-void Pass::load(const Step& s) {
-  for (int r = 0; r < in_.rows; ++r)
-    std::memcpy(floats(s.out) + size_t(r) * s.k, in_.hidden + r * in_.hidden_width + s.at, size_t(s.k) * 4);
+void Pass::load(const Step& s, int row) {
+  std::memcpy(floats(s.out) + size_t(row) * s.k, in_.hidden + row * in_.hidden_width + s.at, size_t(s.k) * 4);
 }
 
-void Pass::store(const Step& s) const {
-  for (int r = 0; r < in_.rows; ++r)
-    std::memcpy(out_.hidden + size_t(r) * active_.hidden + s.at, floats(s.x) + size_t(r) * s.k, size_t(s.k) * 4);
+void Pass::store(const Step& s, int row) {
+  std::memcpy(out_.hidden + size_t(row) * active_.hidden + s.at, floats(s.x) + size_t(row) * s.k, size_t(s.k) * 4);
 }
 
 void Pass::norm(const Step& s, int row) {
@@ -103,6 +101,7 @@ void Pass::finish_logits(const Step& s, int tile, int columns, float* y) const {
 }
 
 void Pass::logits(const Step& s, int chunk) {
+  if (in_.top) return best(s, chunk);
   const int rows = count(s), last = bounds_[chunk + 1];
   float* out = out_.logits + source(s, 0) * s.n;
   const size_t bytes = tile_bytes(s.kind, s.k);

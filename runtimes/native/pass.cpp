@@ -11,6 +11,16 @@ size_t act_bytes(Kind kind, int k, int rows) {
   return kind == kF32 ? size_t(rows) * k * 4 : size_t(rows) * blocks_of(k) * sizeof(Act);
 }
 
+enum class Cut { kOnce, kSerial, kRows, kPieces, kOwn };
+
+Cut cut_of(Op op) {
+  constexpr Cut cuts[] = {
+#define STEP(name, Name, cut, ...) Cut::cut,
+#include "steps.inl"
+  };
+  return cuts[static_cast<int>(op)];
+}
+
 // Columns of gate and up that are made together: what shares a scale for the next matrix.
 int glu_columns(Kind kind) { return is_wide(kind) ? 2 * kBlock : kBlock; }
 
@@ -68,75 +78,61 @@ int Pass::next_phase(int members) {
     const Step& s = program_.steps[next_++];
     step_ = &s;
     const int rows = count(s);
-    if (!rows && s.op != Op::kGate) continue;
-    switch (s.op) {
-      case Op::kGate:
-        if (!s.open(in_.gates)) next_ += s.skip;
+    if (!rows && cut_of(s.op) != Cut::kOnce) continue;
+    switch (cut_of(s.op)) {
+      case Cut::kOnce: run(0); continue;
+      case Cut::kSerial:
+        for (int r = 0; r < rows; ++r) run(r);
         continue;
-      case Op::kEmbed:
-        for (int r = 0; r < rows; ++r) embed(s, r);
-        continue;
-      case Op::kLoad: load(s); continue;
-      case Op::kStore: store(s); continue;
-      case Op::kQuantize:
-      case Op::kNorm:
-      case Op::kConvolve:
-      case Op::kSplit:
-      case Op::kBlend:
-      case Op::kRoute:
+      case Cut::kRows:
         if (int64_t(rows) * (s.op == Op::kBlend ? s.k : std::max(s.n, s.k)) > kSerial && rows > 1) return rows;
         for (int r = 0; r < rows; ++r) run(r);
         continue;
-      case Op::kActivate:
-      case Op::kMultiply: {
+      case Cut::kPieces: {
         const int64_t pieces = activate_pieces(s);
         if (pieces * kPiece > kSerial) return static_cast<int>(std::min<int64_t>(pieces, INT32_MAX));
         for (int i = 0; i < pieces; ++i) run(i);
         continue;
       }
-      case Op::kExperts: return open_experts(s, members);
-      case Op::kDelta: return open_delta(s);
-      case Op::kHeads: plan_queries(s); return s.heads + (s.shared ? 0 : s.kv);
-      case Op::kAttend:
-        plan_attention(s);
-        return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
-      case Op::kLinear: return cut(tiles_of(s.n), members);
-      case Op::kGlu: return cut((s.n + glu_columns(s.kind) - 1) / glu_columns(s.kind), members);
-      case Op::kLogits: {
-        const int chunks = cut(tiles_of(s.n), members);
-        if (in_.top) {
-          scratch_.found_ids.get(size_t(chunks) * rows * in_.top * 8);
-          scratch_.found_values.get(size_t(chunks) * rows * in_.top * 4);
-        }
-        return chunks;
-      }
+      case Cut::kOwn: return open_own(s, members);
     }
   }
   step_ = nullptr;
   return 0;
 }
 
-void Pass::run(int chunk) {
-  const Step& s = *step_;
+// What a step that cuts its work itself is cut into.
+int Pass::open_own(const Step& s, int members) {
   switch (s.op) {
-    case Op::kQuantize: return quantize(s, chunk);
-    case Op::kNorm: return norm(s, chunk);
-    case Op::kActivate: return activate(s, chunk);
-    case Op::kSplit: return split(s, chunk);
-    case Op::kMultiply: return multiply(s, chunk);
-    case Op::kConvolve: return convolve(s, chunk);
-    case Op::kDelta: return delta(s, chunk);
-    case Op::kBlend: return blend(s, chunk);
-    case Op::kRoute: return route(s, chunk);
-    case Op::kExperts: return experts(s, chunk);
-    case Op::kHeads:  // keys first: they take longer
-      return heads(s, s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv);
-    case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
-    case Op::kLinear: return linear(s, chunk);
-    case Op::kGlu: return glu(s, chunk);
-    case Op::kLogits: return in_.top ? best(s, chunk) : logits(s, chunk);
-    default: return;
+    case Op::kExperts: return open_experts(s, members);
+    case Op::kDelta: return open_delta(s);
+    case Op::kHeads: plan_queries(s); return s.heads + (s.shared ? 0 : s.kv);
+    case Op::kAttend:
+      plan_attention(s);
+      return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
+    case Op::kGlu: return cut((s.n + glu_columns(s.kind) - 1) / glu_columns(s.kind), members);
+    case Op::kLogits: {
+      const int chunks = cut(tiles_of(s.n), members);
+      if (in_.top) {
+        scratch_.found_ids.get(size_t(chunks) * count(s) * in_.top * 8);
+        scratch_.found_values.get(size_t(chunks) * count(s) * in_.top * 4);
+      }
+      return chunks;
+    }
+    default: return cut(tiles_of(s.n), members);  // a matrix
   }
+}
+
+void Pass::run(int chunk) {
+  switch (step_->op) {
+#define STEP(name, Name, ...) \
+  case Op::k##Name: return name(*step_, chunk);
+#include "steps.inl"
+  }
+}
+
+void Pass::gate(const Step& s, int) {
+  if (!s.open(in_.gates)) next_ += s.skip;
 }
 
 void Pass::embed(const Step& s, int row) {
@@ -199,7 +195,8 @@ void Pass::copy_head(int id, int heads, int head, int dim, int group, float* y) 
   }
 }
 
-void Pass::heads(const Step& s, int head) {
+void Pass::heads(const Step& s, int chunk) {
+  const int head = s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv;  // keys first: they take longer
   const int dim = dim_, tiles = dim / kTile, rows = in_.rows;
   const bool given = s.qx >= 0;  // projected by steps before
   const size_t bytes = given ? 0 : tile_bytes(s.kind, s.k);

@@ -156,40 +156,26 @@ class Pass {
   // Activations of a row group, for a matrix of that kind.
   const void* group_acts(int id, Kind kind, int k, int group) const;
 
-  void embed(const Step& s, int row);
-  void load(const Step& s);
-  void store(const Step& s) const;
-  void quantize(const Step& s, int row);
+#define STEP(name, ...) void name(const Step& s, int chunk);
+#include "steps.inl"
+  int open_own(const Step& s, int members);
   void normed(const Step& s, const float* x, float* y) const;
   void copy_head(int id, int heads, int head, int dim, int group, float* y) const;
-  void heads(const Step& s, int head);
-  void linear(const Step& s, int chunk);
-  void glu(const Step& s, int chunk);
-  void norm(const Step& s, int row);
   int64_t activate_pieces(const Step& s) const;
-  void activate(const Step& s, int piece);
-  void split(const Step& s, int row);
-  void multiply(const Step& s, int piece);
   void before(int row, int length, Before* seen) const;
-  void blend(const Step& s, int row);
-  void route(const Step& s, int row);
   void gather(const Step& s);
   int open_experts(const Step& s, int members);
-  void experts(const Step& s, int chunk);
-  void convolve(const Step& s, int row);
   Sequence sequence(int layer, int first) const;
   bool chain(const Sequence& q) const;
   void order_rows();
   void plan_states(const Step& s);
   int open_delta(const Step& s);
-  void delta(const Step& s, int chunk);
   void mix_one(const Step& s, const float* const* rows, const float* own, float* y) const;
   void recall(const Step& s, int chunk);
   void mix(const Step& s, int row);
   void advance(const Step& s, int chunk);
   float* mixed(int row) const { return mixed_ + size_t(row) * program_.state_width; }
   void finish_logits(const Step& s, int tile, int columns, float* y) const;
-  void logits(const Step& s, int chunk);
   void best(const Step& s, int chunk);
   void merge_best(const Step& s);
   KvFormat key_format() const { return in_.read_codes ? in_.layout.codes : in_.layout.keys; }  // that attention reads
@@ -198,7 +184,6 @@ class Pass {
   void plan_queries(const Step& s);
   void plan_attention(const Step& s);
   void find_tail(Group& group);
-  void attend(const Step& s, int chunk);
   void attend_tail(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t first,
                    int64_t end) const;
   void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t block, int there,

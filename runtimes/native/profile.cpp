@@ -54,7 +54,7 @@ void Pass::count_phase() {
   };
   switch (s.op) {
     case Op::kHeads:
-      if (s.qx < 0) matrix(kMatrices, (s.heads + (s.shared ? 0 : 2 * s.kv)) * (dim_ / kTile));
+      if (s.qx < 0) matrix(kMatrices, s.made() * (dim_ / kTile));
       return;
     case Op::kLinear: return matrix(kMatrices, tiles_of(s.n));
     case Op::kExperts: {  // only those that some row was sent to

@@ -1,86 +1,12 @@
 #include "program.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <iterator>
-#include <map>
 #include <sstream>
 #include <stdexcept>
 
 namespace edgespec {
-namespace {
 
 using program_text::fail;
-
-const std::map<std::string, Op> kOps = {
-    {"embed", Op::kEmbed},       {"load", Op::kLoad},         {"store", Op::kStore},   {"gate", Op::kGate},
-    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},         {"heads", Op::kHeads},   {"attend", Op::kAttend},
-    {"linear", Op::kLinear},     {"glu", Op::kGlu},           {"silu", Op::kActivate}, {"activate", Op::kActivate},
-    {"split", Op::kSplit},       {"logits", Op::kLogits},     {"blend", Op::kBlend},   {"route", Op::kRoute},
-    {"experts", Op::kExperts},   {"convolve", Op::kConvolve}, {"delta", Op::kDelta},   {"multiply", Op::kMultiply}};
-const std::map<std::string, Fn> kFunctions = {{"silu", kSilu},      {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
-                                              {"relu", kRelu},      {"relu2", kRelu2}, {"xielu", kXielu},
-                                              {"sigmoid", kSigmoid}};
-const std::map<std::string, int Step::*> kWeights = {
-    {"w", &Step::w},           {"bias", &Step::bias},   {"norm", &Step::norm},     {"cos", &Step::cos},
-    {"sin", &Step::sin},       {"up", &Step::up},       {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
-    {"knorm", &Step::knorm},   {"gate", &Step::gate},   {"beta", &Step::beta},     {"positions", &Step::positions},
-    {"growth", &Step::growth}, {"vnorm", &Step::vnorm}, {"rate", &Step::rate}};
-const std::map<std::string, int Step::*> kNumbers = {
-    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
-    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
-    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
-    {"times", &Step::times}, {"first", &Step::first},   {"length", &Step::length}, {"center", &Step::center},
-    {"late", &Step::late},   {"other", &Step::other},   {"shared", &Step::shared}, {"at", &Step::at}};
-const std::map<std::string, int Step::*> kBufferKeys = {
-    {"x", &Step::x},   {"base", &Step::base}, {"act", &Step::act}, {"out", &Step::out}, {"qx", &Step::qx},
-    {"kx", &Step::kx}, {"vx", &Step::vx},     {"z", &Step::z},     {"a", &Step::a},     {"b", &Step::b}};
-const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}, {"cap", &Step::cap}};
-
-int integer(const std::string& line, const std::string& value) {
-  char* end = nullptr;
-  const long number = std::strtol(value.c_str(), &end, 10);
-  if (value.empty() || *end || number < -1 || number > (1 << 30)) fail(line, "expected an integer");
-  return static_cast<int>(number);
-}
-
-Step read_step(const std::string& line, Op op, std::istringstream& words, int& weights) {
-  Step step;
-  step.op = op;
-  for (std::string word; words >> word;) {
-    const size_t equals = word.find('=');
-    if (equals == std::string::npos) fail(line, "expected key=value");
-    const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
-    if (key == "kind") {
-      const auto found =
-          std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& k) { return k.name == value; });
-      if (found == std::end(kKinds)) fail(line, "unknown kind of matrix");
-      step.kind = static_cast<Kind>(found - kKinds);
-    } else if (key == "fn") {
-      const auto found = kFunctions.find(value);
-      if (found == kFunctions.end())
-        fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh, relu, relu2, sigmoid or xielu");
-      step.fn = found->second;
-    } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
-      step.*weight->second = integer(line, value);
-      weights = std::max(weights, step.*weight->second + 1);
-    } else if (const auto number = kNumbers.find(key); number != kNumbers.end()) {
-      step.*number->second = integer(line, value);
-      if (step.*number->second < 0) fail(line, "expected no negative number");
-    } else if (const auto buffer = kBufferKeys.find(key); buffer != kBufferKeys.end()) {
-      step.*buffer->second = integer(line, value);
-    } else if (const auto real = kReals.find(key); real != kReals.end()) {
-      char* end = nullptr;
-      step.*real->second = std::strtof(value.c_str(), &end);
-      if (*end) fail(line, "expected a number");
-    } else {
-      fail(line, "unknown key " + key);
-    }
-  }
-  return step;
-}
-
-}  // namespace
 
 Program Program::parse(const std::string& text) {
   Program program;
@@ -93,7 +19,7 @@ Program Program::parse(const std::string& text) {
     if (kind == "floats" || kind == "acts") {
       auto& widths = kind == "floats" ? program.floats : program.acts;
       int id = -1, width = 0;
-      if (!(words >> id >> width) || id < 0 || id >= kBuffers || width < 1 || width > program_text::kMaxWidth)
+      if (!(words >> id >> width) || id < 0 || id >= kBuffers || width < 1 || width > kMaxWidth)
         fail(line, "expected an id and a width");
       widths.resize(std::max(widths.size(), size_t(id) + 1));
       if (widths[id]) fail(line, "declared twice");
@@ -102,8 +28,7 @@ Program Program::parse(const std::string& text) {
     }
     if (kind == "lent") {
       int layer = -1, dim = 0;
-      if (!(words >> layer >> dim) || layer != program.layers || layer >= program_text::kMaxCount || dim < 1 ||
-          dim > kMaxHeadDim)
+      if (!(words >> layer >> dim) || layer != program.layers || layer >= kMaxCount || dim < 1 || dim > kMaxHeadDim)
         fail(line, "expected the next layer and the size of its heads");
       program.layers = layer + 1;
       program.dims.push_back(dim);
@@ -111,15 +36,9 @@ Program Program::parse(const std::string& text) {
       lent = true;
       continue;
     }
-    const auto found = kOps.find(kind);
-    if (found == kOps.end()) fail(line, "unknown step");
-    Step step = read_step(line, found->second, words, program.weights);
-    program_text::check(line, program, step);
-    if (kind == "silu") {
-      if (step.rows || step.fn != kSilu) fail(line, step.rows ? "rows out of place" : "fn out of place");
-      step.rows = 1;
-    }
+    Step step = program_text::read_step(line, program);
     if (step.op == Op::kSplit || step.op == Op::kLogits) step.rows = 2;
+    program.most_heads = std::max(program.most_heads, step.heads);
     if (step.op == Op::kGate) program.gates = std::max({program.gates, step.index + 1, step.other + 1});
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
     if (step.op == Op::kLoad) program.given = std::max(program.given, step.at + step.k);

@@ -1,70 +1,12 @@
 // What a node computes, as text: one step a line, "kind key=value ...".  The exporter writes it, Program::parse reads
-// it.
+// it.  steps.inl is the table of steps; before them buffers are declared, ids from 0 on:
 //
 //   floats id width            a float32 buffer [rows, width]
 //   acts id width              quantized (or copied) activations [rows, width]
 //   lent layer dim             a layer of another model, whose cache this one's passes are given, for shared=1
-//   embed w kind n k out bias scale positions    rows of a matrix -> floats, times scale, plus the row's position's row
-//                                          of positions [P, k]; bias: the rows' scales, for r8
-//   load out k at              columns at to at + k of the input hidden_in -> floats
-//   store x k at               floats -> columns at to at + k of the output hidden, as wide as the stores that are on
-//   gate index other skip      if gate `index` is off, and gate `other` where one is named, leave out the next `skip`
-//                              steps
-//   quantize x norm beta center eps k kind out rows times first    (normed) floats -> what a matrix of that kind
-//                                          multiplies
-//   norm x norm beta center eps k out add rows scale n at    normed floats -> floats; n: columns at to at + k of a
-//                                          buffer n wide, which may be a copy, without norm.  add=1: to what is there,
-//                                          and the sum times scale.  center=1: less the mean first, which makes it a
-//                                          layer norm, if need be without weights; beta: added at last
-//   heads act w kind k bias dim heads kv rotary cos sin growth qnorm knorm vnorm late eps layer scale shared
-//                                          q, k, v of a layer; keys are rotated and appended to the cache with the
-//                                          values, queries wait for attend.  late=1: norms come after the rotation;
-//                                          growth [P]: what a query at that position is multiplied by; shared=1:
-//                                          queries alone, for keys and values that an earlier step has appended for
-//                                          this layer
-//   heads qx kx vx dim heads ...            the same from floats [heads * dim], [kv * dim], [kv * dim] that have been
-//                                          multiplied already; act, w, kind, k and bias are not looked at
-//   convolve x k length layer w bias out    x [rows, 3 k] = b, c, v: out [rows, k] = c * (bias + sum over j of w[j] *
-//   (b * v
-//                                          of the token length - 1 - j before)), a row's own tokens by its parents,
-//                                          older ones from the cache's states; w [length, k], layer: which of those
-//                                          with states
-//   route x n k out add scale first fn bias    the best k - first of the softmax of x [rows, n - first], or fn=sigmoid,
-//                                          times scale, add=1: over their sum; the last first ones always, by their
-//                                          sigmoid -> [rows, 2 k], weights and then numbers.  bias [n - first]: added
-//                                          to what they are chosen by, not to weights
-//   experts act x gate up w kind n k times heads fn out add    of the experts that route chose (x, heads of times), w
-//                                          (fn(gate) * up), by their weights; gate, up [times * n, k], w [times * k, n]
-//   delta x k z a b length layer w bias rate norm eps heads kv dim n out scale    a gated delta rule: x [rows, k] = q,
-//                                          k [kv, dim], v [heads, n] before the short convolution w [length, k] and
-//                                          silu; a, b [rows, heads]: what decays and scale * betas are made of, with
-//                                          bias and rate [heads]; out [rows, heads * n], each head normed and times
-//                                          silu(z).
-//                                          up [heads] makes it a state space: decay and step of a alone, up times v is
-//                                          added, heads are not normed; upbias [k]: of the convolution
-//   multiply x k fn out times               out [rows, k] *= fn(x [rows, k / times]), in place; each number of x
-//                                          stands for so many
-//   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
-//                                          p - window + 1 to p only, 0: all; cap: scores are cap * tanh(score / cap)
-//   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
-//   glu act gate up bias upbias kind n k out fn            fn(gate) * up -> activations for a matrix of the same kind;
-//                                          floats for c8, whose scale needs the whole row
-//   activate x k fn w rows                  in place; w [3]: the numbers of xielu
-//   silu x k                                activate fn=silu rows=1
-//   blend x base w kind n k times first bias scale fn    in place: fn(x) * (base + scale * part `first` of the row of
-//                                          w [n, times * k] of each token); bias: the parts' scales [n, times], for r8
-//   split x base n times out                x [R, times * n] (+ base [R, n]) -> out [times * R, n], where row j * R + r
-//                                          is part j of row r
-//   logits act w kind n k times first bias scale cap    an LM head: rows first * R to (first + times) * R of the
-//                                          output are (y + bias) * scale, as cap * tanh(that / cap) if there is a cap
-//
-// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid or, for activate,
-// xielu.
-// rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
-// already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
-// w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, vnorm, gate, up are indices of weight inputs,
-// -1 for none.
+//   silu x k                   as a step: activate fn=silu rows=1
 #pragma once
+#include <cfloat>
 #include <string>
 #include <vector>
 
@@ -72,47 +14,40 @@
 
 namespace edgespec {
 
-constexpr int kBuffers = 64;  // of each kind that a program may declare
+constexpr int kBuffers = 64;        // of each kind that a program may declare
+constexpr int kMaxWidth = 1 << 24;  // of a buffer or a matrix
+constexpr int kMaxCount = 1 << 12;  // layers times KV heads times what a cache keeps of each stays far below 2^64
+constexpr int kMaxGates = 1 << 16, kMaxTimes = 1 << 10, kMaxSkip = 1 << 30;
 
 enum class Op {
-  kEmbed,
-  kLoad,
-  kStore,
-  kGate,
-  kQuantize,
-  kNorm,
-  kHeads,
-  kAttend,
-  kConvolve,
-  kDelta,
-  kMultiply,
-  kLinear,
-  kGlu,
-  kActivate,
-  kSplit,
-  kBlend,
-  kRoute,
-  kExperts,
-  kLogits
+#define STEP(name, Name, cut, fields, ...) k##Name,
+#include "steps.inl"
 };
 
+// What a step needs is said by its row of the table; it has the others as they are without their key.
 struct Step {
   Op op = Op::kEmbed;
   Kind kind = kQ4;
   Fn fn = kSilu;
-  int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, vnorm = -1, gate = -1, up = -1,
-      upbias = -1;
-  int beta = -1, positions = -1, growth = -1, rate = -1;
-  int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
-  int qx = -1, kx = -1, vx = -1, z = -1, a = -1, b = -1, center = 0, late = 0;
-  int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
-  int index = 0, other = -1, skip = 0, length = 0, shared = 0, at = 0;
-  float eps = 0, scale = 1, cap = 0;
+#define WEIGHT(key) int key = -1;
+#define BUFFER(key) int key = -1;
+#define NUMBER(key, without, least, most) int key = without;
+#define REAL(key, without, least) float key = without;
+#include "steps.inl"
 
-  bool spaces() const { return up >= 0; }  // of delta: a state space
+  int made() const { return heads + (shared ? 0 : 2 * kv); }  // of heads: whose rows it makes
+  bool spaces() const { return up >= 0; }                     // of delta: a state space
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
   bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }                         // of logits
+};
+
+// A weight input as a step reads it.
+struct Weight {
+  int id;
+  Kind kind;
+  int n, k;      // of a matrix; k = 0: a vector of n numbers
+  bool by_seen;  // a vector with a number for each position up to the last
 };
 
 // What a pass with certain gates does.
@@ -135,6 +70,8 @@ struct Program {
   int given = 0;    // width of the input hidden_in
   int vocab = 0;    // columns of the first LM head, the model's own
   int weights = 0;  // inputs that the steps name
+  std::vector<Weight> sizes;
+  int most_heads = 0;
 
   // Throws std::invalid_argument with the line that cannot be read.
   static Program parse(const std::string& text);
@@ -159,15 +96,16 @@ struct Program {
 
 namespace program_text {
 
-constexpr int kMaxWidth = 1 << 24;  // of a buffer or a matrix
-constexpr int kMaxCount = 1 << 12;  // layers times KV heads times what a cache keeps of each stays far below 2^64
-
 // Throws std::invalid_argument: why this line is not understood.
 [[noreturn]] void fail(const std::string& line, const std::string& why);
 
-// Throws std::invalid_argument if a step, as it was read from `line`, lacks something, contradicts itself, or names
-// buffers that are not declared or too narrow.
-void check(const std::string& line, const Program& program, const Step& step);
+// Reads a step as its row of the table says, and adds its weights to those of the program.  Throws
+// std::invalid_argument if it lacks something, contradicts itself, or names buffers that are not declared or too
+// narrow.
+Step read_step(const std::string& line, Program& program);
+
+// A whole number of at most 2^30, -1 for none.
+int integer(const std::string& line, const std::string& value);
 
 }  // namespace program_text
 }  // namespace edgespec

@@ -317,23 +317,11 @@ inline std::vector<size_t> weight_sizes(const Program& program, int positions) {
   const auto want = [&](int id, size_t bytes) {
     if (id >= 0 && id < int(sizes.size())) sizes[id] = std::max(sizes[id], bytes);
   };
+  for (const Weight& w : program.sizes)
+    want(w.id, w.k ? packed_bytes(w.kind, w.n, w.k) : size_t(w.by_seen ? positions : w.n) * 4);
   for (const Step& s : program.steps) {
-    const bool experts = s.op == Op::kExperts, rows = s.op == Op::kBlend, delta = s.op == Op::kDelta;
-    const int columns = s.op == Op::kHeads ? (s.heads + (s.shared ? 0 : 2 * s.kv)) * round_up(s.dim, kTile) : s.n;
-    const size_t n = delta ? s.heads : size_t(columns) * (experts || rows ? s.times : 1);
-    for (const int id : {s.gate, s.up}) want(id, packed_bytes(s.kind, int(n), s.k));
-    for (const int id : {s.bias, s.upbias}) want(id, (s.op == Op::kConvolve ? s.k : n) * 4);
-    for (const int id : {s.norm, s.beta}) want(id, size_t(delta ? s.n : s.k) * 4);
-    for (const int id : {s.qnorm, s.knorm, s.vnorm}) want(id, size_t(s.dim) * 4);
     for (const int id : {s.cos, s.sin}) want(id, size_t(positions) * s.rotary * 2);
-    want(s.rate, size_t(s.heads) * 4);
-    want(s.growth, size_t(positions) * 4);
     want(s.positions, size_t(positions) * s.k * 4);
-    want(s.w, experts                          ? packed_bytes(s.kind, s.times * s.k, s.n)
-              : s.op == Op::kConvolve || delta ? size_t(s.length) * s.k * 4
-              : s.op == Op::kActivate          ? 12
-              : rows                           ? n * s.k * (s.kind == kR8 ? 1 : 4)
-                                               : packed_bytes(s.kind, int(n), s.k));
   }
   return sizes;
 }
