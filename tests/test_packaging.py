@@ -133,7 +133,11 @@ def test_without_a_compiler_the_package_is_pure_python(builder: Path, sdist: Pat
     # cmake looks beyond PATH too; a compiler that is named and not there is none
     none = {"PATH": str(builder), "CXX": str(tmp_path / "no-compiler"), "CC": None}
     wheel = build(builder, sdist, tmp_path / "wheel", **none)
-    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("edgespec/runtimes/native/")]
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert not [name for name in names if name.startswith("edgespec/runtimes/native/")]
+    page = {f"edgespec/server/page/{path.name}" for path in (ROOT / "edgespec" / "server" / "page").iterdir()}
+    assert "edgespec/server/page/index.html" in page
+    assert page <= names
     found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle")
     assert found["active"] == "stock"
     assert "built without a C++ compiler" in found["reason"]

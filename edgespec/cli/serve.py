@@ -44,6 +44,7 @@ KEY = "EDGESPEC_API_KEY"
     ),
     option("--allow-host", "A name by which clients may call it; '*': any.", multiple=True),
     option("--allow-origin", "Of web pages that may use it, as https://chat.example; '*': any.", multiple=True),
+    option("--no-page", "No page at /: only the API.", bool),
     option("--share-prefixes", "Reuse what was computed for one client for others, who may notice.", bool),
 )
 @group(
@@ -66,7 +67,7 @@ def command(
     """Serve a bundle: OpenAI's completions and chats over HTTP, several requests decoded together.
 
     \b
-    edgespec serve demo
+    edgespec serve demo                     # http://127.0.0.1:8000/ is a page to talk to it
     edgespec serve demo --port 9000 --parallel 8 --api-key secret
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "demo", "prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}'
@@ -86,14 +87,18 @@ def command(
         engine = open_engine(bundle, options)
         engine.allowance.set_aside(SERVER)
         engine.allowance.admit_bundle(options.get("context"))
-        model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
-        app = make_app(engine, model, limits, access)
+        model, root = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}"
+        url, page = f"{root}/v1", None if options["no_page"] else f"{root}/"
+        app = make_app(engine, model, limits, access, page is not None)
         if not keys and not is_local(host):
             click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
 
         def started() -> None:
-            click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
+            click.echo(
+                f"{model} at {url} (Ctrl-C stops)" + (f"; a page to talk to it at {page}" if page else ""), err=True
+            )
             if as_json:
-                emit_json({"model": model, "url": url, "methods": engine.methods, "context": engine.context})
+                said = {"model": model, "url": url, "page": page}
+                emit_json(said | {"methods": engine.methods, "context": engine.context})
 
         Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()

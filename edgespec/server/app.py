@@ -29,6 +29,7 @@ from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
 from edgespec.server.reading import Kind, Known
 from edgespec.server.scheduler import Limits
+from edgespec.server.web import page_routes
 
 TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
 RETRY = {"Retry-After": "1"}
@@ -120,7 +121,12 @@ class _Routes:
     async def models(self, request: Request) -> Response:
         self.access.client(request)
         engine = self.engine
-        own = {"methods": engine.methods, "context": engine.context, "operators": engine.operators.kind}
+        own = {
+            "methods": engine.methods,
+            "context": engine.context,
+            "operators": engine.operators.kind,
+            "chat": engine.bundle.manifest.tokenizer.chat_template,
+        }
         return JSONResponse({"object": "list", "data": [self._described() | {"edgespec": own}]})
 
     async def model(self, request: Request) -> Response:
@@ -153,7 +159,9 @@ class _Routes:
         return {"id": self.name, "object": "model", "created": self.started, "owned_by": "edgespec"}
 
 
-def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Access | None = None) -> Starlette:
+def make_app(
+    engine: Engine, name: str, limits: Limits | None = None, access: Access | None = None, page: bool = True
+) -> Starlette:
     """Make an ASGI application that serves a bundle.
 
     Args:
@@ -161,6 +169,7 @@ def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Ac
         name: of the model, as clients ask for it.
         limits: what it takes at most.
         access: who may use it.
+        page: whether there is a page at ``/``.
 
     Returns:
         the application; ``state.scheduler`` is what decodes.
@@ -190,7 +199,8 @@ def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Ac
         )
     middleware.append(Middleware(BodyLimit, limits.body))
     handlers = {EdgespecError: _failed, ClientDisconnect: _gone, HTTPException: _refused, Exception: _failed}
-    app = Starlette(routes=list(routes.routes()), middleware=middleware, exception_handlers=handlers, lifespan=life)
+    all_routes = routes.routes() + (page_routes() if page else [])
+    app = Starlette(routes=all_routes, middleware=middleware, exception_handlers=handlers, lifespan=life)
     app.state.scheduler = routes.jobs.scheduler
     return app
 

@@ -112,7 +112,7 @@ def _answers(name: str) -> Shape:
     """Shapes of what is answered."""
     null: Shape = {"type": "null"}
     model = {"id": {"const": name}, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
-    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT)
+    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG)
     usage = _object(
         prompt_tokens=WHOLE,
         completion_tokens=WHOLE,

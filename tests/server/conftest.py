@@ -33,6 +33,7 @@ class Served:
 
     url: str
     process: subprocess.Popen[str]
+    said: str = ""  # on stderr, until it listened
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +79,7 @@ def start(bundle: Path, *options: str, threads: int = 1) -> Served:
     for line in process.stderr:
         said += line
         if found := re.search(r"at (http://\S+)/v1", line):
-            return Served(found[1], process)
+            return Served(found[1], process, said)
     raise AssertionError(f"the server did not start:\n{said}")
 
 

@@ -1,0 +1,25 @@
+// Elements made of names, properties and children. Text is always text: nothing here reads HTML.
+
+export function el(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (value === undefined || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "class") made.className = value;
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export function button(text, action, properties = {}) {
+  return el("button", { type: "button", onclick: action, ...properties }, text);
+}
+
+export const byId = (id) => document.getElementById(id);
+
+// Whether a key press is the Enter that sends. While an input method composes (Korean, Japanese, Chinese), Enter is its own:
+// isComposing says so, and where composition has just ended before the key (Safari), the key code is 229.
+export function isSend(event) {
+  return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
+}

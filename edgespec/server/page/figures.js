@@ -1,0 +1,49 @@
+// What was counted while a text came, and how that is said.
+
+export class Meter {
+  tokens = 0;
+  rounds = 0;
+  drafted = 0;
+  accepted = 0;
+  #first = null; // [time, tokens] when the first of them were here: reading the prompt is not counted
+  #last = 0;
+
+  add(said, now) {
+    if (!said.tokens) return;
+    this.tokens += said.tokens;
+    this.rounds += 1;
+    this.drafted += said.drafted;
+    this.accepted += said.accepted;
+    this.#first ??= [now, this.tokens];
+    this.#last = now;
+  }
+
+  get counted() {
+    const { tokens, rounds, drafted, accepted } = this;
+    const seconds = this.#first ? (this.#last - this.#first[0]) / 1000 : 0;
+    const rate = seconds > 0 ? (tokens - this.#first[1]) / seconds : null;
+    return { tokens, rounds, drafted, accepted, rate };
+  }
+}
+
+// One line of figures; empty where nothing was counted.
+export function figures(counted, how) {
+  if (!counted?.tokens) return "";
+  const { tokens, rounds, drafted, accepted, rate } = counted;
+  const parts = [`${tokens} tokens`];
+  if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
+  parts.push(`${(tokens / Math.max(1, rounds)).toFixed(2)} tokens/round`);
+  if (drafted) parts.push(`${Math.round((100 * accepted) / drafted)} % of ${drafted} guesses accepted`);
+  if (how?.exact) parts.push("same text as plain decoding");
+  else if (how?.lossless) parts.push("lossless");
+  return parts.join(" · ");
+}
+
+// Which method decoded, and why.
+export function reason(how) {
+  if (!how?.method_used) return "";
+  const asked = how.method_requested ?? "auto";
+  const name = asked === "auto" ? `auto: ${how.method_used}` : how.method_used;
+  const notes = how.unproven?.length ? `. Unproven: ${how.unproven.join("; ")}` : "";
+  return `${name}. ${how.reason}${notes}`;
+}

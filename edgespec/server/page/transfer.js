@@ -1,0 +1,51 @@
+// A conversation as a file: Markdown to read, JSON to keep and to import again.
+
+import { figures } from "./figures.js";
+import { written } from "./files.js";
+
+const FORMAT = "edgespec-conversation";
+
+export function asMarkdown(conversation) {
+  const parts = conversation.messages.map((message) => {
+    if (message.role === "user") return `**You**\n\n${written(message)}`;
+    const said = figures(message.figures, message.how);
+    return `**${message.model ?? "Model"}**${said ? ` (${said})` : ""}\n\n${message.text}`;
+  });
+  return `# ${conversation.title || "Conversation"}\n\n${parts.join("\n\n")}\n`;
+}
+
+export function asJson(conversation) {
+  return `${JSON.stringify({ format: FORMAT, version: 1, ...conversation }, null, 2)}\n`;
+}
+
+// Reads what asJson wrote -> a conversation without an id; throws where it is none.
+export function fromJson(text) {
+  const found = JSON.parse(text);
+  if (found?.format !== FORMAT || found.version !== 1 || !Array.isArray(found.messages)) {
+    throw new Error("this file is not a conversation that was exported here");
+  }
+  const messages = found.messages.map((one) => {
+    if (!["user", "assistant"].includes(one?.role) || typeof one.text !== "string") throw new Error("a message is broken");
+    const files = Array.isArray(one.files) ? one.files.map(({ name, text }) => ({ name: `${name}`, text: `${text}` })) : [];
+    if (one.role === "user") return { role: "user", text: one.text, files };
+    const pieces = Array.isArray(one.pieces) ? one.pieces.map(([kind, piece]) => [`${kind}`, `${piece}`]) : [];
+    const { thoughts = "", figures: counted = {}, how = {}, finish = "", model = "" } = one;
+    return { role: "assistant", text: one.text, thoughts: `${thoughts}`, pieces, figures: counted, how, finish, model: `${model}` };
+  });
+  return { title: `${found.title ?? ""}`.slice(0, 200), messages };
+}
+
+export function download(name, kind, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: kind }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+// A file name of a title: letters and digits of any script.
+export function fileName(conversation, ending) {
+  const stem = (conversation.title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "");
+  return `${stem.slice(0, 60) || "conversation"}.${ending}`;
+}

@@ -1,0 +1,117 @@
+"""The page at ``/`` as it is served: files, headers, and what files may not hold (in a browser: test_browser.py)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from edgespec.engine.loading import load
+from edgespec.server.app import Access, make_app
+from edgespec.server.web import FOLDER
+from tests.server.conftest import start, stop
+
+FILES = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@pytest.fixture(scope="module")
+def client(chat_bundle: Path) -> Iterator[TestClient]:
+    app = make_app(load(chat_bundle, threads=1), "chatty", access=Access(["a key"]))
+    with TestClient(app, base_url="http://localhost:8000") as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_each_file_is_served_without_a_key(client: TestClient, name: str) -> None:
+    where = "/" if name == "index.html" else f"/page/{name}"
+    answer = client.get(where)
+    assert (answer.status_code, answer.text) == (200, FILES[name])
+    assert answer.headers["content-type"] == KINDS[Path(name).suffix]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-cache"
+    rules = dict(rule.split(" ", 1) for rule in answer.headers["content-security-policy"].split("; "))
+    closed = ("default-src", "frame-ancestors", "base-uri", "form-action", "trusted-types")
+    assert dict.fromkeys(closed, "'none'").items() <= rules.items()
+    own = ("script-src", "style-src", "connect-src", "img-src")
+    assert dict.fromkeys(own, "'self'") | {"require-trusted-types-for": "'script'"} == {
+        name: rule for name, rule in rules.items() if name not in closed
+    }
+    tag = answer.headers["etag"]
+    again = client.get(where, headers={"If-None-Match": f'"other", W/{tag}'})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert again.headers["content-security-policy"] == answer.headers["content-security-policy"]
+    assert client.get(where, headers={"If-None-Match": '"other"'}).status_code == 200
+    head = client.head(where)
+    assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", tag)
+
+
+def test_what_guards_the_server_guards_its_page(client: TestClient) -> None:
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+    assert client.get("/", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert client.post("/", json={}).status_code == 405
+    for other in ("/page/", "/page/nothing.js", "/page/../web.py", "/page/%2e%2e/web.py", "/index.html"):
+        assert client.get(other).status_code == 404
+    assert client.get("/v1/models").status_code == 401
+
+
+def test_a_model_says_whether_it_is_made_for_chats(client: TestClient) -> None:
+    (model,) = client.get("/v1/models", headers={"Authorization": "Bearer a key"}).json()["data"]
+    assert model["edgespec"]["chat"] is True
+
+
+def test_the_page_can_be_switched_off(chat_bundle: Path) -> None:
+    app = make_app(load(chat_bundle, threads=1), "chatty", page=False)
+    with TestClient(app, base_url="http://localhost:8000") as client:
+        assert [client.get(path).status_code for path in ("/", "/page/main.js", "/health")] == [404, 404, 200]
+
+
+@pytest.mark.parametrize("options, said", [((), "; a page to talk to it at {url}/"), (("--no-page",), "")])
+def test_the_command_says_where_it_is(chat_bundle: Path, options: tuple[str, ...], said: str) -> None:
+    running = start(chat_bundle, *options)
+    try:
+        command = [sys.executable, "-c", "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).status)"]
+        got = subprocess.run([*command, f"{running.url}/"], capture_output=True, text=True, check=False)
+        assert got.stdout.strip() == ("200" if said else "")
+        assert running.said.endswith(f"(Ctrl-C stops){said.format(url=running.url)}\n")
+    finally:
+        stop(running)
+
+
+SINKS = (
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|createContextualFragment"
+)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(FILES) if name.endswith((".js", ".html", ".css"))])
+def test_no_file_turns_text_into_markup_or_asks_others(name: str) -> None:
+    """The policy would stop it in browsers that know it; the files must not need that."""
+    text = FILES[name]
+    assert not re.search(SINKS, text)
+    assert not re.findall(r"[\"'(]\s*(?:https?:)?//[a-z0-9]", text.replace('"https://"', "").replace('"http://"', ""))
+    assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son[a-z]+=|@import|url\(", text)
+
+
+def test_what_files_name_is_there() -> None:
+    html = FILES["index.html"]
+    assert set(re.findall(r'(?:src|href)="page/([^"]+)"', html)) <= FILES.keys()
+    scripts = {name: text for name, text in FILES.items() if name.endswith(".js")}
+    for text in scripts.values():
+        assert set(re.findall(r'from "\./([^"]+)"', text)) <= FILES.keys()
+    ids = set(re.findall(r'\sid="([^"]+)"', html))
+    used = {name for text in scripts.values() for name in re.findall(r'byId\("([^"]+)"\)', text)}
+    assert used
+    assert used <= ids
+    pointed = re.findall(r'(?:for|aria-controls|aria-describedby|aria-labelledby)="([^"]+)"', html)
+    assert {one for names in pointed for one in names.split()} <= ids
