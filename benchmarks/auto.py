@@ -22,8 +22,7 @@ from statistics import median
 from typing import Any, cast
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.drafter import Drafter, Proposal
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.drafters.registry import AUTO

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import conditions, show
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.sampling import RowSampler, SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import common_prefix
 from edgespec.decoding.text import Text
+from edgespec.decoding.verify import RowSampler
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 

@@ -16,7 +16,7 @@ from typing import Any
 import edgespec.decoding.verify
 from benchmarks.common import conditions, show
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.sampling import RowSampler
+from edgespec.decoding.verify import RowSampler
 from edgespec.drafters.plain import Plain
 from edgespec.reports.bench import bootstrap
 from edgespec.runtimes.files.bundle import Bundle

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.rivals.files import tensors, write_checkpoint
 from benchmarks.rows import comb
-from edgespec.decoding.sampling import RowSampler
+from edgespec.decoding.verify import RowSampler
 from edgespec.engine.sessions import Session
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions

@@ -11,9 +11,8 @@ import numpy as np
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter, DraftRequest, Guard, Wrapper
+from edgespec.decoding.drafter import Drafter, DraftRequest, Guard, Proposal, Verdict, Wrapper
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass

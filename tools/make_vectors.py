@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
-from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.sampling import RowSampler, SamplingParams, support
+from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
-from edgespec.decoding.verify import Accept, verify
+from edgespec.decoding.verify import Accept, RowSampler, verify
 from edgespec.drafters.ngram import NGram
 from edgespec.engine.sharing import PrefillBudget
 from edgespec.formulas.cost import CostModel

@@ -2,8 +2,9 @@
 
     python tools/route.py BUNDLE [--method ar] [--round] [--list]
 
-A request warms the engine; the second one, of 24 tokens, is watched with ``sys.setprofile``.  With ``--round`` it is
-one round in the middle, and only the algorithm is counted: what a reader reads who wants to know what a round does.
+Requests warm the engine until it has all sessions that it keeps; the next one, of 24 tokens, is watched with
+``sys.setprofile``.  With ``--round`` it is one round in the middle, and only the algorithm is counted: what a reader
+reads who wants to know what a round does.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def own_file(name: str) -> str | None:
 def route(bundle: Path, method: str) -> Counter[tuple[str, str]]:
     """How often each function of the package is called, by (file, line and name); comprehensions are no functions."""
     import edgespec
+    from edgespec.engine.pool import MOST_IDLE
 
     called: Counter[tuple[str, str]] = Counter()
 
@@ -41,7 +43,7 @@ def route(bundle: Path, method: str) -> Counter[tuple[str, str]]:
 
     with edgespec.load(bundle, threads=1) as engine:
         tokens = engine.codec.encode("To be, or not")
-        for watch in (None, note):
+        for watch in (*[None] * MOST_IDLE, note):
             sys.setprofile(watch)
             engine.generate(tokens, method=method, max_new_tokens=NEW, ignore_eos=True)
             sys.setprofile(None)

@@ -13,8 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 
-from edgespec.decoding.drafter import Drafter, DraftRequest, Wrapper
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel
@@ -243,6 +242,8 @@ class Adaptive(Wrapper):
         waited for.
         """
         costs, width = self._costs, self._stats.width
+        if width == 1:  # v(1) is 1
+            return costs.d(1 if self._at_once else depth) + costs.v(rows)
         return (costs.d(1 if self._at_once else depth) * width + costs.v(width * rows)) / costs.v(width)
 
     def price(self, proposal: Proposal) -> float:

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from edgespec.control.adaptive import Adaptive, Learned
-from edgespec.decoding.drafter import DraftRequest, Wrapper
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.stats import PLAIN, RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.drafters.registry import AR

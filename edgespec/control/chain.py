@@ -7,8 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter, DraftRequest, Wrapper
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 

@@ -1,4 +1,4 @@
-"""What a drafter is: ten hooks, how they are forwarded, and the guard that no failure of one passes.
+"""What a drafter is: what it proposes, its ten hooks, how they are forwarded, and the guard no failure of one passes.
 
 A drafter sees a request in this order: ``begin``; ``absorb`` while the prompt is read; then in every round ``prefill``,
 ``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``dry_step`` before the
@@ -16,13 +16,179 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
 from edgespec.decoding.target import AuxHiddenTarget, HeadTarget, Pass, Target
 
 NOTHING: frozenset[str] = frozenset()
 HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
+_OFF = 1e-3  # how far the probabilities of a guess may sum from 1
+
+
+class HeadStart:
+    """What drafting has already run of the pass that verifies a chain; the drafter that gives one overrides all of it.
+
+    Attributes:
+        left: share of the target's layers that the pass still runs.
+    """
+
+    left: float = 1.0
+
+    def truncated(self, rows: int) -> HeadStart:
+        """Keep the first ``rows`` rows, the pending token's included."""
+        raise NotImplementedError
+
+    def check(self, target: Target, proposal: Proposal) -> None:
+        """Refuse what is not of ``proposal``, or what ``target`` cannot go on from.
+
+        Raises:
+            ValueError: it is so.
+        """
+        raise NotImplementedError
+
+    def forward(self, target: Target, tokens: NDArray[np.int64], best: bool) -> Pass:
+        """Run the rest of the pass over ``tokens`` int64 [n]; ``best`` as for ``GreedyTarget.forward_best``."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)  # made in every round: a frozen one takes three times as long
+class Proposal:
+    """Guessed tokens hanging off the pending token, in topological order (parents before children).
+
+    A chain is the tree in which every node follows the one before; the empty proposal is plain decoding.
+
+    Attributes:
+        tokens: int64 [n], the guesses.
+        parents: int64 [n], index of each node's parent, -1 = the pending token; None = a chain.
+        probs: float [n, vocab], the draft distribution q each token was drawn from; None = a deterministic guess.
+        replacement: whether siblings were drawn with replacement; without, q is renormalised after each rejection.
+        bucket: a small label of how sure the drafter is; adaptive control keeps one acceptance record per label.
+        head_start: layers of the pass that ran while the guesses were made (chains only); a proposal without guesses
+            may carry it too.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64] | None = None
+    probs: NDArray[np.floating] | None = None
+    replacement: bool = True
+    bucket: int = 0
+    head_start: HeadStart | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has nothing to verify and nothing to go on from."""
+        return not len(self.tokens) and self.head_start is None
+
+    def parent(self, node: int) -> int:
+        """Return the index of the parent of ``node``; -1 is the pending token."""
+        return node - 1 if self.parents is None else int(self.parents[node])
+
+    def depth(self, node: int) -> int:
+        """Count the nodes on the path from the pending token to ``node``, itself included."""
+        count = 0
+        while node >= 0:
+            node, count = self.parent(node), count + 1
+        return count
+
+    def children(self, node: int) -> Sequence[int]:
+        """List the nodes whose parent is ``node`` (-1 = the pending token), in the drafter's order."""
+        if self.parents is None:
+            return range(node + 1, min(node + 2, len(self)))
+        return [i for i in range(node + 1, len(self)) if self.parents[i] == node]
+
+    def tested(self, path: Sequence[int]) -> int:
+        """Count the depths whose guess was tested, given the accepted ``path``: its own, and the refused one's."""
+        return len(path) + bool(self.children(path[-1] if path else -1))
+
+    def refused(self, path: Sequence[int]) -> list[int]:
+        """List the tokens of the drafter's first choices below the accepted ``path``."""
+        tokens: list[int] = []
+        below = self.children(path[-1] if path else -1)
+        while below:
+            tokens.append(int(self.tokens[below[0]]))
+            below = self.children(below[0])
+        return tokens
+
+    @property
+    def deepest(self) -> int:
+        """Depth of the deepest guess; 0 = there is none."""
+        return len(self) if self.parents is None else max(map(self.depth, range(len(self))), default=0)
+
+    def check(self, vocab: int) -> None:
+        """Refuse what is no proposal over a vocabulary of ``vocab`` tokens; the empty one passes.
+
+        Raises:
+            ValueError: its shapes, tokens, tree or probabilities are wrong.
+        """
+        tokens, parents, probs = self.tokens, self.parents, self.probs
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"guesses must be integers [n], got {tokens.dtype} {list(tokens.shape)}")
+        if not len(tokens):
+            return
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            raise ValueError(f"a guess outside the vocabulary of {vocab}")
+        # before anything walks up the tree: in a cycle it would walk for ever
+        if parents is not None and (
+            parents.shape != tokens.shape or (parents >= np.arange(len(parents))).any() or parents.min() < -1
+        ):
+            raise ValueError("parents must come before their children")
+        if probs is None:
+            return
+        if probs.shape != (len(tokens), vocab):
+            raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
+        # NaN fails the comparisons too; with a q that is no distribution, rejection would change the text's
+        if not ((np.abs(probs.sum(1) - 1) < _OFF).all() and probs.min() >= 0):
+            raise ValueError("draft probabilities must be finite, at least 0 and sum to 1 for each guess")
+
+    def pruned(self, leaves: Sequence[int]) -> Proposal:
+        """Cut everything below ``leaves``."""
+        if self.parents is None:
+            return self.truncated(leaves[0] + 1) if leaves else self
+        dead: set[int] = set()
+        for node in range(len(self)):
+            parent = self.parent(node)
+            if parent in leaves or parent in dead:
+                dead.add(node)
+        return self._only([node for node in range(len(self)) if node not in dead])
+
+    def truncated(self, budget: int) -> Proposal:
+        """Cut nodes deeper than ``budget``."""
+        if self.parents is None:
+            if len(self) <= budget:
+                return self
+            probs = None if self.probs is None else self.probs[:budget]
+            start = None if self.head_start is None else self.head_start.truncated(budget + 1)
+            return Proposal(self.tokens[:budget], None, probs, self.replacement, self.bucket, start)
+        return self._only([i for i in range(len(self)) if self.depth(i) <= budget])
+
+    def _only(self, kept: list[int]) -> Proposal:
+        """Keep the nodes ``kept``, ascending, whose parents are among them."""
+        assert self.parents is not None
+        if len(kept) == len(self):
+            return self
+        new = {-1: -1} | {old: at for at, old in enumerate(kept)}
+        parents = np.array([new[int(self.parents[i])] for i in kept], np.int64)
+        probs = None if self.probs is None else self.probs[kept]
+        return Proposal(self.tokens[kept], parents, probs, self.replacement, self.bucket)
+
+
+EMPTY = Proposal(np.empty(0, np.int64))
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The outcome of verifying a proposal.
+
+    Attributes:
+        path: accepted nodes of the proposal, from the pending token down.
+        next_token: the token after them: recovered (a guess was rejected) or bonus (all were accepted).
+    """
+
+    path: Sequence[int] = ()
+    next_token: int = -1
 
 
 @dataclass(frozen=True)
@@ -198,10 +364,14 @@ class Guard:
 
     def __init__(self, drafter: Drafter, target: Target, eos: frozenset[int], stats: Stats) -> None:
         self._drafter: Drafter | None = drafter
+        # the hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
+        own = ((hook, getattr(drafter, hook)) for hook in ("begin", "absorb", "prefill", "observe", "timed"))
+        self._hooks = {hook: call for hook, call in own if getattr(call, "__func__", 0) is not getattr(Drafter, hook)}
         self._target, self._eos, self._stats = target, eos, stats
         self._trees = getattr(target, "trees", True)
         self._heads = target if isinstance(target, HeadTarget) else None
         self._tapped = target if isinstance(target, AuxHiddenTarget) else None
+        self._wants: frozenset[str] | None = None  # what the target was told last
         self.tapped: AuxHiddenTarget | None = None
         self.proposer = PLAIN
         self.draft_ms = 0.0
@@ -209,27 +379,27 @@ class Guard:
     def begin(self, request: DraftRequest) -> int:
         """Begin a request -> tokens at the beginning of its prompt of which no auxiliary states are needed."""
         start = perf_counter()
-        known = self._call("begin", None, request)
+        known: int | None = self._call("begin", request)
         self._stats.draft_ms += 1000 * (perf_counter() - start)
         self._tell_target()
         return len(request.tokens) if known is None or self.tapped is None else known
 
     def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
         """Hand on auxiliary states of the prompt."""
-        self._call("absorb", None, first, aux_hidden)
+        self._call("absorb", first, aux_hidden)
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Let the drafter read ahead -> tokens that are left to be read."""
-        left: int = self._call("prefill", 0, tokens, most)
-        return left
+        return self._call("prefill", tokens, most) or 0 if "prefill" in self._hooks else 0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Return the drafter's proposal within ``budget``, nothing below an EOS; the empty one where it failed."""
-        start = perf_counter()
-        proposal = EMPTY
-        if budget > 0 and self._drafter is not None:
+        start, drafter, proposal = perf_counter(), self._drafter, EMPTY
+        if budget > 0 and drafter is not None:
             try:
-                proposal = self._checked(self._drafter, tokens, budget)
+                found = drafter.propose(tokens, budget)
+                if found is not EMPTY and (len(found) or found.head_start is not None):
+                    proposal = self._checked(drafter, found, budget)
             except Exception as error:
                 self._drop("propose", error)
         self.draft_ms = 1000 * (perf_counter() - start)
@@ -239,18 +409,17 @@ class Guard:
 
     def learn(self, proposal: Proposal, verdict: Verdict, output: Pass, time: RoundTime) -> None:
         """Let the drafter learn from a round and its time."""
+        if not self._hooks:
+            return
         stats, start = self._stats, perf_counter()
-        self._call("observe", None, proposal, verdict, output)
+        self._call("observe", proposal, verdict, output)
         observed = perf_counter()
-        self._call("timed", None, proposal, time)
+        self._call("timed", proposal, time)
         stats.draft_ms += 1000 * (observed - start)
         stats.other_ms += 1000 * (perf_counter() - observed)
 
-    def _checked(self, drafter: Drafter, tokens: list[int], budget: int) -> Proposal:
-        """Ask for a proposal, refuse nonsense, and cut what cannot be written."""
-        proposal = drafter.propose(tokens, budget)
-        if not len(proposal) and proposal.empty:
-            return EMPTY
+    def _checked(self, drafter: Drafter, proposal: Proposal, budget: int) -> Proposal:
+        """Refuse nonsense, and cut what cannot be written."""
         self.proposer = drafter.proposer if isinstance(drafter, Wrapper) else drafter.name
         proposal.check(self._target.vocab_size)
         if proposal.parents is not None and not self._trees:
@@ -266,6 +435,9 @@ class Guard:
     def _tell_target(self) -> None:
         """Have the target's next pass keep the states that the drafter wants."""
         wants = NOTHING if self._drafter is None else self._drafter.wants
+        if wants == self._wants:
+            return
+        self._wants = wants
         if self._heads is not None:
             self._heads.keep_hidden = "hidden" in wants
         if self._tapped is not None:
@@ -274,15 +446,14 @@ class Guard:
 
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
     # that failed below a self-draft, its next pass will say so.
-    def _call(self, hook: str, otherwise: Any, *arguments: Any) -> Any:
-        """Call a hook of the drafter -> what it returns, or ``otherwise`` where there is none or it failed."""
-        if self._drafter is None:
-            return otherwise
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        """Call a hook of the drafter -> what it returns; None where it has none or failed."""
+        call = self._hooks.get(hook)
         try:
-            return getattr(self._drafter, hook)(*arguments)
+            return None if call is None else call(*arguments)
         except Exception as error:
             self._drop(hook, error)
-            return otherwise
+            return None
 
     def _drop(self, where: str, error: Exception) -> None:
         drafter, stats = self._drafter, self._stats
@@ -293,7 +464,7 @@ class Guard:
                 return
         except Exception as second:  # then the whole of it goes
             why = f"{why}; {type(second).__name__}: {second}"
-        self._drafter = None
+        self._drafter, self._hooks = None, {}
         stats.dropped_reason = why
 
 

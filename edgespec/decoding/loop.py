@@ -14,14 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter, DraftRequest, Guard
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Guard, HeadStart, Proposal, Verdict
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import HeadStart, Proposal, Verdict
-from edgespec.decoding.sampling import RowSampler, SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
 from edgespec.decoding.target import GreedyTarget, Pass, Target
 from edgespec.decoding.text import Text
-from edgespec.decoding.verify import EXACT, Accept, keeps_text, verify
+from edgespec.decoding.verify import EXACT, Accept, RowSampler, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
 Finish = Literal["eos", "length", "context"]
@@ -180,7 +179,7 @@ def decode(
         # pass: the pending token and all guesses at once
         request = _request(tokens[-1], proposal, only_best)
         output = (yield request) if run is None else run(target, request)
-        stats.passed(request.ms)
+        passed = perf_counter()
 
         # verify: which guesses are accepted, and the token after them
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
@@ -188,8 +187,8 @@ def decode(
 
         # commit: the slot keeps the row that each new token was chosen from and forgets those of refused guesses; the
         # last token is the new pending one, whose own row comes with the next pass
-        made = _round(proposal, verdict, options.eos)
-        rows = [0, *(node + 1 for node in verdict.path)][: len(made.tokens)] if made.drafted else [0]
+        made = _round(proposal, verdict, options.eos, left, target.context - len(tokens))
+        rows = [0, *(node + 1 for node in made.path)][: len(made.tokens)] if made.drafted else [0]
         target.keep(rows)
         if options.logprobs:
             made.logprobs = list(map(sampler.logprob, rows, made.tokens))
@@ -197,9 +196,11 @@ def decode(
             stats.compare(options.max_new_tokens - left, zip(map(sampler.choose, rows), made.tokens, strict=True))
         tokens += made.tokens
         left -= len(made.tokens)
-        finish = made.finish = made.finish or _full(left, target.context - len(tokens))
-        time, exact = _time(guard, request, made), keeps_text(proposal, sampler, options.accept, target)
-        stats.add(time, proposal.tested(verdict.path), exact, options.accept.lossless)
+        finish, time = made.finish, _time(guard, request, made)
+        stats.add(time, passed)
+        if made.drafted:
+            exact = keeps_text(proposal, sampler, options.accept, target)
+            stats.add_guesses(time, proposal.tested(made.path), exact, options.accept.lossless)
         guard.learn(proposal, verdict, output, time)
         yield made
 
@@ -274,6 +275,8 @@ def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
 
 def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:
     """Ask for the pass over the pending token and the guesses."""
+    if proposal is EMPTY:
+        return PassRequest(np.array((pending,), np.int64), None, None, only_best)
     rows = np.empty(1 + len(proposal), np.int64)  # [1 + n]
     rows[0] = pending
     rows[1:] = proposal.tokens
@@ -281,8 +284,11 @@ def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:
     return PassRequest(rows, parents, proposal.head_start, only_best)
 
 
-def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int]) -> Round:
-    """Make a round of a verified proposal: its text ends with the first EOS."""
+def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int, room: int) -> Round:
+    """Make a round of a verified proposal, where ``left`` tokens are asked for and the context has ``room``.
+
+    Its text ends with the first EOS.
+    """
     path = verdict.path
     emitted = proposal.tokens[list(path)].tolist() if path else []
     emitted.append(verdict.next_token)
@@ -290,16 +296,13 @@ def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int]) -> Round:
     if eos and (end := next((at for at, token in enumerate(emitted, 1) if token in eos), 0)):
         del emitted[end:]
         made.finish = "eos"
-    if len(proposal):
+    elif len(emitted) >= min(left, room):
+        made.finish = "length" if len(emitted) == left else "context"
+    if proposal is not EMPTY:
         made.drafted = proposal.tokens.tolist()
         made.accepted = min(len(path), len(emitted))
         made.rejected = proposal.refused(path)
     return made
-
-
-def _full(left: int, room: int) -> Finish | None:
-    """Say why no other token can be written, with ``left`` tokens asked for and ``room`` in the context."""
-    return "length" if left == 0 else "context" if room <= 0 else None
 
 
 def _time(guard: Guard, request: PassRequest, made: Round) -> RoundTime:

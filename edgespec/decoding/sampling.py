@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.noise import TARGET, Noise, gumbel_of
-from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.text import Prefix, different
+from edgespec.decoding.text import different
 from edgespec.errors import EdgespecError, InvalidRequest
 
 _FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
@@ -111,22 +110,22 @@ class SamplingParams:
         """Whether there is nothing random."""
         return self.temperature == 0
 
-    @property
+    @cached_property
     def adjusts(self) -> bool:
         """Whether single logits are changed, by bias, repetition penalty or a constraint."""
         return bool(self.logit_bias) or self.reads_prefix
 
-    @property
+    @cached_property
     def reads_prefix(self) -> bool:
         """Whether the tokens before decide too."""
         return self.repetition_penalty != 1 or self.constraint is not None
 
-    @property
+    @cached_property
     def plain_greedy(self) -> bool:
         """Whether the token is the argmax of the raw row."""
         return self.temperature == 0 and not self.adjusts
 
-    @property
+    @cached_property
     def rejects(self) -> bool:
         """Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching."""
         return self.temperature != 0 and self.acceptance == "rejection"
@@ -319,142 +318,3 @@ def draw(p: NDArray[np.float64], u: float) -> int:
     # "right" skips tokens of no mass; rounding may still reach past the end.
     token = int(np.searchsorted(mass, u * mass[-1], side="right"))
     return token if token < len(p) else int(np.flatnonzero(p)[-1])
-
-
-class Rows(Protocol):
-    """What verification asks of the rows of a target pass.  Row 0 follows the pending token, row i + 1 node i."""
-
-    @property
-    def matching(self) -> bool:
-        """Whether drawn guesses too are verified by matching: greedy, or coupled sampling."""
-        ...
-
-    @property
-    def block(self) -> bool:
-        """Whether drawn chains are verified as a block."""
-        ...
-
-    def choose(self, row: int) -> int:
-        """Return the token that plain decoding emits there."""
-        ...
-
-    def position(self, row: int) -> int:
-        """Return the index, in the sequence, of the token that the row predicts."""
-        ...
-
-    def distribution(self, row: int) -> NDArray[np.float64]:
-        """float64 [vocab]: p, after temperature and truncation; one-hot where greedy."""
-        ...
-
-    def likeliest(self, row: int) -> int:
-        """Return the token of the largest logit, after bias and repetition penalty."""
-        ...
-
-    def rank(self, row: int, token: int) -> int:
-        """Count the tokens that come before ``token`` by logit, after bias and repetition penalty."""
-        ...
-
-
-class RowSampler:
-    """What sampling says about each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
-
-    Args:
-        logits: float32 [r, vocab], r = 1 + nodes of the proposal.
-        tokens: committed tokens; of a ``Text`` none is looked at again in the next pass.
-        proposal: what was verified.
-        params: how tokens are chosen.
-        noise: the request's randomness.
-        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
-    """
-
-    __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
-
-    def __init__(
-        self,
-        logits: NDArray[np.float32],
-        tokens: Sequence[int],
-        proposal: Proposal,
-        params: SamplingParams,
-        noise: Noise,
-        best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
-    ) -> None:
-        self.logits = logits
-        self._best = best
-        self.tokens = tokens
-        self.proposal = proposal
-        self.params = params
-        self.noise = noise
-        self._plain = params.plain_greedy
-        self.matching = not params.rejects
-        self.block = params.verification == "block"
-
-    def prefix(self, row: int) -> Prefix:
-        """Return committed tokens and the guesses on the path to ``row``, without a copy."""
-        path: list[int] = []
-        node = row - 1
-        while node >= 0:
-            path.append(int(self.proposal.tokens[node]))
-            node = self.proposal.parent(node)
-        return Prefix(self.tokens, path[::-1])
-
-    def position(self, row: int) -> int:
-        """Return the index, in the sequence, of the token that ``row`` predicts."""
-        proposal = self.proposal
-        return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
-
-    def _seen(self, row: int) -> Sequence[int]:
-        # mostly nothing reads the prefix
-        return self.prefix(row) if self.params.reads_prefix else ()
-
-    def _support(self, row: int) -> Support:
-        return support(self.logits[row], self.params, self._seen(row))
-
-    def choose(self, row: int) -> int:
-        """Return the token that plain decoding emits at ``row``.
-
-        Raises:
-            EdgespecError: the row has a NaN or infinite logit.
-        """
-        if self._plain:
-            return self.likeliest(row)
-        return self._support(row).draw(self.noise, self.position(row))
-
-    def distribution(self, row: int) -> NDArray[np.float64]:
-        """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
-        probs = np.zeros(self.logits.shape[1])
-        if self._plain:
-            probs[self.likeliest(row)] = 1
-        else:
-            found = self._support(row)
-            probs[found.ids] = found.probs()
-        return probs
-
-    def likeliest(self, row: int) -> int:
-        """Return the token of the largest logit, the lowest on a tie, after bias and penalty.  Raises as ``choose``."""
-        if self._best is not None:
-            best, logit = int(self._best[0][row]), float(self._best[1][row])
-        else:
-            logits = self.logits[row] if self._plain else adjusted(self.logits[row], self.params, self._seen(row))
-            best = int(logits.argmax())
-            logit = float(logits[best])
-        if not math.isfinite(logit):
-            raise not_finite(self.position(row))
-        return best
-
-    def rank(self, row: int, token: int) -> int:
-        """Count the tokens that come before ``token`` by logit after bias and penalty, by id on a tie.
-
-        A forbidden token comes after all others.
-        Raises like ``choose``.
-        """
-        logits = adjusted(self.logits[row], self.params, self._seen(row))
-        if not math.isfinite(logits.max()):
-            raise not_finite(self.position(row))
-        mine = logits[token]
-        if mine == -math.inf:
-            return len(logits)
-        return int((logits > mine).sum() + (logits[:token] == mine).sum())
-
-    def logprob(self, row: int, token: int) -> float:
-        """Return the log-probability of ``token`` at ``row`` before bias, penalty and truncation."""
-        return log_softmax_at(self.logits[row], token)

@@ -123,14 +123,8 @@ class Stats:
     _plain_steps: int = 0  # how many they are
     _predicted: tuple[float, float] = (0.0, 0.0)  # tokens and plain steps of drafted rounds, as control expected them
     _measured: tuple[float, float] = (0.0, 0.0)  # the same by the clock
-    _at: float = field(default=0.0, repr=False, compare=False)  # when the last pass was over
 
     # -- counting ------------------------------------------------------------------------------------------------------
-
-    def passed(self, ms: float) -> None:
-        """Note that a pass is over, which took ``ms``."""
-        self.verify_ms += ms
-        self._at = perf_counter()
 
     def compare(self, position: int, pairs: Iterable[tuple[int, int]]) -> None:
         """Count (plain decoding's token, the written one) of a round, the first of index ``position``."""
@@ -140,8 +134,23 @@ class Stats:
             if expected != got and self.shadow_first is None:
                 self.shadow_first = index, expected, got
 
-    def add(self, time: RoundTime, tested: int, exact: bool, lossless: bool) -> None:
-        """Count a round.
+    def add(self, time: RoundTime, passed: float) -> None:
+        """Count a round; its pass was over at ``passed``, by ``perf_counter``."""
+        self.rounds += 1
+        self.tokens += time.tokens
+        self.work += time.work
+        self.verify_ms += time.verify_ms
+        self.recent.append(time)
+        if not time.drafted:
+            self.histogram[0] += 1
+            self.plain_rounds += 1
+            if time.work >= 1:  # else the pass ran the layers that drafting had left
+                self._plain_steps += 1
+                self._plain_ms += time.verify_ms
+        self.other_ms += 1000 * (perf_counter() - passed)
+
+    def add_guesses(self, time: RoundTime, tested: int, exact: bool, lossless: bool) -> None:
+        """Count the guesses of a round that was added.
 
         Args:
             time: what it took and gave.
@@ -149,33 +158,16 @@ class Stats:
             exact: the written tokens are plain decoding's very tokens.
             lossless: the guesses were judged by a rule that keeps plain decoding's distribution.
         """
-        self.rounds += 1
-        self.tokens += time.tokens
-        self.work += time.work
-        self.recent.append(time)
-        if time.drafted:
-            self.exact &= exact
-            self.lossless &= lossless
-            self._add_guesses(time, tested)
-        else:
-            self.histogram[0] += 1
-            self.plain_rounds += 1
-            if time.work >= 1:  # else the pass ran the layers that drafting had left
-                self._plain_steps += 1
-                self._plain_ms += time.verify_ms
-        self.other_ms += 1000 * (perf_counter() - self._at)
-
-    def _add_guesses(self, time: RoundTime, reached: int) -> None:
-        """Count the guesses of a round, of which ``reached`` positions were put to the test."""
+        self.exact &= exact
+        self.lossless &= lossless
         self.drafted += time.drafted
         self.accepted += time.accepted
-        _widen(self.histogram, time.accepted + 1)
+        for counts, size in ((self.histogram, time.accepted + 1), (self.offered, tested), (self.accepted_at, tested)):
+            counts.extend([0] * (size - len(counts)))
         self.histogram[time.accepted] += 1
-        _widen(self.offered, reached)
-        _widen(self.accepted_at, reached)
-        for i in range(reached):
+        for i in range(tested):
             self.offered[i] += 1
-        for i in range(min(time.accepted, reached)):
+        for i in range(min(time.accepted, tested)):
             self.accepted_at[i] += 1
         self.drafted_rounds += 1
         if self.draft_step_cost is not None:
@@ -286,8 +278,3 @@ class Stats:
             "first_disagreement": first,
         }
         return found | {"recent": self.recently(), "shadow": shadow}
-
-
-def _widen(counts: list[int], size: int) -> None:
-    """Append zeros until ``counts`` has ``size`` entries."""
-    counts.extend([0] * (size - len(counts)))

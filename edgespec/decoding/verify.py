@@ -8,17 +8,18 @@ away must be asked for (``Accept``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import ACCEPT, BLOCK, RESIDUAL, Noise
-from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.sampling import Rows, draw
+from edgespec.decoding.sampling import SamplingParams, Support, adjusted, draw, log_softmax_at, not_finite, support
 from edgespec.decoding.target import Target
+from edgespec.decoding.text import Prefix
 from edgespec.errors import InvalidRequest
 
 Rule = Literal["exact", "typical", "top-k", "distance", "all"]
@@ -109,7 +110,7 @@ class Accept:
         }
         return words[self.rule] + ([f"at least {self.min_block} guesses accepted"] if self.min_block else [])
 
-    def judge(self, rows: Rows, row: int) -> Callable[[int], float | None]:
+    def judge(self, rows: RowSampler, row: int) -> Callable[[int], float | None]:
         """Judge guesses at a row by a rule other than ``exact``: a merit, the larger the better, or None = refused.
 
         Raises:
@@ -132,7 +133,112 @@ class Accept:
 EXACT = Accept()
 
 
-def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
+class RowSampler:
+    """What sampling says about each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
+
+    Args:
+        logits: float32 [r, vocab], r = 1 + nodes of the proposal.
+        tokens: committed tokens; of a ``Text`` none is looked at again in the next pass.
+        proposal: what was verified.
+        params: how tokens are chosen.
+        noise: the request's randomness.
+        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
+    """
+
+    __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
+
+    def __init__(
+        self,
+        logits: NDArray[np.float32],
+        tokens: Sequence[int],
+        proposal: Proposal,
+        params: SamplingParams,
+        noise: Noise,
+        best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
+    ) -> None:
+        self.logits = logits
+        self._best = best
+        self.tokens = tokens
+        self.proposal = proposal
+        self.params = params
+        self.noise = noise
+        self._plain = params.plain_greedy
+        self.matching = not params.rejects
+        self.block = params.verification == "block"
+
+    def prefix(self, row: int) -> Prefix:
+        """Return committed tokens and the guesses on the path to ``row``, without a copy."""
+        path: list[int] = []
+        node = row - 1
+        while node >= 0:
+            path.append(int(self.proposal.tokens[node]))
+            node = self.proposal.parent(node)
+        return Prefix(self.tokens, path[::-1])
+
+    def position(self, row: int) -> int:
+        """Return the index, in the sequence, of the token that ``row`` predicts."""
+        proposal = self.proposal
+        return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
+
+    def _seen(self, row: int) -> Sequence[int]:
+        # mostly nothing reads the prefix
+        return self.prefix(row) if self.params.reads_prefix else ()
+
+    def _support(self, row: int) -> Support:
+        return support(self.logits[row], self.params, self._seen(row))
+
+    def choose(self, row: int) -> int:
+        """Return the token that plain decoding emits at ``row``.
+
+        Raises:
+            EdgespecError: the row has a NaN or infinite logit.
+        """
+        if self._plain:
+            return self.likeliest(row)
+        return self._support(row).draw(self.noise, self.position(row))
+
+    def distribution(self, row: int) -> NDArray[np.float64]:
+        """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
+        probs = np.zeros(self.logits.shape[1])
+        if self._plain:
+            probs[self.likeliest(row)] = 1
+        else:
+            found = self._support(row)
+            probs[found.ids] = found.probs()
+        return probs
+
+    def likeliest(self, row: int) -> int:
+        """Return the token of the largest logit, the lowest on a tie, after bias and penalty.  Raises as ``choose``."""
+        if self._best is not None:
+            best, logit = int(self._best[0][row]), float(self._best[1][row])
+        else:
+            logits = self.logits[row] if self._plain else adjusted(self.logits[row], self.params, self._seen(row))
+            best = int(logits.argmax())
+            logit = float(logits[best])
+        if not math.isfinite(logit):
+            raise not_finite(self.position(row))
+        return best
+
+    def rank(self, row: int, token: int) -> int:
+        """Count the tokens that come before ``token`` by logit after bias and penalty, by id on a tie.
+
+        A forbidden token comes after all others.
+        Raises like ``choose``.
+        """
+        logits = adjusted(self.logits[row], self.params, self._seen(row))
+        if not math.isfinite(logits.max()):
+            raise not_finite(self.position(row))
+        mine = logits[token]
+        if mine == -math.inf:
+            return len(logits)
+        return int((logits > mine).sum() + (logits[:token] == mine).sum())
+
+    def logprob(self, row: int, token: int) -> float:
+        """Return the log-probability of ``token`` at ``row`` before bias, penalty and truncation."""
+        return log_softmax_at(self.logits[row], token)
+
+
+def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Verify ``proposal`` against the rows of the target's pass over it.
 
     Args:
@@ -147,6 +253,8 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
     Raises:
         EdgespecError: a row that was needed has NaN or infinite logits.
     """
+    if not len(proposal.tokens):
+        return Verdict((), rows.choose(0))
     chain = proposal.parents is None
     # guesses that are accepted unseen
     forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0
@@ -159,7 +267,7 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
     return _reject(proposal, proposal.probs, rows, noise, forced)
 
 
-def keeps_text(proposal: Proposal, rows: Rows, accept: Accept, target: Target) -> bool:
+def keeps_text(proposal: Proposal, rows: RowSampler, accept: Accept, target: Target) -> bool:
     """Say whether the tokens of a round are plain decoding's very tokens, not only of its distribution.
 
     Args:
@@ -173,7 +281,7 @@ def keeps_text(proposal: Proposal, rows: Rows, accept: Accept, target: Target) -
     return accept.lossless and same_rows and (proposal.probs is None or rows.matching)
 
 
-def _match(proposal: Proposal, rows: Rows, forced: int) -> Verdict:
+def _match(proposal: Proposal, rows: RowSampler, forced: int) -> Verdict:
     """Descend while plain decoding would have emitted the guess.
 
     For a one-hot q this equals rejection sampling: accepted with probability p(guess), and the residual is p without
@@ -198,7 +306,7 @@ def _match(proposal: Proposal, rows: Rows, forced: int) -> Verdict:
         nodes.append(node)
 
 
-def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: Rows, noise: Noise, forced: int) -> Verdict:
+def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: RowSampler, noise: Noise, forced: int) -> Verdict:
     """Speculative sampling: Leviathan et al. arXiv 2211.17192 Algorithm 1, Chen et al. arXiv 2302.01318 Algorithm 2.
 
     Several children of one node are tried in turn against what is left of p: recursive rejection sampling (SpecInfer
@@ -243,7 +351,7 @@ def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: Rows, noise: 
 def _block(
     tokens: NDArray[np.int64],  # [n]
     probs: NDArray[np.floating],  # [n, vocab]
-    rows: Rows,
+    rows: RowSampler,
     noise: Noise,
     forced: int,
 ) -> Verdict:
@@ -281,7 +389,7 @@ def _block(
     return Verdict(range(accepted), draw(left, noise.uniform(rows.position(accepted), RESIDUAL)))
 
 
-def relax(proposal: Proposal, rows: Rows, accept: Accept, forced: int) -> Verdict:
+def relax(proposal: Proposal, rows: RowSampler, accept: Accept, forced: int) -> Verdict:
     """Accept the longest path that a rule other than ``exact`` allows, of equally long ones that of most merit.
 
     Only rows of accepted guesses are looked at.

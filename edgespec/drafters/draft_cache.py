@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.target import AuxHiddenTarget, Pass
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.runtimes.files.manifest import DecoderPart

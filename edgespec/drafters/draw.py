@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
-from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, log_softmax_at, support
 from edgespec.decoding.settings import MOST_NODES
 from edgespec.decoding.text import Prefix
@@ -121,7 +120,7 @@ def draw_chain(
         return EMPTY
     params, stream = draw.params, draw.stream
     guesses: list[int] = []
-    prefix = Prefix(draw.tokens, guesses)
+    prefix = Prefix(draw.tokens, guesses) if params.reads_prefix else ()
     probs = np.zeros((length, draw.vocab)) if params.rejects else None  # float64 [length, vocab]
     least = math.log(stop) if stop > 0 else -math.inf
     weak = False
@@ -140,7 +139,7 @@ def draw_chain(
                     raise _not_finite()
             else:
                 found = support(logits, params, prefix)
-                guess = found.draw(draw.noise, len(prefix), stream)
+                guess = found.draw(draw.noise, len(draw.tokens) + len(guesses), stream)
                 if probs is not None:
                     probs[len(guesses), found.ids] = found.probs()
             weak = stop > 0 and len(guesses) + 1 < length and log_softmax_at(logits, guess) < least

@@ -21,7 +21,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.proposal import HeadStart, Proposal
+from edgespec.decoding.drafter import HeadStart, Proposal
 from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import LayeredTarget, Pass, Target

@@ -10,8 +10,7 @@ from operator import index
 
 import numpy as np
 
-from edgespec.decoding.drafter import HIDDEN, NOTHING, Drafter, DraftRequest, Proposer
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.drafter import EMPTY, HIDDEN, NOTHING, Drafter, DraftRequest, Proposal, Proposer, Verdict
 from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest, first_line
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import DraftRequest
-from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget, Revocable, Target, common_prefix
+from edgespec.decoding.target import GreedyTarget, Revocable, Target
 from edgespec.decoding.text import Text
 from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.drafters.registry import Parts
@@ -52,14 +51,15 @@ class Speculative(DrawingDrafter):
             named: NDArray[np.int64] | None = getattr(model, "head_tokens", None)
             self._columns = np.arange(columns) if named is None else named
         self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
-        self._text, self._common = Text(), 0  # the slot was found to begin with so many of its tokens
+        self._text: Text | None = None
+        self._common = 0  # the slot was found to begin with so many of its tokens
 
     def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
         return None, rows_of(self.branch, budget)
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        self._least, self._text = 0, Text()
+        self._least, self._text = 0, None
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Read tokens by pieces; what ``propose`` reads by itself is left to it."""
@@ -101,11 +101,15 @@ class Speculative(DrawingDrafter):
         What was common in the round before still is: a text only grows, and a request has its slots for itself.
         """
         model = self.model
-        known = self._common if tokens is self._text else 0
-        same = common_prefix(model.tokens, tokens, known)
-        self._common = model.crop(min(same, len(tokens) - 1))
-        if isinstance(tokens, Text):
-            self._text = tokens
+        if tokens is not self._text:
+            self._text = tokens if isinstance(tokens, Text) else None
+            self._common = model.follow(tokens[:-1])
+            return self._common
+        held, most = model.tokens, min(len(model.tokens), len(tokens) - 1)
+        same = min(self._common, most)
+        while same < most and held[same] == tokens[same]:
+            same += 1
+        self._common = model.crop(same)
         return self._common
 
     def _chain(self, how: Draw, known: int, length: int) -> Proposal:

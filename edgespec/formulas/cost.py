@@ -195,14 +195,16 @@ class CostModel:
 
     def d(self, k: int) -> float:
         """Time of ``k`` draft steps over the time of a one-row pass."""
-        self._refresh()
+        if self._unread >= _REFRESH:
+            self._refresh()
         while len(self._draft_table) <= k:
             self._draft_table.append(_interpolate(self._steps, len(self._draft_table)))
         return self._draft_table[k]
 
     def v(self, n: int) -> float:
         """Time of an ``n``-row pass over the time of a one-row pass."""
-        self._refresh()
+        if self._unread >= _REFRESH:
+            self._refresh()
         while len(self._table) <= n:
             self._table.append(_interpolate(self._points, len(self._table)))
         return self._table[n]
@@ -210,7 +212,8 @@ class CostModel:
     @property
     def plain_ms(self) -> float | None:
         """Milliseconds of a one-row pass; None = nothing was measured."""
-        self._refresh()
+        if self._unread >= _REFRESH:
+            self._refresh()
         return self._plain_ms
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
@@ -231,9 +234,7 @@ class CostModel:
             self.observe_draft(steps, max(0.0, ms - one * self.v(n)))
 
     def _refresh(self) -> None:
-        """Fold new timings in, now and then: medians of all windows are too expensive for every round."""
-        if self._unread < _REFRESH:
-            return
+        """Fold new timings in; called now and then, as medians of all windows are too expensive for every round."""
         self._unread = 0
         ms = {n: median(times) for n, times in sorted(self.timings.passes.items()) if len(times) >= ENOUGH}
         if not ms:

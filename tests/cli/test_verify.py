@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from edgespec import __version__
+from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.sampling import Rows
-from edgespec.decoding.verify import Accept
+from edgespec.decoding.verify import Accept, RowSampler
 from edgespec.export.emit import wide_heads
 from edgespec.reports import proof as running
 from edgespec.runtimes.files import checked
@@ -34,7 +33,7 @@ DRAFTING = ["ngram", "speculative", "self-spec"]
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return acceptance that believes every draft."""
 
-    def believe(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
+    def believe(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept) -> Verdict:
         return Verdict(range(len(proposal)), rows.choose(len(proposal)))
 
     monkeypatch.setattr("edgespec.decoding.loop.verify", believe)
@@ -85,7 +84,7 @@ def test_without_strict_only_near_ties_may_differ(command: Command, demo: Path) 
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return acceptance that ends every draft with a token that nobody proposed."""
 
-    def invent(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
+    def invent(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept) -> Verdict:
         return Verdict((), (rows.choose(0) + (len(proposal) > 0)) % 1024)
 
     monkeypatch.setattr("edgespec.decoding.loop.verify", invent)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import MOST_BUCKETS, Adaptive
-from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass

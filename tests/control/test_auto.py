@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import AGAIN, CHECK, CREDIT, FULL, LONGEST_AGAIN, SHARE, Arm, Auto, Candidate
-from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.stats import PLAIN
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, Rates, controlled, run, text
 from tests.support.toy import Scripted

@@ -12,9 +12,8 @@ import pytest
 from edgespec.control.adaptive import Adaptive, Record
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import HIDDEN, Drafter, DraftRequest
+from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, DraftRequest, Proposal
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, decode, run_pass
-from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.decoding.target import HeadTarget

@@ -9,9 +9,8 @@ import pytest
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import HIDDEN, Drafter
+from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, SkipSet

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter, DraftRequest, Wrapper
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from edgespec.decoding.drafter import EMPTY, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import RowSampler, SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
-from edgespec.decoding.verify import EXACT, Accept, verify
+from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError, InvalidRequest
 from tests.decoding.test_verify import FixedRows

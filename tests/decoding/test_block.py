@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.verify import verify
 from tests.decoding.test_verify import FixedNoise, FixedRows
 

@@ -20,7 +20,9 @@ def test_counters_add_up(rounds: list[tuple[int, int, int]]) -> None:
     stats = Stats()
     for drafted, accepted, bonus in rounds:
         time = RoundTime(0.0, 1.0, 1 + drafted, False, "a", accepted + bonus, drafted, accepted, 1.0 + drafted)
-        stats.add(time, min(accepted + 1, drafted), True, True)
+        stats.add(time, 0.0)
+        if drafted:
+            stats.add_guesses(time, min(accepted + 1, drafted), True, True)
     assert stats.rounds == len(rounds) == sum(stats.histogram)
     assert stats.accepted == sum(at * count for at, count in enumerate(stats.histogram)) == sum(stats.accepted_at)
     assert stats.drafted == sum(drafted for drafted, _, _ in rounds)

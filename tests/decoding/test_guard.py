@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.paradecode import LayersRun

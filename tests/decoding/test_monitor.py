@@ -12,9 +12,8 @@ import pytest
 from edgespec.cli.answer import stats_lines
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding import loop
-from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import SHADOW
 from edgespec.decoding.stats import PLAIN, WINDOW, RoundTime, Stats
 from edgespec.decoding.target import Pass
@@ -55,7 +54,9 @@ def add(stats: Stats, *figures: Any, shared: bool = False) -> None:
     """Count a round: (method, tokens, drafted, accepted, work, draft ms, verify ms)."""
     method, tokens, drafted, accepted, work, draft_ms, verify_ms = figures
     time = RoundTime(draft_ms, verify_ms, 1 + drafted, shared, method, tokens, drafted, accepted, work)
-    stats.add(time, min(accepted + 1, drafted), True, True)
+    stats.add(time, 0.0)
+    if drafted:
+        stats.add_guesses(time, min(accepted + 1, drafted), True, True)
 
 
 def test_refused_rows_and_draft_steps_are_work() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.target import Target
 from edgespec.drafters.paradecode import LayersRun
 from edgespec.formulas.cost import CostModel

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.decoding import loop
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, Proposal
 from edgespec.decoding.loop import DecodeOptions
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.sampling import RowSampler, SamplingParams, adjusted
+from edgespec.decoding.sampling import SamplingParams, adjusted
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import SkipSet, common_prefix
 from edgespec.decoding.text import Prefix, Text, different
+from edgespec.decoding.verify import RowSampler
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import EMPTY, Proposal, Verdict
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import Rows, RowSampler, SamplingParams
-from edgespec.decoding.verify import EXACT, Accept, verify
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 from edgespec.errors import EdgespecError
 from tests.support.toy import chi_square, naive_distribution
 
@@ -23,10 +23,10 @@ SAMPLING = [
     SamplingParams(1.5, top_p=0.75),
     SamplingParams(1.0, min_p=0.2, repetition_penalty=1.6),
 ]
-Rule = Callable[[Proposal, Rows, Noise], Verdict]
+Rule = Callable[[Proposal, RowSampler, Noise], Verdict]
 
 
-def verify_lossy_example(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
+def verify_lossy_example(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Typical acceptance (Medusa, arXiv 2401.10774): accept any guess that p does not find unlikely.  NOT lossless."""
     path: list[int] = []
     while True:
@@ -179,8 +179,8 @@ def test_more_siblings_are_accepted_more_often_without_replacement() -> None:
     assert accepted[False] > accepted[True]
 
 
-class FixedRows:
-    """Rows with given p; choose = the most likely token."""
+class FixedRows(RowSampler):
+    """RowSampler with given p; choose = the most likely token."""
 
     def __init__(self, p: Sequence[Sequence[float]], matching: bool = False, block: bool = False) -> None:
         self.p, self.matching, self.block = np.array(p, np.float64), matching, block

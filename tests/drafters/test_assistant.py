@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.errors import ExportError

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import DraftRequest, Wrapper
+from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Wrapper
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.draft_cache import FIRST_ROWS, InputRows

@@ -26,9 +26,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter, Wrapper
+from edgespec.decoding.drafter import EMPTY, Drafter, Proposal, Wrapper
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.drafter import DraftRequest, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
 from edgespec.decoding.stats import RoundTime, Stats

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel, Timings

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.sampling import Rows, SamplingParams, distribution
+from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.target import Pass, SkipSet, Target
-from edgespec.decoding.verify import EXACT, Accept
+from edgespec.decoding.verify import EXACT, Accept, RowSampler
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.skip_sets import OnlineSearch
@@ -230,7 +229,7 @@ def test_trees_and_blocks_keep_the_distribution(
     assert chi_square(seen, expected) > 1e-3
 
 
-def accept_all(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
+def accept_all(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: every guess the target could have made stands."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
@@ -240,7 +239,7 @@ def accept_all(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EX
     return Verdict(path, rows.choose(len(path)))
 
 
-def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
+def forget_the_residual(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: after a refusal the token is drawn from p, not from what p has and q has not."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
@@ -254,7 +253,9 @@ def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise, accept: Ac
 @pytest.mark.parametrize("operators", ["native"], indirect=True)
 @pytest.mark.parametrize("rule", [accept_all, forget_the_residual])
 def test_a_lossy_rule_is_noticed(
-    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, rule: Callable[[Proposal, Rows, Noise], Verdict]
+    engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    rule: Callable[[Proposal, RowSampler, Noise], Verdict],
 ) -> None:
     monkeypatch.setattr("edgespec.decoding.loop.verify", rule)
     seen, expected, _ = drafted_pairs(engine("fp32"), "speculative")

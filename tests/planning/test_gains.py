@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from benchmarks.prediction import Row, best_predicted, compare, own_prompts, regret, summary, table
 from benchmarks.shapes import SHAPES
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.drafter import Drafter, Proposal, Verdict
 from edgespec.decoding.target import Pass
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load

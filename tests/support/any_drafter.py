@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Drafter as Drafting
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.export.architectures import Architecture

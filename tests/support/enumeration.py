@@ -10,9 +10,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.verify import EXACT, Accept, verify
+from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 
 Model = Callable[[tuple[int, ...]], NDArray[np.float64]]  # prefix -> distribution [vocab]
 
@@ -48,7 +48,7 @@ class Coins(Noise):
         return Coin(self.toss)
 
 
-class ModelRows:
+class ModelRows(RowSampler):
     """The rows of a pass of ``model`` over a proposal after no tokens at all."""
 
     matching = False
@@ -56,7 +56,7 @@ class ModelRows:
     def __init__(self, model: Model, proposal: Proposal, block: bool) -> None:
         self.model, self.proposal, self.block = model, proposal, block
 
-    def prefix(self, row: int) -> tuple[int, ...]:
+    def before(self, row: int) -> tuple[int, ...]:
         path: list[int] = []
         node = row - 1
         while node >= 0:
@@ -65,7 +65,7 @@ class ModelRows:
         return tuple(path)
 
     def distribution(self, row: int) -> NDArray[np.float64]:
-        return self.model(self.prefix(row))
+        return self.model(self.before(row))
 
     def choose(self, row: int) -> int:
         return -1  # whatever plain decoding draws: the caller knows its distribution
@@ -78,7 +78,7 @@ class ModelRows:
         return int((p > p[token]).sum())
 
     def position(self, row: int) -> int:
-        return len(self.prefix(row))
+        return len(self.before(row))
 
 
 def outcomes(

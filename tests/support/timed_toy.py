@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, PassRequest, decode, run_pass
-from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Target

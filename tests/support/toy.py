@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import NOTHING, Drafter, DraftRequest
+from edgespec.decoding.drafter import EMPTY, NOTHING, Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass, Target
 from edgespec.decoding.verify import EXACT, Accept
