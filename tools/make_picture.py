@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from edgespec.cli.answer import coloured, summary
+from edgespec.cli.answer import summary
+from edgespec.cli.markdown import coloured
 from edgespec.engine.loading import load
 
 

@@ -1,11 +1,9 @@
-"""A request's text and a chat at a terminal or in a pipe, what is said of it, and the exit code."""
+"""What is said of a request's text, and the exit code."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,97 +12,18 @@ import click
 from edgespec.decoding.stats import WINDOW, Stats
 from edgespec.drafters.registry import AR
 from edgespec.engine.result import Result
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import parse_json, read_json
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from edgespec.decoding.settings import Settings
-    from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
-    from edgespec.engine.result import Chunk, Result
-
-
-LINE = 4095  # bytes of a line in Linux's own line mode (N_TTY_BUF_SIZE - 1)
 
 
 def at_terminal() -> bool:
     """Whether somebody types here."""
     return sys.stdin is not None and sys.stdin.isatty()
-
-
-@contextmanager
-def typing() -> Iterator[None]:
-    """While this lasts, keys that nobody has asked for yet wait for the next ``read_line``, however many they are."""
-    if not _edited():
-        yield
-        return
-    import termios
-
-    file = sys.stdin.fileno()
-    before, now = termios.tcgetattr(file), termios.tcgetattr(file)
-    now[3] &= ~termios.ICANON  # not ECHO: readline shows no keys where it finds that off
-    termios.tcsetattr(file, termios.TCSANOW, now)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(file, termios.TCSANOW, before)
-
-
-def read_line(prompt: str) -> str:
-    """Ask at the terminal, wherever stdout goes, and read a line; lines that are pasted together are one text.
-
-    Raises:
-        EOFError: Ctrl-D.
-        InvalidRequest: the terminal may have cut the line, or its bytes are no text.
-        KeyboardInterrupt: Ctrl-C.
-    """
-    edited = _edited()
-    try:
-        with _stdout_at_the_terminal():
-            line = input(prompt)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"that line is no {error.encoding} text: {error.reason}") from error
-    if not edited and sys.platform == "linux" and len(line.encode("utf-8", "surrogateescape")) >= LINE:
-        raise InvalidRequest(
-            f"a terminal without an editor of lines keeps {LINE} bytes of a line, and that one may have been cut",
-            "pipe the text in, or use a Python that was built with readline",
-        )
-    return line
-
-
-def _edited() -> bool:
-    """Whether ``input`` reads keys and edits the line itself."""
-    try:
-        import readline
-        import termios
-    except ImportError:  # Windows, whose console cuts nothing, or a Python without either
-        return False
-    if "libedit" not in (readline.__doc__ or ""):
-        readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
-    return bool(termios) and os.isatty(0) and sys.stdin.fileno() == 0
-
-
-@contextmanager
-def _stdout_at_the_terminal() -> Iterator[None]:
-    """Lend ``input`` the terminal where stdout is a file or a pipe: it edits no line otherwise."""
-    name = None
-    with suppress(OSError, AttributeError):
-        name = None if sys.stdout.isatty() else os.ttyname(0)
-    if name is None:
-        yield
-        return
-    sys.stdout.flush()
-    kept, terminal = os.dup(1), os.open(name, os.O_WRONLY)
-    os.dup2(terminal, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(terminal)
 
 
 def summary(result: Result) -> str:
@@ -231,43 +150,6 @@ def drain(stream: Stream) -> None:
         stream.close()
 
 
-def show(engine: Engine, stream: Stream, drafts: bool) -> None:
-    """Write a text to stdout as it comes, and a line end; Ctrl-C ends it."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    # without colours nothing would tell a refused guess from the text
-    in_colour = drafts and console.color_system is not None and not console.no_color
-    if drafts and not in_colour:
-        click.echo("note: no colours here, so guesses are not shown", err=True)
-    try:
-        for chunk in stream:
-            if in_colour and chunk.round is not None:
-                console.print(coloured(engine, stream, chunk), end="")
-            else:
-                click.echo(chunk.text, nl=False)
-    except KeyboardInterrupt:
-        stream.close()
-    click.echo()
-
-
-def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
-    """Colour a round's piece: accepted guesses green, then refused guesses in red, then the target's own token."""
-    from rich.text import Text
-
-    item = chunk.round
-    assert item is not None
-    accepted, own = chunk.pieces[: item.accepted], chunk.pieces[item.accepted :]
-    line = Text().append("".join(accepted), "green")
-    if item.rejected and len(chunk.pieces) == len(item.tokens):  # a stop string may have cut the round
-        line.append(
-            engine.codec.continuation(stream.tokens[: -len(item.tokens) + item.accepted or None], item.rejected),
-            "red strike",
-        )
-    line.append("".join(own))
-    return line
-
-
 def conclude(engine: Engine, result: Result, settings: Settings, stats: bool) -> None:
     """One line about a result, or all of it, and whether its text was cut."""
     for line in result_lines(result) if stats else [summary(result)]:
@@ -309,13 +191,6 @@ def end(engine: Engine, result: Result, settings: Settings, told: bool = True) -
         sys.exit(CUT)
 
 
-COMMANDS = {
-    "/help": "show these commands",
-    "/reset": "forget what was said; the system message stays",
-    "/exit": "end the chat; Ctrl-D does as well, and Ctrl-C twice",
-}
-
-
 def template_options(given: Sequence[str]) -> dict[str, Any]:
     """Options of a template from KEY=VALUE; a value is JSON (``false``, ``3``), and text where it is no JSON.
 
@@ -327,11 +202,16 @@ def template_options(given: Sequence[str]) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals or not key.isidentifier():
             raise InvalidRequest(f"--template-option {item!r}: expected KEY=VALUE", "as in enable_thinking=false")
-        try:
-            found[key] = parse_json(value)
-        except ValueError:
-            found[key] = value
+        found[key] = template_value(value)
     return found
+
+
+def template_value(text: str) -> Any:
+    """Read a value: JSON (``false``, ``3``), and text where it is no JSON."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
 
 
 def read_tools(file: Path | None) -> list[dict[str, Any]] | None:
@@ -347,69 +227,3 @@ def read_tools(file: Path | None) -> list[dict[str, Any]] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidRequest(f"{file}: expected a list of JSON schemas", hint)
     return tools
-
-
-def converse(
-    engine: Engine, conversation: Conversation, settings: Settings, show_drafts: bool, show_stats: bool
-) -> None:
-    """Answer what is typed until the chat is ended."""
-    first = [message for message in conversation.messages[:1] if message.get("role") == "system"]
-    click.echo("/help shows the commands of the chat", err=True)
-    pressed = False  # Ctrl-C, and nothing since
-    while True:
-        try:
-            question = read_line("you> ")
-        except EOFError:
-            click.echo(err=True)
-            return
-        except KeyboardInterrupt:
-            click.echo(err=True)
-            if pressed:
-                return
-            pressed = True
-            click.echo("Ctrl-C again, Ctrl-D or /exit ends the chat", err=True)
-            continue
-        except InvalidRequest as error:
-            click.echo(f"error: {error}", err=True)
-            continue
-        pressed = False
-        if not (word := question.strip()):
-            continue
-        if word == "/exit":
-            return
-        if word == "/reset":
-            conversation.messages = list(first)
-            continue
-        if word.startswith("/") and len(word.split()) == 1:
-            _show_commands(word)
-            continue
-        try:
-            ask(engine, conversation, question, settings, show_drafts, show_stats)
-        except EdgespecError as error:
-            click.echo(f"error: {error}", err=True)  # what was said so far stays
-
-
-def _show_commands(word: str) -> None:
-    """List the commands of a chat, after a word that asks for them or is none."""
-    if word != "/help":
-        click.echo(f"no command {word}", err=True)
-    for name, what in COMMANDS.items():
-        click.echo(f"  {name:<8}{what}", err=True)
-
-
-def ask(
-    engine: Engine, conversation: Conversation, question: str, settings: Settings, show_drafts: bool, show_stats: bool
-) -> Result:
-    """Ask one question, and show the answer and what is said of it.
-
-    Raises:
-        InvalidRequest: the template refuses it, or it has no room.
-    """
-    before = conversation.left_out
-    stream = conversation.stream(question)
-    if conversation.left_out > before:
-        click.echo(f"the context is full: the oldest {conversation.left_out} messages are not seen now", err=True)
-    show(engine, stream, show_drafts)
-    conversation.take(stream.result)
-    conclude(engine, stream.result, settings, show_stats)
-    return stream.result

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.answer import (
-    ask,
-    at_terminal,
-    conclude,
-    converse,
-    drain,
-    end,
-    read_tools,
-    show,
-    template_options,
-    typing,
-)
+from edgespec.cli.answer import at_terminal, conclude, drain, end, read_tools, template_options
+from edgespec.cli.chat import Chat, typing
 from edgespec.cli.common import (
     COMMON,
     COUNT,
@@ -37,6 +27,7 @@ from edgespec.cli.common import (
     option,
     request_options,
 )
+from edgespec.cli.markdown import show
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -148,15 +139,16 @@ def command(
         # no template: say so before the first question
         hello = [*conversation.messages, {"role": "user", "content": "hello"}]
         engine.codec.chat(hello, conversation.tools, options=conversation.options)
+        shown = {name for name, on in (("drafts", show_drafts), ("stats", show_stats), ("markdown", typed)) if on}
+        talk = Chat(engine, conversation, settings, shown)
         try:
             if typed:
-                converse(engine, conversation, settings, show_drafts, show_stats)
+                talk.talk()
             elif as_json:
                 _answer_json(engine, conversation, texts[0], settings, bundle)
             else:
                 for text in texts:
-                    result = ask(engine, conversation, _question(text), settings, show_drafts, show_stats)
-                    end(engine, result, settings)
+                    end(engine, talk.ask(_question(text)), settings)
         finally:
             if session is not None:
                 conversation.save(session)

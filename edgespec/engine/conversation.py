@@ -1,4 +1,4 @@
-"""FairLock of one conversation, written down by the model's own template."""
+"""Turns of one conversation, written down by the model's own template."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Conversation:
         messages: all so far; append to it for what is neither a question nor an answer, such as a tool's result.
         tools: JSON schemas of functions that the model may call.
         options: what else the template knows, such as ``enable_thinking``.
+        settings: of every turn.
         left_out: messages that the model does not see any more; ``messages`` still has them.
     """
 
@@ -44,7 +45,8 @@ class Conversation:
         save: Callable[..., None],
         context: int,
     ) -> None:
-        self._codec, self._start, self._settings, self._save = codec, start, settings, save
+        self._codec, self._start, self._save = codec, start, save
+        self.settings = settings or Settings()
         self.messages = [dict(message) for message in messages]
         self.tools, self.options = tools, dict(template_options or {})
         self.left_out, self._context = 0, context
@@ -69,7 +71,7 @@ class Conversation:
             InvalidRequest: the template refuses the messages, or this question alone has no room; it is not kept then.
         """
         asked = [*self.messages, {"role": "user", "content": content}] if content is not None else list(self.messages)
-        settings = (self._settings or Settings()).changed(**changes)
+        settings = self.settings.changed(**changes)
         left_out, prompt = self._fitting(asked, settings.max_new_tokens or self._context)
         stream = self._start(prompt, settings)
         self.messages, self._prompt, self.left_out = asked, prompt, left_out
@@ -105,6 +107,19 @@ class Conversation:
                 key=lambda text: -common_prefix(self._rendered([*self.messages, _answer(text)]), written)
             )  # stable
         self.messages.append(_answer(texts[0]))
+
+    def undo(self) -> str | None:
+        """Forget the last question and what came after it; gives the question back, None where nothing was asked."""
+        asked = [at for at, message in enumerate(self.messages) if message.get("role") == "user"]
+        if not asked:
+            return None
+        question: str = self.messages[asked[-1]]["content"]
+        del self.messages[asked[-1] :]
+        return question
+
+    def tokens(self) -> int:
+        """Count the tokens of the messages that the model sees."""
+        return len(self._rendered(self.messages))
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the messages and what was computed of them, as ``Engine.save_session`` does.

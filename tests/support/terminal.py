@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -40,6 +41,7 @@ class Terminal:
         self._left = b""
         self._half, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
         def own() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
@@ -47,6 +49,7 @@ class Terminal:
 
         environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "INPUTRC")}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
+        environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody here tells where the cursor is
         output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
         self._process = subprocess.Popen(
             [sys.executable, *map(str, arguments)],

@@ -1,0 +1,388 @@
+"""A chat at a terminal: lines that are edited, commands, and answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from edgespec.cli.answer import conclude, template_value
+from edgespec.cli.common import NAMES, progress, table_console
+from edgespec.cli.common import apply as apply_settings
+from edgespec.cli.markdown import show
+from edgespec.drafters.registry import AR, AUTO
+from edgespec.errors import EdgespecError, InvalidRequest, unknown_name
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import CompleteEvent, Completion
+    from prompt_toolkit.document import Document
+
+    from edgespec.decoding.settings import Settings
+    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.result import Result
+
+SWITCHES = {
+    "drafts": "accepted guesses green, rejected ones red",
+    "markdown": "headings, lists and code as they are meant",
+    "stats": "all figures after an answer",
+}
+BENCH_TOKENS, BENCH_REPEATS = 48, 3
+
+
+@contextmanager
+def typing() -> Iterator[None]:
+    """While this lasts, keys that nobody has asked for yet wait for the next line, however many they are.
+
+    A terminal in line mode keeps 4,095 bytes of a line, and drops the rest.
+    """
+    try:
+        import termios
+    except ImportError:  # Windows, whose console cuts nothing
+        yield
+        return
+    file = sys.stdin.fileno()
+    before, now = termios.tcgetattr(file), termios.tcgetattr(file)
+    now[3] &= ~termios.ICANON
+    termios.tcsetattr(file, termios.TCSANOW, now)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(file, termios.TCSANOW, before)
+
+
+@contextmanager
+def line_editor(
+    history: Sequence[str] = (),
+    complete: Callable[[str], Iterable[str]] = lambda _: (),
+    status: Callable[[], str] | None = None,
+) -> Iterator[PromptSession[str]]:
+    """Edit what is typed at the terminal, wherever stdout goes.
+
+    Enter sends; Alt-Enter begins a new line, and lines that are pasted together stay one text.  Arrow keys recall
+    earlier texts, and Ctrl-R searches them; they are forgotten at the end.
+
+    Args:
+        history: earlier texts, the oldest first.
+        complete: what may replace the text before the cursor.
+        status: a line below.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer, Completion
+    from prompt_toolkit.enums import DEFAULT_BUFFER
+    from prompt_toolkit.filters import Condition, has_completions, has_focus
+    from prompt_toolkit.history import InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+    from prompt_toolkit.output import create_output
+
+    class Words(Completer):
+        def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+            word = document.text_before_cursor.rpartition(" ")[2]
+            for text in complete(document.text_before_cursor):
+                yield Completion(text, -len(word))
+
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    with _terminal() as terminal:
+        editor: PromptSession[str] = PromptSession(
+            multiline=True,
+            prompt_continuation=lambda width, *_: "." * (width - 1) + " ",
+            history=InMemoryHistory(list(history)),
+            completer=Words(),
+            complete_while_typing=False,
+            complete_in_thread=False,
+            key_bindings=keys,
+            bottom_toolbar=status,
+            output=create_output(terminal),
+        )
+        is_command = Condition(lambda: editor.default_buffer.text.startswith("/"))
+        editor.complete_while_typing = is_command & ~has_completions
+        yield editor
+
+
+@contextmanager
+def _terminal() -> Iterator[TextIO]:
+    """Find the terminal to write a prompt to, where stdout is a file or a pipe too."""
+    import os
+
+    for file in (sys.stdout, sys.stderr):
+        if file.isatty():
+            yield file
+            return
+    with Path(os.ttyname(0)).open("w", encoding="utf-8") as terminal:
+        yield terminal
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a chat: how it is called with what behind it, what it does, and the function."""
+
+    usage: str
+    what: str
+    run: Callable[[Chat, str], None]
+
+
+class Chat:
+    """A conversation whose questions are typed.
+
+    Args:
+        engine: what answers.
+        conversation: with the messages so far.
+        settings: of the next answers.
+        shown: names of ``SWITCHES`` that are on.
+    """
+
+    def __init__(self, engine: Engine, conversation: Conversation, settings: Settings, shown: set[str]) -> None:
+        self.engine, self.conversation, self.settings, self.shown = engine, conversation, settings, shown
+        self.ended = False
+
+    def talk(self) -> None:
+        """Answer what is typed until the chat is ended."""
+        asked = [str(message["content"]) for message in self.conversation.messages if message.get("role") == "user"]
+        click.echo("/help lists the commands; Alt-Enter begins a new line", err=True)
+        pressed = False  # Ctrl-C, and nothing since
+        with line_editor(asked, self.complete, self.status) as editor:
+            while not self.ended:
+                try:
+                    text = editor.prompt("you> ")
+                except EOFError:
+                    return
+                except KeyboardInterrupt:
+                    if pressed:
+                        return
+                    pressed = True
+                    click.echo("Ctrl-C again, Ctrl-D or /exit ends the chat", err=True)
+                    continue
+                pressed = False
+                if text.strip():
+                    self.take(text)
+
+    def take(self, text: str) -> None:
+        """Run a command, or ask a question; what is wrong with either is said, and the chat goes on."""
+        word, _, rest = text.strip().partition(" ")
+        try:
+            if word in COMMANDS:
+                COMMANDS[word].run(self, rest.strip())
+            elif word.startswith("/") and "/" not in word[1:]:
+                raise unknown_name("command", word, COMMANDS)
+            else:
+                self.ask(text.rstrip("\r\n"))
+        except EdgespecError as error:
+            click.echo(f"error: {error}", err=True)
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+
+    def ask(self, question: str | None, **changes: Any) -> Result:
+        """Ask one question, and show the answer and what is said of it.
+
+        Raises:
+            InvalidRequest: the template refuses it, or it has no room.
+        """
+        conversation, before = self.conversation, self.conversation.left_out
+        settings = self.settings.changed(**changes)
+        conversation.settings = settings
+        stream = conversation.stream(question)
+        if conversation.left_out > before:
+            left = conversation.left_out
+            click.echo(f"the context is full: the oldest {left} messages are not seen now", err=True)
+        show(self.engine, stream, "drafts" in self.shown, "markdown" in self.shown)
+        conversation.take(stream.result)
+        conclude(self.engine, stream.result, settings, "stats" in self.shown)
+        return stream.result
+
+    def status(self) -> str:
+        """Say how the next answer is made, and how full the context is."""
+        method = self.settings.method or AUTO
+        return f" {method}   {self.conversation.tokens()} of {self.engine.context} tokens   /help "
+
+    def complete(self, text: str) -> Iterable[str]:
+        """Words that may replace the last one of a command."""
+        command, space, rest = text.partition(" ")
+        if not command.startswith("/"):
+            return ()
+        if not space:
+            return [name for name in COMMANDS if name.startswith(command)]
+        words: Iterable[str] = ()
+        if command == "/method":
+            words = [*self.engine.methods, AUTO]
+        elif command == "/set" and " " not in rest:
+            words = sorted({*SETTABLE, *NAMES, *SWITCHES})
+        elif command in ("/save", "/load"):
+            folder = Path(rest).expanduser() if rest.endswith(("/", "~")) else Path(rest).expanduser().parent
+            words = (str(path) for path in sorted(folder.glob("*"))) if folder.is_dir() else ()
+        return [word for word in words if word.startswith(rest.rpartition(" ")[2])]
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _help(self, _: str) -> None:
+        for name, command in COMMANDS.items():
+            click.echo(f"  {f'{name} {command.usage}':<22}{command.what}", err=True)
+        click.echo("Alt-Enter begins a new line, Ctrl-R searches what was asked, Ctrl-C stops an answer", err=True)
+
+    def _system(self, text: str) -> None:
+        messages = self.conversation.messages
+        first = next(iter(messages), {})
+        if not text:
+            click.echo(first["content"] if first.get("role") == "system" else "no system message", err=True)
+            return
+        self.conversation.messages = [{"role": "system", "content": text}, *self._turns()]
+
+    def _turns(self) -> list[dict[str, Any]]:
+        return [message for message in self.conversation.messages if message.get("role") != "system"]
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.replace("=", " ", 1).partition(" ")
+        if not name:
+            self._show_settings()
+        elif name in SWITCHES:
+            if value not in ("on", "off"):
+                raise InvalidRequest(f"/set {name} {value}: expected on or off")
+            (self.shown.add if value == "on" else self.shown.discard)(name)
+        elif name in NAMES:
+            from edgespec.cli.common import read_setting
+
+            try:
+                self.settings = apply_settings(self.settings, dict([read_setting(f"{name}={value.strip()}")]))
+            except ValueError as error:
+                raise InvalidRequest(str(error)) from None
+        elif name.replace("-", "_") in SETTABLE:
+            self.settings = self.settings.changed(**{name.replace("-", "_"): template_value(value.strip())})
+        else:
+            raise unknown_name("setting", name, {*SETTABLE, *NAMES, *SWITCHES})
+
+    def _show_settings(self) -> None:
+        for name in SETTABLE:
+            value = getattr(self.settings, name, None) if name != "accept" else self.settings.accept.rule
+            if name in {field.name for field in fields(self.settings.sampling)}:
+                value = getattr(self.settings.sampling, name)
+            click.echo(f"  {name:<20}{'default' if value is None else value}", err=True)
+        for name, what in SWITCHES.items():
+            click.echo(f"  {name:<20}{'on' if name in self.shown else 'off':<10}{what}", err=True)
+        click.echo(f"and settings of one method: {', '.join(NAMES)}", err=True)
+
+    def _method(self, name: str) -> None:
+        if name:
+            self.engine.choose(name)
+            self.settings = self.settings.changed(method=name)
+            return
+        for known in (*self.engine.methods, AUTO):
+            mark = "*" if known == (self.settings.method or AUTO) else " "
+            click.echo(f"{mark} {known}", err=True)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise InvalidRequest("/save: expected a file to write", "as in /save talk.session")
+        self.conversation.save(Path(name).expanduser())
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise InvalidRequest("/load: expected a file of /save or --session", "as in /load talk.session")
+        self.conversation.messages = self.engine.restore_session(Path(name).expanduser())
+        for message in self._turns():
+            click.echo(f"{'you> ' if message['role'] == 'user' else ''}{message['content']}", err=True)
+
+    def _regenerate(self, _: str) -> None:
+        messages = list(self.conversation.messages)
+        question = self.conversation.undo()
+        if question is None:
+            raise InvalidRequest("nothing was asked yet")
+        changes: dict[str, Any] = {}
+        if self.settings.sampling.greedy:
+            click.echo("greedy decoding gives the same answer again: /set temperature 0.8 gives others", err=True)
+        elif self.settings.sampling.seed is not None:
+            changes = {"seed": self.settings.sampling.seed + 1}
+            self.settings = self.settings.changed(**changes)
+        try:
+            self.ask(question, **changes)
+        except BaseException:
+            self.conversation.messages = messages
+            raise
+
+    def _undo(self, _: str) -> None:
+        question = self.conversation.undo()
+        click.echo("nothing was asked yet" if question is None else f"forgotten: {question}", err=True)
+
+    def _tokens(self, _: str) -> None:
+        conversation = self.conversation
+        seen = len(conversation.messages) - conversation.left_out
+        left = f", {conversation.left_out} are not seen any more" if conversation.left_out else ""
+        click.echo(
+            f"{conversation.tokens()} of {self.engine.context} tokens, {seen} messages{left}",
+            err=True,
+        )
+
+    def _bench(self, _: str) -> None:
+        """Compare the methods on the last question, with the conversation before it."""
+        from rich.table import Table
+
+        from edgespec.reports.bench import BenchEntry, bench_all
+
+        last = max((at for at, one in enumerate(self.conversation.messages) if one.get("role") == "user"), default=None)
+        if last is None:
+            raise InvalidRequest("nothing was asked yet", "/bench compares the methods on the last question")
+        conversation = self.conversation
+        prompt = self.engine.codec.chat(
+            conversation.messages[: last + 1], conversation.tools, options=conversation.options
+        )
+        entry = BenchEntry(self.engine, [name for name in self.engine.methods if name != AR])
+        settings = self.settings.changed(max_new_tokens=BENCH_TOKENS, temperature=0.0)
+        with progress() as report:
+            found = bench_all(
+                [entry],
+                [prompt],
+                settings,
+                BENCH_REPEATS,
+                progress=lambda done, of, what: report("bench", done, of, what),
+            )
+        table = Table("method", "tokens/s", "speed-up", "tokens/round", "same text", box=None, pad_edge=False)
+        for one in found:
+            row = one.as_dict()
+            table.add_row(
+                row["method"],
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup']:.2f}x",
+                f"{row['tokens_per_round']:.2f}",
+                f"{row['same_text']}/{row['runs']}",
+            )
+        table_console().print(table)
+
+    def _reset(self, _: str) -> None:
+        self.conversation.messages = self.conversation.messages[: len(self.conversation.messages) - len(self._turns())]
+
+    def _exit(self, _: str) -> None:
+        self.ended = True
+
+
+COMMANDS = {
+    "/help": Command("", "list these commands", Chat._help),
+    "/system": Command("[TEXT]", "show or replace the system message", Chat._system),
+    "/set": Command("[NAME VALUE]", "show or change settings, as in /set temperature 0.8", Chat._set),
+    "/method": Command("[NAME]", "show or choose the method", Chat._method),
+    "/regenerate": Command("", "answer the last question again", Chat._regenerate),
+    "/undo": Command("", "forget the last question and its answer", Chat._undo),
+    "/tokens": Command("", "say how full the context is", Chat._tokens),
+    "/bench": Command("", "compare the methods on the last question", Chat._bench),
+    "/save": Command("FILE", "keep the conversation and its cache in a file", Chat._save),
+    "/load": Command("FILE", "go on with a saved conversation", Chat._load),
+    "/reset": Command("", "forget what was said; the system message stays", Chat._reset),
+    "/exit": Command("", "end the chat; Ctrl-D does as well, and Ctrl-C twice", Chat._exit),
+}
+SETTABLE = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop", "gamma",
+    "fallback", "acceptance", "accept",
+)  # fmt: skip

@@ -1,0 +1,145 @@
+"""A stream of text shown at a terminal: as it is, with guesses in colour, or with its Markdown rendered."""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.request import Stream
+    from edgespec.engine.result import Chunk
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -> None:
+    """Write a text to stdout as it comes, and a line end; Ctrl-C ends it.
+
+    Args:
+        engine: where it is decoded.
+        stream: the request.
+        drafts: show guesses in colour.
+        markdown: render Markdown where stdout is a terminal and no guesses are shown.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    # without colours nothing would tell a refused guess from the text
+    in_colour = drafts and console.color_system is not None and not console.no_color
+    if drafts and not in_colour:
+        click.echo("note: no colours here, so guesses are not shown", err=True)
+    try:
+        if markdown and not drafts and console.is_terminal and not console.is_dumb_terminal:
+            with MarkdownStream(Console(highlight=False)) as blocks:
+                for chunk in stream:
+                    blocks.feed(chunk.text)
+            return
+        for chunk in stream:
+            if in_colour and chunk.round is not None:
+                console.print(coloured(engine, stream, chunk), end="")
+            else:
+                click.echo(chunk.text, nl=False)
+    except KeyboardInterrupt:
+        stream.close()
+    click.echo()
+
+
+def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
+    """Colour a round's piece: accepted guesses green, then refused guesses in red, then the target's own token."""
+    from rich.text import Text
+
+    item = chunk.round
+    assert item is not None
+    accepted, own = chunk.pieces[: item.accepted], chunk.pieces[item.accepted :]
+    line = Text().append("".join(accepted), "green")
+    if item.rejected and len(chunk.pieces) == len(item.tokens):  # a stop string may have cut the round
+        line.append(
+            engine.codec.continuation(stream.tokens[: -len(item.tokens) + item.accepted or None], item.rejected),
+            "red strike",
+        )
+    line.append("".join(own))
+    return line
+
+
+def split_blocks(text: str) -> tuple[list[str], str]:
+    """Part a text into blocks of Markdown that are complete, and the rest.
+
+    A block ends at a blank line, or where a fence of code is closed.
+    """
+    blocks: list[str] = []
+    lines: list[str] = []
+    fence = ""
+    whole, _, unfinished = text.rpartition("\n")
+    for line in whole.split("\n") if whole or text.startswith("\n") else []:
+        found = _FENCE.match(line)
+        if fence:
+            lines.append(line)
+            if found and found[1].startswith(fence) and not line.strip().strip(fence[0]):
+                blocks.append("\n".join(lines))
+                lines, fence = [], ""
+            continue
+        if found:
+            if lines:
+                blocks.append("\n".join(lines))
+            lines, fence = [line], found[1]
+        elif line.strip():
+            lines.append(line)
+        elif lines:
+            blocks.append("\n".join(lines))
+            lines = []
+    return blocks, "\n".join([*lines, unfinished]) if lines else unfinished
+
+
+class MarkdownStream:
+    """Render a text as it comes: blocks that are complete as Markdown, the last one as it was written so far.
+
+    Args:
+        console: of a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console, self._rest, self._first = console, "", True
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> MarkdownStream:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        rest, self._rest = self._rest, ""
+        self._show("")
+        self._live.stop()
+        if rest.strip():
+            self._print(rest)
+
+    def feed(self, text: str) -> None:
+        """Take the next piece."""
+        blocks, self._rest = split_blocks(self._rest + text)
+        for block in blocks:
+            self._show("")
+            self._print(block)
+        self._show("\n".join(self._rest.split("\n")[-max(1, self._console.height - 2) :]))
+
+    def _show(self, text: str) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(text), refresh=True)
+
+    def _print(self, block: str) -> None:
+        from rich.markdown import Markdown
+
+        if not self._first:
+            self._console.print()
+        self._first = False
+        if not _FENCE.match(block):
+            block = block.replace("\n", "  \n")  # lines stay lines: a model breaks them where it means to
+        self._console.print(Markdown(block))
