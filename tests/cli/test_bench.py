@@ -20,27 +20,9 @@ from tests.cli.conftest import Command
 from tests.conftest import OPERATORS
 
 QUICK = ("--limit", 2, "--repeats", 1, "--max-new-tokens", 16)
-ROW = {
-    "method",
-    "tokens_per_second",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "pairs",
-    "tokens_per_round",
-    "acceptance_rate",
-    "lossless",
-    "exact",
-    "unproven",
-    "same_text",
-    "runs",
-    "extra_bytes",
-    "reason",
-    "bundle",
-    "format",
-    "weight_bytes",
-    "batch_tokens_per_second",
-}
+ROW = {"method", "tokens_per_second", "speedup", "speedup_low", "speedup_high", "pairs", "tokens_per_round",
+       "acceptance_rate", "lossless", "exact", "unproven", "same_text", "runs", "extra_bytes", "reason", "bundle",
+       "format", "weight_bytes", "batch_tokens_per_second"}  # fmt: skip
 ADVICE = {"situation", "bundle", "format", "method", "why", "rests_on", "measured", "pays"}
 SITUATIONS = ["chat", "batch", "memory", "quality"]
 
@@ -164,18 +146,35 @@ def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path)
     assert all(row["same_text"] == row["runs"] for row in made["methods"][1:])
 
 
-def test_a_method_that_differs_is_pointed_out(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "measured, said, named",
+    [
+        ({"same_text": 0}, "ANOTHER TEXT: see `edgespec verify`", None),
+        ({"speedup": 2.5, "speedup_low": 2.0},
+         "ngram is 2.5 times as fast as plain decoding; same text in all 2 runs", True),
+        # one pair crowns nobody
+        ({"speedup": 2.5, "speedup_low": 2.5, "speedup_high": 2.5, "pairs": 1},
+         "one pair of runs: too few to say what is fastest", False),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_what_was_measured(
+    command: Command,
+    demo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    measured: dict[str, Any],
+    said: str,
+    named: bool | None,
+) -> None:
     as_dict = MethodFigures.as_dict
-    monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | {"same_text": 0})
-    assert "ANOTHER TEXT: see `edgespec verify`" in command("bench", demo, *QUICK, "--method", "ngram").out
-
-
-def test_the_fastest_is_named(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_dict, fast = MethodFigures.as_dict, {"speedup": 2.5, "speedup_low": 2.0}
-    monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | (fast if self.method == "ngram" else {}))
-    shown = command("bench", demo, *QUICK, "--method", "ngram").out.splitlines()
-    assert shown[0] == "ngram is 2.5 times as fast as plain decoding; same text in all 2 runs"
-    assert " --method ngram " in shown[-1]
+    monkeypatch.setattr(
+        MethodFigures, "as_dict", lambda self: as_dict(self) | (measured if self.method == "ngram" else {})
+    )
+    shown = command("bench", demo, *QUICK, "--method", "ngram").out
+    assert said in shown
+    if named is not None:
+        first, *_, following = shown.splitlines()
+        assert first.startswith(said)
+        assert (" --method ngram " in following) == named
 
 
 @pytest.mark.parametrize("after", [2, 12])
@@ -204,14 +203,6 @@ def test_ctrl_c_shows_what_was_measured(
     assert len(pairs) == 1
     assert 0 < (measured := pairs.pop()) < 20
     assert f"stopped: {measured} of 20 pairs were measured" in result.err
-
-
-def test_one_pair_crowns_nobody(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_dict, once = MethodFigures.as_dict, {"speedup": 2.5, "speedup_low": 2.5, "speedup_high": 2.5, "pairs": 1}
-    monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | (once if self.method == "ngram" else {}))
-    shown = command("bench", demo, *QUICK, "--method", "ngram").out.splitlines()
-    assert shown[0].startswith("one pair of runs: too few to say what is fastest")
-    assert " --method ngram " not in shown[-1]
 
 
 def test_a_method_named_twice_is_measured_once(command: Command, demo: Path) -> None:

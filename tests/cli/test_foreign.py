@@ -98,17 +98,6 @@ def test_info_marks_it(command: Command, paired: Paired) -> None:
     assert "exported by optimum" in own.out.split("draft", 1)[1].split("\n\n")[0]
 
 
-@pytest.mark.parametrize("method", ["ar", *METHODS])
-def test_run(command: Command, paired: Paired, method: str) -> None:
-    options = ("--max-new-tokens", 24, "--no-fallback")
-    found = command("run", paired(), "--prompt", PROMPTS[0], "--method", method, *options, "--json").json
-    plain = command("run", paired(), "--prompt", PROMPTS[0], "--method", "ar", *options, "--json").json
-    assert found["tokens"] == plain["tokens"]
-    assert found["method_used"] == method
-    assert (found["lossless"], found["operators"]) == (True, "stock")
-    assert found["approximations"] == ["int4 weights", "8-bit activations"]
-
-
 @pytest.mark.parametrize("form", ["fp32", "int4", "int8"])
 def test_verify(command: Command, paired: Paired, form: Format) -> None:
     told = command("verify", paired(form), "--max-new-tokens", 60, "--json").json
@@ -194,13 +183,6 @@ def test_methods_write_plain_text(
     assert 0 < accepted <= drafted
     if method != "speculative" or form == "int4":  # else the draft is the target
         assert accepted < drafted
-
-
-def test_rejection_sampling_repeats_and_follows_the_seed(paired: Paired) -> None:
-    engine = load(paired(), threads=THREADS)
-    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True, "method": "speculative"}
-    texts = [engine.generate(PROMPTS[0], seed=seed, **options).tokens for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_a_conversation_reuses_its_slot(paired: Paired) -> None:

@@ -260,6 +260,7 @@ def test_within_the_trained_length_nothing_differs(checkpoint: Callable[[str], P
     assert as_used_for(arch, SHORT + 1) is arch
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [40, 120])
 def test_the_source_is_used_as_transformers_does(checkpoint: Callable[[str], Path], length: int) -> None:
     pytest.importorskip("transformers", "5.0", reason="needs transformers 5")

@@ -25,25 +25,13 @@ from tests.conftest import OPERATORS, TARGET
 METHODS = ("ar", "ngram", "self-spec", "speculative")
 PROMPT = "ROMEO:"
 SHORT = ("--max-new-tokens", 24)
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 SUMMARY = re.compile(
     r"(plain decoding|nothing was guessed|(\d+\.\dx plain decoding|\d+\.\d tokens a pass), (same text|lossless)), "
     r"\d+ tokens at \d+\.\d a second, (auto: )?[a-z-]+\n(note: cut after \d+ tokens: .+\n)?$"
 )
-RESULT = {
-    "text",
-    "tokens",
-    "finish",
-    "method_requested",
-    "method_used",
-    "reason",
-    "lossless",
-    "exact",
-    "unproven",
-    "approximations",
-    "operators",
-    "device",
-    "stats",
-}
+RESULT = {"text", "tokens", "finish", "method_requested", "method_used", "reason", "lossless", "exact", "unproven",
+          "approximations", "operators", "device", "stats"}  # fmt: skip
 
 
 def text_of(command: Command, bundle: Path, *arguments: object) -> str:
@@ -129,29 +117,6 @@ def test_the_prompt_from_stdin(command: Command, demo: Path) -> None:
     command("run", demo, "--prompt", "-", stdin=b"a\xff").refused(1, "stdin is not utf-8 text", "hint: ")
 
 
-def test_stop(command: Command, demo: Path) -> None:
-    whole = text_of(command, demo, "--max-new-tokens", 40)
-    stop = whole[12:15]
-    for method in METHODS:
-        made = command(
-            "run", demo, "--prompt", PROMPT, "--max-new-tokens", 40, "--stop", "no such text", "--stop", stop,
-            "--method", method, "--json",
-        ).json  # fmt: skip
-        assert (made["text"], made["finish"]) == (whole[: whole.index(stop)], "stop")
-    assert text_of(command, demo, *SHORT, "--stop", "") == text_of(command, demo, *SHORT, "--stop", "long" * 9999)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_seed_gives_the_same_text_again(command: Command, demo: Path, method: str) -> None:
-    def sampled(seed: int, *more: object) -> str:
-        return text_of(command, demo, *SHORT, "--temperature", 1, "--seed", seed, "--method", method, *more)
-
-    assert sampled(3) == sampled(3)
-    assert len({sampled(seed) for seed in range(4)}) > 1
-    coupled = text_of(command, demo, *SHORT, "--temperature", 1, "--seed", 3, "--method", "ar")
-    assert sampled(3, "--acceptance", "coupled") == coupled
-
-
 def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
@@ -161,15 +126,9 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
 
     monkeypatch.setattr(Engine, "stream", note)
     given: dict[str, Any] = {
-        "max_new_tokens": 3,
-        "gamma": 2,
-        "temperature": 0.5,
-        "top_k": 4,
-        "top_p": 0.5,
-        "min_p": 0.1,
-    }
-    given |= {"repetition_penalty": 1.5, "seed": 9, "acceptance": "coupled", "stop": "x", "method": "ngram"}
-    given |= {"accept": "top-k:3"}
+        "max_new_tokens": 3, "gamma": 2, "temperature": 0.5, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 9,
+        "repetition_penalty": 1.5, "acceptance": "coupled", "stop": "x", "method": "ngram", "accept": "top-k:3",
+    }  # fmt: skip
     flags = [item for name, value in given.items() for item in (f"--{name.replace('_', '-')}", value)]
     single = {"verification": "block", "branch": "3,2,1", "min-block": 2, "nodes": 5, "threshold": 0.5, "cycles": 2}
     single |= {"kind": "code", "search": 0.5, "shadow": 3}
@@ -218,35 +177,6 @@ def test_a_lossy_rule_is_said_and_named(command: Command, demo: Path, rule: str)
     assert made["approximations"][-1:] == Accept.parse(rule).approximations
     assert made["stats"]["dropped_reason"] is None
     assert ", lossy as asked for, " in command("run", demo, "--prompt", PROMPT, "--accept", rule, *sampled).err
-
-
-def test_all_guesses_stand_and_a_block_does(command: Command, demo: Path) -> None:
-    fixed = ("--method", "speculative", "--gamma", 3, "--no-fallback", "--max-new-tokens", 40)
-    every = command("run", demo, "--prompt", PROMPT, *fixed, "--accept", "all", "--json").json["stats"]
-    assert every["accepted"] == every["drafted"] > 0
-    block = command("run", demo, "--prompt", PROMPT, *fixed, "--set", "min-block=1", "--json").json
-    assert block["stats"]["histogram"][0] <= 1  # the last round may have no room for a guess
-    assert block["lossless"] is False
-
-
-@pytest.mark.parametrize("branch", ["2", "3,2,1"])
-@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
-def test_a_tree_of_guesses(command: Command, demo: Path, branch: str, operators: Operators) -> None:
-    more = ("--method", "speculative", "--set", f"branch={branch}", "--no-fallback", "--operators", operators, *SHORT)
-    for sampled in ((), ("--temperature", 1, "--seed", 2)):
-        made = command("run", demo, "--prompt", PROMPT, *more, *sampled, "--json").json
-        assert made["lossless"] is True
-        assert made["exact"] is (operators == "native" and not sampled)  # drawn guesses keep the distribution alone
-        assert made["stats"]["dropped_reason"] is None
-        assert made["stats"]["drafted"] >= 2 * made["stats"]["accepted"] > 0
-        assert made["tokens"] == command("run", demo, "--prompt", PROMPT, *more, *sampled, "--json").json["tokens"]
-
-
-def test_a_block_is_lossless_and_repeats_with_its_seed(command: Command, demo: Path) -> None:
-    more = ("--method", "speculative", "--set", "verification=block", "--temperature", 1, "--seed", 2, *SHORT)
-    first = command("run", demo, "--prompt", PROMPT, *more, "--json").json
-    assert (first["lossless"], first["exact"]) == (True, False)
-    assert first["tokens"] == command("run", demo, "--prompt", PROMPT, *more, "--json").json["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -316,29 +246,11 @@ def test_ctrl_c_while_loading(command: Command, demo: Path, monkeypatch: pytest.
     assert (result.code, result.out, result.err.strip()) == (130, "", "stopped")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-def test_ctrl_c_for_real(demo: Path, tmp_path: Path) -> None:
-    running = start(["run", demo, "--prompt", PROMPT, "--max-new-tokens", 1000, "--threads", 1], tmp_path)
-    assert running.stdout is not None
-    begin = running.stdout.read(1)
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=300)
-    assert begin
-    assert running.returncode in (0, 130)
-    assert "Traceback" not in err
-
-
-posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-
-
-def test_a_good_run_and_three_kinds_of_failure(demo: Path, tmp_path: Path) -> None:
+def test_a_good_run_and_a_failure(demo: Path, tmp_path: Path) -> None:
     good = process("run", demo, "--prompt", "ROMEO:", "--max-new-tokens", 4, cwd=tmp_path)
     assert good.code == 0
     assert good.out.strip()
     assert re.search(r"4 tokens at [0-9.]+ a second", good.err)
-    process("run", demo, "--prompt", "", cwd=tmp_path).refused(1, "error: the prompt is empty\nhint: ")
-    process("run", demo, cwd=tmp_path).refused(2, "Usage: ", "give --prompt TEXT, --chat, or both")
-    process("export", "builtin:nope", cwd=tmp_path).refused(1, "error: no embedded model 'nope'\nhint: ")
     hub = process("export", "some/model", cwd=tmp_path, HF_HUB_OFFLINE="1")
     hub.refused(1, "error: some/model: no local folder of that name, and the hub", "\nhint: ")
     assert not list(tmp_path.iterdir())
@@ -356,7 +268,7 @@ def test_a_reader_that_goes_away(demo: Path, tmp_path: Path, arguments: tuple[ob
     assert err == ""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_any_encoding_of_the_output(demo: Path, tmp_path: Path, encoding: str) -> None:
     # the grammar makes it write what some encodings have no room for
     wanted = ("run", demo, "--prompt", "\u2603 caf\u00e9", "--regex", " caf\u00e9\u2603")
@@ -368,7 +280,7 @@ def test_any_encoding_of_the_output(demo: Path, tmp_path: Path, encoding: str) -
     assert json.loads(made.out)["prompt"] == "\u2603 caf\u00e9"
 
 
-INTERRUPTED = """
+SIGNALLED = """
 import io, signal, sys
 from edgespec.__main__ import main
 
@@ -376,21 +288,21 @@ class Stderr(io.TextIOWrapper):
     def write(self, text):
         written = super().write(text)
         if text.startswith(f"{stage}: "):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(int(number))
         return written
 
-stage, *sys.argv[1:] = sys.argv[1:]
+number, stage, *sys.argv[1:] = sys.argv[1:]
 sys.stderr = Stderr(sys.stderr.buffer, "utf-8", line_buffering=True)
 main()
 """
-"""A command that gets Ctrl-C when a stage begins, however fast or slow the machine is."""
+"""A command that gets a signal when a stage begins, however fast or slow the machine is."""
 
 
 @posix
 @pytest.mark.parametrize("stage, kept", [("weights", False), ("parity", False), ("skip set", True)])
 def test_ctrl_c_during_an_export(tmp_path: Path, stage: str, kept: bool) -> None:
     wanted = ["export", TARGET, "--method", "self-spec", "--trials", LONG, "-o", "demo"]
-    running = start([stage, *wanted], tmp_path, program=("-c", INTERRUPTED))
+    running = start([int(signal.SIGINT), stage, *wanted], tmp_path, program=("-c", SIGNALLED))
     out, err = running.communicate(timeout=300)
     assert (running.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "stopped"
@@ -415,13 +327,10 @@ def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
             assert "Traceback" not in err
 
 
-TERMINATED = INTERRUPTED.replace("SIGINT", "SIGTERM")
-
-
 @posix
 def test_sigterm_during_an_export(tmp_path: Path) -> None:
     wanted = ["export", TARGET, "-o", "demo", "--quantizer", "rtn"]
-    running = start(["weights", *wanted], tmp_path, program=("-c", TERMINATED))
+    running = start([int(signal.SIGTERM), "weights", *wanted], tmp_path, program=("-c", SIGNALLED))
     out, err = running.communicate(timeout=300)
     assert (running.returncode, out) == (143, "")
     assert "Traceback" not in err

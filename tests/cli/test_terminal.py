@@ -338,15 +338,6 @@ def test_a_chat_without_a_question(command: Command, chatty: Path) -> None:
     command("run", chatty, "--chat", stdin=None).refused(1, "stdin is closed")
 
 
-def test_chat_without_room(command: Command, chatty: Path) -> None:
-    slid = command("run", chatty, "--chat", "--context", 60, "--prompt", "a", "--prompt", "b")
-    assert slid.code == 0
-    assert "the context is full: the oldest 2 messages are not seen now" in slid.err
-    never = command("run", chatty, "--chat", "--context", 10, stdin="a\n")
-    assert never.code == 1
-    assert "the context 10" in never.err
-
-
 def test_a_session_goes_on_in_another_process(command: Command, chatty: Path, tmp_path: Path) -> None:
     file, more = tmp_path / "talk.session", ("--max-new-tokens", 8, "--stats")
     begin = ("run", chatty, "--chat", *more, "--system", "be brief")

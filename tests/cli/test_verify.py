@@ -294,12 +294,3 @@ def test_an_older_bundle_with_wide_heads(command: Command, tmp_path: Path, monke
     assert command("verify", older, *STOCK, *asked(tmp_path), "--json").json["strict"] is False
     assert "approximate" in command("info", older).out
     assert command("info", older, "--json").json["operators"]["exact_rows"] is False
-
-
-def test_one_of_today(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGESPEC_NATIVE", "0")
-    today = wide_bundle(tmp_path / "today")
-    told = command("verify", today, *STOCK, *asked(tmp_path), "--json").json
-    assert (told["strict"], told["passed"]) == (True, True)
-    assert all(method["exact"] for method in told["methods"])
-    assert "the same bits in every pass" in command("info", today).out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, use_operators
 
 Get = Callable[..., Engine]
@@ -30,3 +31,18 @@ def fresh(bundle: Callable[..., Path], operators: Operators) -> Callable[..., En
         return load(bundle(form), threads=1, **{"operators": operators, **settings})
 
     return get
+
+
+@pytest.fixture
+def prefills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slot, list[int]]]:
+    """Slot and tokens of every call that fills one with any."""
+    seen: list[tuple[Slot, list[int]]] = []
+    prefill = Slot.prefill
+
+    def noted(self: Slot, tokens: Sequence[int]) -> None:
+        if len(tokens):
+            seen.append((self, [int(token) for token in tokens]))
+        prefill(self, tokens)
+
+    monkeypatch.setattr(Slot, "prefill", noted)
+    return seen

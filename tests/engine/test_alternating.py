@@ -64,24 +64,19 @@ class Talk:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_two_conversations_read_only_what_is_new(fresh: Fresh, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_conversations_read_only_what_is_new(
+    fresh: Fresh, method: str, prefills: list[tuple[Slot, list[int]]]
+) -> None:
     """The target's cache is there, and so are those of a draft: neither reads the text of the other conversation."""
     engine, talks = fresh(), [Talk(1), Talk(2)]
     how = {"method": method, "fallback": False, **HOW.get(method, {})}
     assert [talk.ask(engine, **how) for talk in talks] == [0, 0]
-    read = list[int]()
-    prefill = Slot.prefill
-
-    def noted(self: Slot, tokens: Sequence[int]) -> None:
-        read.append(len(tokens))
-        prefill(self, tokens)
-
-    monkeypatch.setattr(Slot, "prefill", noted)
+    prefills.clear()
     for _ in range(2):
         for talk in talks:
             held = talk.held()
             assert talk.ask(engine, **how) == held
-    assert max(read) < 50  # of 235 and more
+    assert max((len(tokens) for _, tokens in prefills), default=0) < 50  # of 235 and more
     for talk in talks:
         talk.check(engine)
 

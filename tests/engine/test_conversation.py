@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -25,6 +25,25 @@ from tests.support.checkpoints import write_chain
 
 END = "<|im_end|>"
 QUESTIONS = ("How long?", "And then?")
+CHATML = (FOLDER / "qwen25.jinja").read_text("utf-8")
+FORGETFUL = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.split('|')[-1] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+SPACED = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+THE_ANSWER = ("\u010a", "x", "q", "z", END)
+
+
+class Turns(NamedTuple):
+    """A conversation of two turns, and the tokens that were read for it."""
+
+    prompts: list[list[int]]
+    results: list[Result]
+    messages: list[dict[str, Any]]
+    fed: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -51,68 +70,67 @@ def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 @pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the tokens of every prefill, in whatever pieces they come."""
-    seen: list[int] = []
-    prefill = Slot.prefill
+def two_turns(prefills: list[tuple[Slot, list[int]]]) -> Callable[..., Turns]:
+    """Ask ``QUESTIONS``; ``prefills`` then has those of the conversation alone."""
 
-    def noted(self: Slot, tokens: Sequence[int]) -> None:
-        seen.extend(int(token) for token in tokens)
-        prefill(self, tokens)
+    def ask(engine: Engine, **how: Any) -> Turns:
+        engine.rows_exact()  # tried with a prefill of its own
+        prefills.clear()
+        conversation, prompts, results = engine.conversation(**how), list[list[int]](), list[Result]()
+        for question in QUESTIONS:
+            results.append(conversation.ask(question, max_new_tokens=8))
+            prompts.append(list(conversation._prompt))
+        return Turns(prompts, results, conversation.messages, [token for _, tokens in prefills for token in tokens])
 
-    monkeypatch.setattr(Slot, "prefill", noted)
-    return seen
-
-
-def ready(engine: Engine, fed: list[int] | None) -> None:
-    """Have what an engine tries out done, which is no prefill of a request."""
-    engine.rows_exact()
-    if fed is not None:
-        fed.clear()
+    return ask
 
 
-CHATML = (FOLDER / "qwen25.jinja").read_text("utf-8")
-THE_ANSWER = ("\u010a", "x", "q", "z", END)
-
-
-FairLock = tuple[list[list[int]], list[Result], list[dict[str, Any]]]
-
-
-def two_turns(
-    engine: Engine, fed: list[int] | None = None, **how: Any
-) -> tuple[list[list[int]], list[Result], list[dict[str, Any]]]:
-    """Prompts, results and messages of a conversation; ``fed`` has its prefills alone."""
-    ready(engine, fed)
-    conversation = engine.conversation(**how)
-    prompts, results = [], []
-    for question in QUESTIONS:
-        results.append(conversation.ask(question, max_new_tokens=8))
-        prompts.append(list(conversation._prompt))
-    return prompts, results, conversation.messages
-
-
+@pytest.mark.parametrize(
+    "chain, template, text, kept",
+    [
+        (THE_ANSWER, CHATML, "xqz", True),  # its EOS, which waited, is fed now
+        # written letter by letter; the template's text has it in one piece, and that counts
+        (("\u010a", "t", "h", "e", END), CHATML, "the", False),
+        (("\u010a", "x", "|", "q", END), FORGETFUL, "x|q", False),  # thoughts are dropped
+        ((":", "\u0120", "x", "q", END), SPACED, " xq", True),  # the space before an answer is not written twice
+    ],
+)
 @pytest.mark.parametrize("method", ["ar", "ngram"])
-def test_nothing_is_computed_twice(make: Callable[..., Path], fed: list[int], method: str) -> None:
-    """The second turn's prompt goes on where the first one's answer ended; its EOS, which waited, is fed now."""
-    engine = load(make(THE_ANSWER, CHATML), threads=1)
-    prompts, results, messages = two_turns(engine, fed, settings=Settings(method=method))
+def test_nothing_is_computed_twice(
+    make: Callable[..., Path],
+    two_turns: Callable[..., Turns],
+    method: str,
+    chain: tuple[str, ...],
+    template: str,
+    text: str,
+    kept: bool,
+) -> None:
+    """``kept``: the second prompt goes on where the first answer ended; else all before an answer is in common."""
+    engine = load(make(chain, template), threads=1)
+    prompts, results, messages, fed = two_turns(engine, settings=Settings(method=method))
     end = engine.codec.token_id(END)
-    assert [result.text for result in results] == ["xqz", "xqz"]
-    assert [result.finish for result in results] == ["eos", "eos"]
+    assert [(result.text, result.finish, result.tokens[-1]) for result in results] == [(text, "eos", end)] * 2
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
-    held = [*prompts[0], *results[0].tokens[:-1]]
-    assert results[0].tokens[-1] == end
-    assert prompts[1][: len(held) + 1] == [*held, end]
+    assert messages[1]["content"] == text.strip()
+    if kept:
+        held = [*prompts[0], *results[0].tokens[:-1]]
+        assert prompts[1][: len(held)] == held
+    else:
+        held = prompts[0]
+        assert prompts[1] == engine.codec.chat(messages[:3])
+        assert prompts[1][len(held) :][: len(results[0].tokens) - 1] != results[0].tokens[:-1]
     stats = results[1].stats
     assert (stats.prompt_tokens, stats.reused_tokens) == (len(prompts[1]), len(held))
     assert fed == [*prompts[0][:-1], *prompts[1][len(held) : -1]]
 
 
-def test_the_tokens_are_those_of_the_whole_conversation(make: Callable[..., Path]) -> None:
+def test_the_tokens_are_those_of_the_whole_conversation(
+    make: Callable[..., Path], two_turns: Callable[..., Turns]
+) -> None:
     """As transformers tokenizes the three messages at once."""
     reference = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]["qwen25"]
     engine = load(make(THE_ANSWER, CHATML), threads=1)
-    prompts, _, messages = two_turns(engine)
+    prompts, _, messages, _ = two_turns(engine)
     assert prompts[1] == reference["two turns of a chain"]["ids"]
     assert prompts[1] == engine.codec.chat(messages[:3])
     fresh = load(make(THE_ANSWER, CHATML), threads=1)
@@ -121,9 +139,12 @@ def test_the_tokens_are_those_of_the_whole_conversation(make: Callable[..., Path
     assert again.tokens == engine.chat(messages[:3], max_new_tokens=8).tokens
 
 
-def test_an_answer_that_was_cut_goes_on_the_same_way(make: Callable[..., Path], fed: list[int]) -> None:
+def test_an_answer_that_was_cut_goes_on_the_same_way(
+    make: Callable[..., Path], prefills: list[tuple[Slot, list[int]]]
+) -> None:
     engine = load(make(THE_ANSWER, CHATML), threads=1)
-    ready(engine, fed)
+    engine.rows_exact()
+    prefills.clear()
     conversation = engine.conversation()
     first = conversation.ask(QUESTIONS[0], max_new_tokens=2)
     prompt = list(conversation._prompt)
@@ -131,53 +152,8 @@ def test_an_answer_that_was_cut_goes_on_the_same_way(make: Callable[..., Path], 
     second = conversation.ask(QUESTIONS[1], max_new_tokens=2)
     assert second.stats.reused_tokens == len(prompt) + 1
     assert conversation._prompt[: len(prompt) + 2] == [*prompt, *first.tokens]
+    fed = [token for _, tokens in prefills for token in tokens]
     assert fed == [*prompt[:-1], *conversation._prompt[len(prompt) + 1 : -1]]
-
-
-def test_text_with_other_tokens_than_were_written(make: Callable[..., Path], fed: list[int]) -> None:
-    """``the`` was written letter by letter; the template's text has it in one piece, and that counts."""
-    engine = load(make(("\u010a", "t", "h", "e", END), CHATML), threads=1)
-    prompts, results, messages = two_turns(engine, fed)
-    assert results[0].text == "the"
-    rewritten = engine.codec.encode("the", special=False)
-    assert rewritten != results[0].tokens[:-1]
-    assert prompts[1] == engine.codec.chat(messages[:3])
-    assert prompts[1][len(prompts[0]) :][: len(rewritten)] == rewritten
-    assert results[1].stats.reused_tokens == len(prompts[0])
-    assert fed == [*prompts[0][:-1], *prompts[1][len(prompts[0]) : -1]]
-
-
-FORGETFUL = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.split('|')[-1] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
-
-def test_a_template_that_drops_thoughts(make: Callable[..., Path], fed: list[int]) -> None:
-    """Of a rewritten answer what is in common is kept: all before it."""
-    engine = load(make(("\u010a", "x", "|", "q", END), FORGETFUL), threads=1)
-    prompts, results, messages = two_turns(engine, fed)
-    assert messages[1]["content"] == results[0].text == "x|q"
-    assert prompts[1] == engine.codec.chat(messages[:3])
-    assert results[1].stats.reused_tokens == len(prompts[0])
-    assert fed == [*prompts[0][:-1], *prompts[1][len(prompts[0]) : -1]]
-
-
-SPACED = (
-    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
-)
-
-
-def test_the_space_before_an_answer_is_not_written_twice(make: Callable[..., Path], fed: list[int]) -> None:
-    engine = load(make((":", "\u0120", "x", "q", END), SPACED), threads=1)
-    prompts, results, messages = two_turns(engine, fed)
-    assert results[0].text == " xq"
-    assert messages[1]["content"] == "xq"
-    held = [*prompts[0], *results[0].tokens[:-1]]
-    assert prompts[1][: len(held)] == held
-    assert results[1].stats.reused_tokens == len(held)
-    assert fed == [*prompts[0][:-1], *prompts[1][len(held) : -1]]
 
 
 def test_a_question_that_is_refused_is_not_kept(make: Callable[..., Path]) -> None:
@@ -214,9 +190,9 @@ def run(bundle: Path, *arguments: object, stdin: str = "") -> Any:
     return CliRunner().invoke(cli, ["run", str(bundle), "--threads", "1", *map(str, arguments)], input=stdin)
 
 
-def test_chat_by_the_command_line(make: Callable[..., Path]) -> None:
+def test_chat_by_the_command_line(make: Callable[..., Path], two_turns: Callable[..., Turns]) -> None:
     bundle = make(THE_ANSWER, CHATML)
-    prompts, results, _ = two_turns(load(bundle, threads=1))
+    prompts, results, *_ = two_turns(load(bundle, threads=1))
     asked = [item for question in QUESTIONS for item in ("--prompt", question)]
     made = run(bundle, "--chat", "--stats", "--max-new-tokens", 8, *asked)
     assert made.exit_code == 0

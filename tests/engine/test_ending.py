@@ -155,15 +155,6 @@ def test_a_closed_stream_leaves_a_sound_engine(fresh: Get, method: str) -> None:
         assert ask(made, PROMPTS[3], method=method).tokens == ask(fresh(), PROMPTS[3]).tokens
 
 
-def test_an_unread_stream_can_be_closed(fresh: Get) -> None:
-    made = fresh()
-    stream = made.stream(PROMPT)
-    assert len(made.sessions._busy) == 1
-    stream.close()
-    assert stream.result.tokens == []
-    assert not made.sessions._busy
-
-
 def test_idle_conversations_are_kept_but_not_for_ever(fresh: Get) -> None:
     made = fresh()
     streams = [
@@ -181,26 +172,3 @@ def test_idle_conversations_are_kept_but_not_for_ever(fresh: Get) -> None:
     made.sessions.clear()
     assert made.kv_bytes() == 0
     assert ask(made, last).stats.reused_tokens == 0
-
-
-def test_two_threads_at_once(fresh: Get) -> None:
-    made = fresh()
-    jobs = [(prompt, method) for prompt in PROMPTS[:4] for method in METHODS]
-    expected = {prompt: ask(made, prompt).tokens for prompt in PROMPTS[:4]}
-    got: dict[tuple[str, str], list[int]] = {}
-    failures: list[BaseException] = []
-
-    def work(mine: list[tuple[str, str]]) -> None:
-        try:
-            for prompt, method in mine:
-                got[prompt, method] = ask(made, prompt, method=method, fallback=False).tokens
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(jobs[at::2],)) for at in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert got == {(prompt, method): expected[prompt] for prompt, method in jobs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import cycle
 
 import pytest
@@ -20,20 +20,6 @@ PLAIN = Settings(method="ar", max_new_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture
-def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slot, int]]:
-    """Slot and tokens of every call that fills one."""
-    found: list[tuple[Slot, int]] = []
-    original = Slot.prefill
-
-    def counted(self: Slot, tokens: Sequence[int]) -> None:
-        found.append((self, len(tokens)))
-        original(self, tokens)
-
-    monkeypatch.setattr(Slot, "prefill", counted)
-    return found
-
-
-@pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Chunks of these sizes in turn, whatever the clock says."""
 
@@ -44,10 +30,10 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return use
 
 
-def test_the_text_and_what_was_reused(fresh: Callable[..., Engine], chunks: list[tuple[Slot, int]]) -> None:
+def test_the_text_and_what_was_reused(fresh: Callable[..., Engine], prefills: list[tuple[Slot, list[int]]]) -> None:
     engine = fresh()
     first = engine.generate(LONG, PLAIN)
-    assert sum(count >= 8 for _, count in chunks) >= 6
+    assert sum(len(tokens) >= 8 for _, tokens in prefills) >= 6
     assert (first.stats.prompt_tokens, first.stats.reused_tokens) == (len(LONG), 0)
     again = engine.generate(LONG, PLAIN)
     assert again.tokens == first.tokens
@@ -57,20 +43,20 @@ def test_the_text_and_what_was_reused(fresh: Callable[..., Engine], chunks: list
 
 
 def test_a_cancel_is_seen_between_chunks(
-    fresh: Callable[..., Engine], chunks: list[tuple[Slot, int]], monkeypatch: pytest.MonkeyPatch
+    fresh: Callable[..., Engine], prefills: list[tuple[Slot, list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, cancel = fresh(), threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr("edgespec.engine.request.time.sleep", lambda _: cancel.set() if len(chunks) == 2 else None)
+        patch.setattr("edgespec.engine.request.time.sleep", lambda _: cancel.set() if len(prefills) == 2 else None)
         result = engine.generate(LONG, PLAIN, cancel=cancel)
-    assert (result.finish, result.tokens, len(chunks)) == ("cancelled", [], 2)
+    assert (result.finish, result.tokens, len(prefills)) == ("cancelled", [], 2)
     assert len(engine.generate(LONG, PLAIN).tokens) == 8
 
 
 @pytest.mark.parametrize("method", ["ar", "speculative"])
 def test_another_request_runs_between_chunks(
     fresh: Callable[..., Engine],
-    chunks: list[tuple[Slot, int]],
+    prefills: list[tuple[Slot, list[int]]],
     rows: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     method: str,
@@ -82,11 +68,11 @@ def test_another_request_runs_between_chunks(
     alone = engine.generate("ROMEO:", settings).tokens
     expected = engine.generate(LONG, settings).tokens
     engine.sessions.clear()
-    chunks.clear()
+    prefills.clear()
     reading = threading.get_ident()
 
     def other(_: float) -> None:
-        if threading.get_ident() == reading and len(chunks) % 3 == 0:
+        if threading.get_ident() == reading and len(prefills) % 3 == 0:
             running = threading.Thread(target=lambda: texts.append(engine.generate("ROMEO:", settings).tokens))
             running.start()
             running.join()
@@ -96,16 +82,16 @@ def test_another_request_runs_between_chunks(
     assert texts
     assert all(text == alone for text in texts)
     counts: dict[Slot, int] = {}
-    for slot, count in chunks:
-        counts[slot] = counts.get(slot, 0) + count
-        assert count <= PREFILL_CHUNK
+    for slot, tokens in prefills:
+        counts[slot] = counts.get(slot, 0) + len(tokens)
+        assert len(tokens) <= PREFILL_CHUNK
     assert [count for count in counts.values() if count > PREFILL_CHUNK] == [len(LONG) - 1] * (1 + (method != "ar"))
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     fresh: Callable[..., Engine],
-    chunks: list[tuple[Slot, int]],
+    prefills: list[tuple[Slot, list[int]]],
     rows: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     cancelled: bool,
@@ -132,11 +118,13 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     for number, _ in enumerate(stream):
         if number == 3:
             pays.append(True)
-            chunks.clear()
+            prefills.clear()
     assert texts == [alone]
     assert stream.result.tokens == expected[: len(stream.result.tokens)]
-    assert max(count for _, count in chunks) <= PREFILL_CHUNK
-    read = sum(count for _, count in chunks) >= len(LONG)  # but for the last tokens, with those written until then
+    assert max(len(tokens) for _, tokens in prefills) <= PREFILL_CHUNK
+    read = sum(len(tokens) for _, tokens in prefills) >= len(
+        LONG
+    )  # but for the last tokens, with those written until then
     assert (stream.result.finish, read) == (("cancelled", False) if cancelled else ("length", True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,6 @@ Fresh = Callable[..., Engine]
 BEGINNING = PROMPTS[14] * 3  # some hundred tokens: more than a block of keys
 
 
-@pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of every prefill that had any."""
-    seen: list[int] = []
-    prefill = Slot.prefill
-
-    def noted(self: Slot, tokens: Sequence[int]) -> None:
-        seen.extend([len(tokens)] * bool(len(tokens)))
-        prefill(self, tokens)
-
-    monkeypatch.setattr(Slot, "prefill", noted)
-    return seen
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -45,7 +31,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_a_restored_text_goes_on_the_same_way(
-    fresh: Fresh, tmp_path: Path, fed: list[int], how: dict[str, Any]
+    fresh: Fresh, tmp_path: Path, prefills: list[tuple[Slot, list[int]]], how: dict[str, Any]
 ) -> None:
     file = tmp_path / "a.session"
     first = fresh()
@@ -59,12 +45,12 @@ def test_a_restored_text_goes_on_the_same_way(
     second = fresh()
     second.rows_exact()  # tried with a prefill of its own
     assert second.restore_session(file) == []
-    fed.clear()
+    prefills.clear()
     got = second.generate(whole, max_new_tokens=24, ignore_eos=True, **how)
     assert got.tokens == expected.tokens
     assert got.stats.reused_tokens == len(written)
     # neither the target nor the draft reads more than what is new and what was written last
-    assert max(fed, default=0) < len(whole) - len(prompt)
+    assert max((len(tokens) for _, tokens in prefills), default=0) < len(whole) - len(prompt)
 
 
 def test_saving_computes_what_is_missing(fresh: Fresh, tmp_path: Path) -> None:
