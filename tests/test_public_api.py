@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
 import inspect
 import subprocess
 import sys
@@ -18,12 +16,10 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.verify import Accept
-from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.options import LoadOptions
-from tools import structure
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
@@ -50,7 +46,8 @@ def test_the_public_names() -> None:
 
 def test_public_names_are_imported_on_first_use() -> None:
     code = (
-        "import sys, edgespec; assert 'numpy' not in sys.modules and 'onnxruntime' not in sys.modules;"
+        "import sys, edgespec; assert set(edgespec.__all__) <= set(dir(edgespec));"  # completion finds them
+        "assert 'numpy' not in sys.modules and 'onnxruntime' not in sys.modules;"
         "from edgespec import *; assert Settings().method is None and 'numpy' in sys.modules;"
         "assert edgespec.Engine is Engine and edgespec.load is load"
     )
@@ -140,22 +137,3 @@ def test_results() -> None:
 def test_values_cannot_be_changed(value: Settings | SamplingParams | Accept | Chunk) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, names(type(value))[0], None)
-
-
-def test_every_public_method_of_the_engine_is_documented() -> None:
-    for cls in (Engine, LoadOptions, Conversation, Stream, Result, Settings, SamplingParams, Accept, Stats):
-        assert cls.__doc__
-        for name, member in vars(cls).items():
-            if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
-                assert inspect.getdoc(member), f"{cls.__name__}.{name}"
-
-
-def test_every_module_says_what_it_is_for_and_can_be_imported() -> None:
-    for module, file in structure.modules().items():
-        doc = ast.get_docstring(ast.parse(text := file.read_text("utf-8")))
-        assert not text.strip() or (doc and doc.splitlines()[0].endswith((".", "?", ":"))), module
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if "export.training" not in module or error.name not in ("torch", "transformers", "accelerate"):
-                raise

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DIRECT = {
@@ -63,25 +59,3 @@ def test_no_pickle_is_read_or_written() -> None:
                 assert keywords.get("allow_pickle", "False") == "False", path
                 if ast.unparse(node.func) == "torch.load":
                     assert keywords.get("weights_only") == "True", path
-
-
-GUARDED = """
-import socket, sys
-
-def refuse(*_, **__):
-    raise AssertionError("a socket")
-
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-import edgespec
-from edgespec.engine.loading import load
-assert len(load(sys.argv[1], threads=1).generate("ROMEO:", max_new_tokens=4, ignore_eos=True).tokens) == 4
-from edgespec.cli.app import cli
-cli.main(["info", sys.argv[1]], standalone_mode=False)
-"""
-
-
-@pytest.mark.usefixtures("native")
-def test_no_network_at_import_or_run(bundles: Callable[..., Path]) -> None:
-    command = [sys.executable, "-c", GUARDED, str(bundles("native", "int4"))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr

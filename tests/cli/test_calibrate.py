@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgespec.planning import profiles as machine
 from edgespec.planning import profiles as profile_cache
 from edgespec.planning import profiles as quiet
-from edgespec.planning.profiles import Machine, Profile, Trial, find_profile, read_profile, this_machine
+from edgespec.planning.profiles import Machine, Profile, Trial, find_profile, read_profile
 from edgespec.runtimes.devices import webgpu as devices
-from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.options import LoadOptions
-from tests.cli.conftest import Command, export
-from tests.conftest import TARGET, THREADS
+from tests.cli.conftest import Command
+from tests.conftest import THREADS
 
 SHORT = ("--seconds", "0.3", "--context", "200", "--threads", str(THREADS))
 
@@ -83,18 +80,6 @@ def test_what_people_see(command: Command, demo: Path, tmp_path: Path) -> None:
     assert "calibrating again: asked for" in forced.err
 
 
-@pytest.mark.usefixtures("native")
-@pytest.mark.usefixtures("calibrated")
-def test_another_setting_is_measured_again(command: Command, demo: Path) -> None:
-    other = command("calibrate", demo, *SHORT[:-1], str(THREADS + 1), "--json").json
-    assert not other["cached"]
-    assert other["reasons"] == [f"threads {THREADS}, here {THREADS + 1}"]
-    stock = command("calibrate", demo, *SHORT, "--operators", "stock", "--json").json
-    assert not stock["cached"]
-    assert stock["profile"]["operators"] == "stock"
-    assert command("calibrate", demo, *SHORT, "--json").json["cached"]
-
-
 @pytest.mark.usefixtures("calibrated")
 def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, demo: Path, tmp_path: Path) -> None:
     longer = command("calibrate", demo, *SHORT, "--context", "300", "--json")
@@ -107,26 +92,6 @@ def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, 
     assert own.json["profile"]["prompts"]
     assert command("calibrate", demo, *SHORT, "--prompts", prompts, "--json").json["cached"]
     assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # nobody asked for others
-
-
-@pytest.mark.usefixtures("calibrated")
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"onnxruntime": "0.1"}, "onnxruntime"),
-        ({"processor": "a phone"}, "measured on"),
-        ({"library": "x"}, "operators"),
-    ],
-)
-def test_what_is_stale_is_measured_again_and_says_why(
-    command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
-) -> None:
-    now = this_machine().model_copy(update=change)
-    monkeypatch.setattr(profile_cache, "this_machine", lambda device="cpu": now)
-    again = command("calibrate", demo, *SHORT)
-    assert again.code == 0
-    assert "calibrating again: " in again.err
-    assert reason in again.err
 
 
 def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,16 +117,6 @@ def test_rubbish_in_the_cache_is_measured_again(command: Command, demo: Path) ->
     again = command("calibrate", demo, *SHORT)
     assert "the profile that was kept is unusable" in again.err
     Profile.model_validate_json(file.read_text())
-
-
-def test_a_bundle_that_was_exported_again(command: Command, tmp_path: Path) -> None:
-    bundle = export(tmp_path / "bundle", TARGET)
-    command("calibrate", bundle, *SHORT)
-    manifest = json.loads((bundle / MANIFEST).read_text())
-    manifest["provenance"]["note"] = "changed"
-    (bundle / MANIFEST).write_text(json.dumps(manifest))
-    again = command("calibrate", bundle, *SHORT, "--json")
-    assert again.json["reasons"] == ["the bundle has changed"]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

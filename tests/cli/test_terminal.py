@@ -258,7 +258,7 @@ def test_a_stop_string_ends_coloured_text_too(
     command: Command, demo: Path, colours: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
 ) -> None:
     whole = command("run", demo, "--prompt", PROMPT, "--json", "--max-new-tokens", 40).json["text"]
-    for stop in sorted({whole[at : at + 2] for at in range(5, 60)} - {""}):
+    for stop in sorted({whole[at : at + 2] for at in range(5, 60, 4)} - {""}):
         rounds.clear()
         refused.clear()
         shown = command("run", demo, *DRAFTING, "--show-drafts", "--stop", stop).out
@@ -350,16 +350,6 @@ def test_a_session_goes_on_in_another_process(command: Command, chatty: Path, tm
     assert int(held) > int(of) // 2
     other = command("run", chatty, "--chat", "--system", "be long", "--session", file, stdin="hi")
     other.refused(1, "begun with another --system")
-
-
-def test_a_system_message_is_computed_once(command: Command, chatty: Path, tmp_path: Path) -> None:
-    file, system = tmp_path / "system.session", ("--system", "be brief, be kind and be quick, whatever they ask")
-    with load(chatty, threads=THREADS) as engine:
-        engine.conversation([{"role": "system", "content": system[1]}]).save(file)
-    result = command("run", chatty, "--chat", *SHORT, "--stats", *system, "--session", file, stdin="how long?\n")
-    ((of, held),) = re.findall(r"prompt +(\d+) tokens, (\d+) of them still in the cache", result.err)
-    assert int(held) > int(of) // 2
-    assert result.out == command("run", chatty, "--chat", *SHORT, *system, stdin="how long?\n").out
 
 
 def test_a_prompt_finds_its_session(command: Command, demo: Path, tmp_path: Path) -> None:

@@ -190,18 +190,6 @@ def run(bundle: Path, *arguments: object, stdin: str = "") -> Any:
     return CliRunner().invoke(cli, ["run", str(bundle), "--threads", "1", *map(str, arguments)], input=stdin)
 
 
-def test_chat_by_the_command_line(make: Callable[..., Path], two_turns: Callable[..., Turns]) -> None:
-    bundle = make(THE_ANSWER, CHATML)
-    prompts, results, *_ = two_turns(load(bundle, threads=1))
-    asked = [item for question in QUESTIONS for item in ("--prompt", question)]
-    made = run(bundle, "--chat", "--stats", "--max-new-tokens", 8, *asked)
-    assert made.exit_code == 0
-    assert made.stdout == "xqz\nxqz\n"
-    held = len(prompts[0]) + len(results[0].tokens) - 1
-    assert f"{len(prompts[0])} tokens, 0 of them still in the cache" in made.stderr
-    assert f"{len(prompts[1])} tokens, {held} of them still in the cache" in made.stderr
-
-
 def test_template_options_by_the_command_line(make: Callable[..., Path], tmp_path: Path) -> None:
     template = (
         "{% if mood is not false or size != 3 or name != 'a=b' or not tools %}{{ raise_exception('no') }}{% endif %}"

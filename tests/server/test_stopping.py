@@ -107,7 +107,7 @@ def test_a_signal_within_an_import_that_turns_it_into_an_error(tmp_path: Path) -
     assert (ran.returncode, ran.stderr) == (143, "")
 
 
-@pytest.mark.parametrize("moment", [0.2, 0.6, 1.2])
+@pytest.mark.parametrize("moment", [0.2, 1.0])
 def test_a_signal_while_it_starts(served_bundle: Path, moment: float) -> None:
     command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", "0", "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -233,27 +233,3 @@ def test_a_stop_lets_requests_end(served_bundle: Path, alone: Engine) -> None:
     assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
     stop(running)
     assert running.process.returncode in (0, -15, 143)  # however SIGTERM is told
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--parallel", "0"], "expected at least 1"),
-        (["--seconds", "-1"], "expected at least"),
-        (["--port", "99999"], "port"),
-    ],
-)
-def test_wrong_options(served_bundle: Path, options: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), *options]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ran.returncode in (1, 2)
-    assert message in ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
-def test_a_port_that_is_taken(served: Served, served_bundle: Path) -> None:
-    port = served.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", port]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 1
-    assert "Traceback" not in ran.stderr
