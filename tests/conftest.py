@@ -125,7 +125,6 @@ LONGEST = (
     "lossless/test_sampled.py",
     "lossless/test_matrix.py",
     "android/test_kotlin.py",
-    "test_packaging.py",
     "export/training/test_state.py",
     "test_benchmarks.py",
     "fuzz/test_fuzz.py",

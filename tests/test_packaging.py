@@ -27,7 +27,10 @@ BIN = "Scripts" if sys.platform == "win32" else "bin"
 SCALAR = " ".join(f"-Dhas_runtimes_native_{isa}_cpp=OFF" for isa in ISA_FLAGS)
 QUICK = f"{SCALAR} -DCMAKE_CXX_FLAGS_RELEASE=-O0"  # how well it is optimized does not matter either
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links and a POSIX toolchain")
+pytestmark = [
+    pytest.mark.nightly,  # .ci/run installs from the checkout, with a compiler and without
+    pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links and a POSIX toolchain"),
+]
 
 
 def call(*command: object, **changes: str | None) -> str:
@@ -110,7 +113,6 @@ def test_the_source_archive_is_complete(sdist: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".dylib", ".pyc", ".onnx"))]
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("native")
 def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_path: Path) -> None:
     wheel = build(builder, sdist, tmp_path / "wheel", CMAKE_ARGS=QUICK)

@@ -14,8 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from edgespec.cli.app import cli
 from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError
 from tests.server.conftest import Served, start, stop
 
 ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 4000, "temperature": 0, "stream": True}
@@ -120,16 +123,13 @@ def test_a_signal_while_it_starts(served_bundle: Path, moment: float) -> None:
 
 def test_a_port_that_is_taken_is_said_once(served: Served, served_bundle: Path) -> None:
     port = served.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port"]
-    ran = subprocess.run([*command, port], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", port]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 1
     assert ran.stderr.splitlines() == [
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use",
         "hint: --port 0 takes a free port",
     ]
-    ran = subprocess.run([*command, "0", "--host", "203.0.113.7"], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == "hint: give an address of this machine"
 
 
 def test_a_server_that_others_reach_without_a_key_is_warned_of(served_bundle: Path) -> None:
@@ -143,14 +143,19 @@ def test_a_server_that_others_reach_without_a_key_is_warned_of(served_bundle: Pa
         process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("way", ["option", "variable"])
-def test_an_empty_key_opens_nothing(served_bundle: Path, way: str) -> None:
-    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", "0"]
-    own = os.environ | ({"EDGESPEC_API_KEY": ""} if way == "variable" else {})
-    options = ["--api-key", ""] if way == "option" else []
-    ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, env=own)
-    assert ran.returncode == 1
-    assert "the API key is empty" in ran.stderr
+@pytest.mark.parametrize(
+    "options, variable, message",
+    [
+        (["--api-key", ""], None, "the API key is empty"),
+        ([], "", "the API key is empty"),
+        (["--host", "203.0.113.7"], None, "cannot listen on 203.0.113.7"),
+    ],
+)
+def test_what_opens_nothing(served_bundle: Path, options: list[str], variable: str | None, message: str) -> None:
+    command = ["serve", str(served_bundle), "--port", "0", *options]
+    done = CliRunner().invoke(cli, command, env={"EDGESPEC_API_KEY": variable})
+    assert isinstance(done.exception, EdgespecError)
+    assert message in str(done.exception)
 
 
 def test_ctrl_c_stops_it_too(served_bundle: Path) -> None:
