@@ -182,19 +182,6 @@ def answer(command: Command, source: Path) -> tuple[dict[str, Any], list[int]]:
     return made, load(bundle, threads=1).bundle.manifest.tokenizer.eos
 
 
-@pytest.mark.parametrize("ends, text", [(("z", "</s>"), "xq"), (("</s>", "q"), "x"), (("</s>",), "xqzxqzx")])
-def test_each_of_several_eos_ends_the_text(
-    command: Command, chained: Callable[..., Path], ends: tuple[str, ...], text: str
-) -> None:
-    """Whatever kind of token it is, special or a word, it is no part of the text."""
-    ids = [number(name) for name in ends]
-    made, eos = answer(command, chained(ids))
-    assert eos == ids
-    assert made["text"] == text
-    assert made["finish"] == ("length" if len(ends) == 1 else "eos")
-    assert made["tokens"] == [number(name) for name in ("xqzxqzx" if len(ends) == 1 else text + "zq"[len(text) == 1])]
-
-
 def drop_generation(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
 
@@ -224,30 +211,39 @@ def other_generation(folder: Path) -> None:
     write(folder / "generation_config.json", {"eos_token_id": number("z"), "bos_token_id": None})
 
 
+def nothing(folder: Path) -> None:
+    pass
+
+
 @pytest.mark.parametrize(
-    "eos, change, described, expected",
+    "eos, change, described, expected, text",
     [
-        ("z", drop_generation, {}, ["z"]),
-        ("</s>", drop_generation, {"eos_token": {"content": "z", "lstrip": False}}, ["</s>", "z"]),
-        ("</s>", drop_all, {"eos_token": "z"}, ["z"]),
-        ("</s>", name_in_map, {}, ["z"]),
-        ("</s>", name_outside_the_text_part, {}, ["z"]),
-        ("z", broken_generation, {}, ["z"]),
-        ("</s>", other_generation, {"eos_token": "q"}, ["z"]),
+        # each of several ends the text; whatever kind of token it is, special or a word, it is no part of it
+        (["z", "</s>"], nothing, {}, ["z", "</s>"], "xq"),
+        (["</s>", "q"], nothing, {}, ["</s>", "q"], "x"),
+        (["</s>"], nothing, {}, ["</s>"], "xqzxqzx"),
+        # where it is named
+        ("z", drop_generation, {}, ["z"], "xq"),
+        ("</s>", drop_generation, {"eos_token": {"content": "z", "lstrip": False}}, ["</s>", "z"], "xq"),
+        ("</s>", drop_all, {"eos_token": "z"}, ["z"], "xq"),
+        ("</s>", name_in_map, {}, ["z"], "xq"),
+        ("</s>", name_outside_the_text_part, {}, ["z"], "xq"),
+        ("z", broken_generation, {}, ["z"], "xq"),
+        ("</s>", other_generation, {"eos_token": "q"}, ["z"], "xq"),
+        # there is none
+        (-1, nothing, {}, [], "xqzxqzx"),
+        ([], nothing, {}, [], "xqzxqzx"),
+        ([-1], nothing, {}, [], "xqzxqzx"),
     ],
 )
-def test_where_eos_is_named(
-    command: Command, chained: Callable[..., Path], eos: str, change: Any, described: Any, expected: list[str]
+def test_what_ends_a_text(
+    command: Command, chained: Callable[..., Path], eos: Any, change: Any, described: Any, expected: Any, text: str
 ) -> None:
-    made, found = answer(command, chained(number(eos), change, **described))
+    ids = [one if isinstance(one, int) else number(one) for one in (eos if isinstance(eos, list) else [eos])]
+    made, found = answer(command, chained(ids if isinstance(eos, list) else ids[0], change, **described))
     assert found == [number(name) for name in expected]
-    assert (made["text"], made["finish"]) == ("xq", "eos")
-
-
-@pytest.mark.parametrize("eos", [-1, [], [-1]])
-def test_no_eos(command: Command, chained: Callable[..., Path], eos: Any) -> None:
-    made, found = answer(command, chained(eos))
-    assert (made["text"], made["finish"], found) == ("xqzxqzx", "length", [])
+    assert (made["text"], made["finish"]) == (text, "eos" if len(text) < 7 else "length")
+    assert made["tokens"] == [number(name) for name in "xqzxqzx"[: len(text) + 1]]
 
 
 def test_an_eos_outside_the_vocabulary(command: Command, chained: Callable[..., Path], tmp_path: Path) -> None:
@@ -258,18 +254,15 @@ def test_an_eos_outside_the_vocabulary(command: Command, chained: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "described, bos",
-    [({"bos_token": "<s>"}, 0), ({"bos_token": None}, 0), ({}, 0), ({"bos_token": "<s>", "add_bos_token": True}, 0)],
+    "described", [{"bos_token": "<s>"}, {"bos_token": None}, {}, {"bos_token": "<s>", "add_bos_token": True}]
 )
-def test_bos_of_a_tokenizer_that_adds_none(
-    command: Command, chained: Callable[..., Path], described: Any, bos: int
-) -> None:
+def test_bos_of_a_tokenizer_that_adds_none(command: Command, chained: Callable[..., Path], described: Any) -> None:
     """As of Qwen2: the configuration has a BOS, texts begin without.  What tokenizer.json says counts, as in
     transformers 5."""
     source = chained(number("z"), **described)
     bundle = export(source.parent / "bundle", str(source), *FP32)
     assert TextCodec(bundle).encode("so:") == [*TextCodec(bundle).encode("so:", special=False)]
-    assert load(bundle, threads=1).bundle.manifest.tokenizer.bos == bos
+    assert load(bundle, threads=1).bundle.manifest.tokenizer.bos == 0
     assert command("run", bundle, "--prompt", "so:", "--json").json["text"] == "xq"
 
 
