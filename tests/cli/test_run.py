@@ -268,16 +268,14 @@ def test_a_reader_that_goes_away(demo: Path, tmp_path: Path, arguments: tuple[ob
     assert err == ""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_any_encoding_of_the_output(demo: Path, tmp_path: Path, encoding: str) -> None:
+@pytest.mark.parametrize("encoding, more", [("ascii", ()), ("ascii", ("--json",)), ("cp1252", ())])
+def test_any_encoding_of_the_output(demo: Path, tmp_path: Path, encoding: str, more: tuple[str, ...]) -> None:
     # the grammar makes it write what some encodings have no room for
-    wanted = ("run", demo, "--prompt", "\u2603 caf\u00e9", "--regex", " caf\u00e9\u2603")
-    environment = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    shown = process(*wanted, cwd=tmp_path, **environment)
+    wanted = ("run", demo, "--prompt", "\u2603 caf\u00e9", "--regex", " caf\u00e9\u2603", *more)
+    shown = process(*wanted, cwd=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
     assert (shown.code, "Traceback" in shown.err) == (0, False)
     assert " caf" in shown.out
-    made = process(*wanted, "--json", cwd=tmp_path, **environment)
-    assert json.loads(made.out)["prompt"] == "\u2603 caf\u00e9"
+    assert not more or json.loads(shown.out)["prompt"] == "\u2603 caf\u00e9"
 
 
 SIGNALLED = """
@@ -300,7 +298,9 @@ main()
 
 @posix
 @pytest.mark.parametrize("stage, kept", [("weights", False), ("parity", False), ("skip set", True)])
-def test_ctrl_c_during_an_export(tmp_path: Path, stage: str, kept: bool) -> None:
+def test_ctrl_c_during_an_export(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kept: bool
+) -> None:
     wanted = ["export", TARGET, "--method", "self-spec", "--trials", LONG, "-o", "demo"]
     running = start([int(signal.SIGINT), stage, *wanted], tmp_path, program=("-c", SIGNALLED))
     out, err = running.communicate(timeout=300)
@@ -312,7 +312,8 @@ def test_ctrl_c_during_an_export(tmp_path: Path, stage: str, kept: bool) -> None
     if kept:  # the next try goes on from there, and cleans up
         assert [path.suffix for path in (tmp_path / ".demo.search").iterdir()] == [".journal"]
         wanted[wanted.index(LONG)] = 1
-        assert process(*wanted, cwd=tmp_path).code == 0
+        monkeypatch.chdir(tmp_path)
+        assert command(*wanted).code == 0
         assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 

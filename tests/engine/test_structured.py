@@ -23,10 +23,6 @@ PROMPT = "KING RICHARD:\n"
 METHODS = "ngram", "speculative", "self-spec", "medusa", "swift", "blockwise", "paradecode"
 
 
-def test_there_are_fifty_different_schemas() -> None:
-    assert len(SCHEMAS) == len({json.dumps(schema) for schema in SCHEMAS}) == 50
-
-
 @pytest.mark.parametrize("number", range(50))
 def test_every_schema_is_followed_by_plain_decoding_and_by_drafts(engine: Callable[..., Engine], number: int) -> None:
     own, grammar = engine(), Grammar.json_schema(SCHEMAS[number])

@@ -1,4 +1,4 @@
-"""The HTTP API: answers, queues, and drafters of a server."""
+"""The HTTP API: answers, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import OpenAI
 from starlette.testclient import TestClient
 
 from edgespec.decoding.loop import Round
@@ -23,13 +21,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.request import Stream
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.manifest import Operators
 from edgespec.server.app import Access, make_app
 from edgespec.server.errors import Busy, Stopped
 from edgespec.server.scheduler import Event, FairQueue, Limits, Scheduler, Ticket
-from tests.server.conftest import start, stop
 
 URL = "http://localhost:8000"
 JSON = {"Content-Type": "application/json"}
@@ -306,56 +300,6 @@ def test_limits_are_checked() -> None:
     for wrong in ({"parallel": 0}, {"tokens": 0}, {"seconds": 0}, {"queue": -1}, {"seconds": float("nan")}):
         with pytest.raises(InvalidRequest, match="expected at least"):
             Limits(**wrong)
-
-
-PROMPTS = ("ROMEO:\n", "KING RICHARD III:\nWhat", "First Citizen:\nWe are")
-
-
-@pytest.fixture(scope="module")
-def eagle(tmp_path_factory: pytest.TempPathFactory, kind: Operators) -> Path:
-    """Make the embedded model with its EAGLE-3 drafter."""
-    folder = tmp_path_factory.mktemp("eagle") / "bundle"
-    Exporter(ExportOptions("builtin:shakespeare", folder, ["eagle"], "fp32", operators=kind, threads=1)).run()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def client_drafter(eagle: Path) -> Iterator[OpenAI]:
-    running = start(eagle, "--name", "eagle", "--parallel", "2")
-    try:
-        with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
-            yield made
-    finally:
-        stop(running)
-
-
-def test_streams_are_plain_decodings_text(client_drafter: OpenAI, eagle: Path, kind: Operators) -> None:
-    """Alone, together in one pass, and once more on slots that others have used."""
-
-    def stream(prompt: str) -> str:
-        own = {"edgespec": {"method": "eagle", "fallback": False}}
-        events = client_drafter.completions.create(
-            model="eagle", prompt=prompt, max_tokens=32, temperature=0, stream=True, extra_body=own
-        )
-        return "".join(choice.text for event in events for choice in event.choices)
-
-    with load(eagle, threads=1, operators=kind) as engine:
-        expected = [engine.generate(prompt, max_new_tokens=32, method="ar").text for prompt in PROMPTS]
-    assert [stream(prompt) for prompt in PROMPTS] == expected
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        assert list(pool.map(stream, PROMPTS)) == expected
-    assert stream(PROMPTS[0]) == expected[0]
-
-
-def test_its_guesses_are_taken(client_drafter: OpenAI) -> None:
-    own = {"edgespec": {"method": "eagle", "fallback": False}}
-    answer = client_drafter.completions.create(
-        model="eagle", prompt=PROMPTS[0], max_tokens=32, temperature=0, extra_body=own
-    )
-    assert answer.model_extra is not None
-    (said,) = answer.model_extra["edgespec"]
-    assert said["method_used"] == "eagle"
-    assert 0 < said["accepted"] <= said["drafted"]
 
 
 ITEMS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("12")), max_size=30)
