@@ -106,22 +106,6 @@ def test_requests_that_cannot_fit_are_refused_and_leave_a_sound_engine(demo: Pat
     assert engine.generate([5] * 100, max_new_tokens=20).tokens
 
 
-def test_idle_conversations_make_room(demo: Path) -> None:
-    """KV that earlier requests have left is dropped where the next one needs the memory."""
-    tokens = 448
-    engine = opened(demo, "stock", "off")
-    for first in (5, 6, 7):
-        with engine.stream([first] * 400, max_new_tokens=8) as stream:  # noqa: SIM117
-            with engine.stream([first + 50] * 400, max_new_tokens=8) as other:
-                next(iter(stream)), next(iter(other))
-    held = engine.kv_bytes()
-    assert held > 2 * engine.bundle.manifest.target.facts.kv_bytes_per_token * 400
-    engine.allowance.asked = engine.allowance._mapped = True
-    engine.allowance.limit = peak(demo, "ngram", "stock", tokens).peak + (64 << 10)
-    engine.generate([9] * 400, method="ngram", max_new_tokens=tokens - 401)
-    assert engine.kv_bytes() < held
-
-
 def test_from_the_command_line(command: Command, demo: Path) -> None:
     words = ("run", demo, "--prompt", "ROMEO:", "--max-new-tokens", "8", "--no-check", "--json")
     found = command(*words, "--budget", "1GiB").json

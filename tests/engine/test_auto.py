@@ -103,13 +103,6 @@ def test_batches_switch_too(fresh: Get, switching: None) -> None:
     assert not any(result.stats.drops for result in results)
 
 
-def test_guesses_that_were_drawn_are_not_exact_and_others_are(fresh: Get) -> None:
-    sampled: dict[str, Any] = {"temperature": 1.0}
-    assert not ask(fresh(promises={"speculative": 1.9}), **sampled, fallback=False).exact
-    assert ask(fresh(promises={}), **sampled).exact  # n-grams guess as they are
-    assert ask(fresh(promises={"speculative": 1.9})).exact
-
-
 def test_a_seeded_text_does_not_depend_on_what_was_learned(fresh: Get) -> None:
     sampled: dict[str, Any] = {"temperature": 1.0, "seed": 7}
     known = fresh()
