@@ -28,25 +28,15 @@ _STREAK = 6  # probes in a row, while all their guesses are accepted: one may no
 
 @dataclass
 class Record:
-    """What one bucket of a drafter's guesses has shown of its acceptance.
+    """What one bucket of a drafter's guesses has shown of its acceptance."""
 
-    Attributes:
-        rates: a_j for the positions seen so far; [0] starts as the prior.
-        seen: observations of each.
-        wait: plain rounds before the next probe.
-        waited: plain rounds since the last one.
-        probing: a probe is being verified.
-        streak: probes in a row.
-        drafting: whether it was drafted when last decided on.
-    """
-
-    rates: list[float]
-    seen: list[int] = field(default_factory=lambda: [0])
-    wait: int = WAIT
-    waited: int = 0
-    probing: bool = False
-    streak: int = 0
-    drafting: bool | None = None
+    rates: list[float]  # a_j for the positions seen so far; [0] starts as the prior
+    seen: list[int] = field(default_factory=lambda: [0])  # observations of each
+    wait: int = WAIT  # plain rounds before the next probe
+    waited: int = 0  # plain rounds since the last one
+    probing: bool = False  # a probe is being verified
+    streak: int = 0  # probes in a row
+    drafting: bool | None = None  # whether it was drafted when last decided on
 
     def rate(self, position: int) -> float:
         """Return a at ``position``; one never put to the test is taken to be like the one before."""
@@ -86,23 +76,10 @@ class Adaptive(Wrapper):
         gamma_max: most guesses, whatever the budget.
         fallback: False = always draft at least one guess.
         prior: acceptance to start from, for example the one the bundle's manifest has measured.
-
-    Attributes:
-        plain: rounds without a guess, by decision or because the inner drafter had none.
-        drafted: rounds with guesses.
-        probes: those of them that were probes.
-        stake: plain steps that a round may lose if all its guesses are wrong.
-        required: speed that a proposal must be predicted to reach; plain decoding's is 1.
-        reproducible: this request is decided by counts and the given costs alone, never by the clock.
     """
 
     def __init__(
-        self,
-        inner: Drafter,
-        cost: CostModel,
-        gamma_max: int = 8,
-        fallback: bool = True,
-        prior: float = PRIOR,
+        self, inner: Drafter, cost: CostModel, gamma_max: int = 8, fallback: bool = True, prior: float = PRIOR
     ) -> None:
         super().__init__([inner])
         self.inner, self.name = inner, inner.name
@@ -110,13 +87,13 @@ class Adaptive(Wrapper):
         self.gamma_max = gamma_max
         self.fallback = fallback
         self.prior = prior
-        self.plain = self.drafted = self.probes = 0
-        self.required = 1.0
-        self.stake = inf
+        self.plain = self.drafted = self.probes = 0  # rounds without a guess, with guesses, and those that were probes
+        self.required = 1.0  # speed that a proposal must be predicted to reach; plain decoding's is 1
+        self.stake = inf  # plain steps that a round may lose if all its guesses are wrong
         self._at_once, self._cheap = inner.steps_at_once, inner.cheap
         self._records: dict[int, Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
-        self.reproducible = False
+        self.reproducible = False  # whether this request is decided by counts and the given costs, never by the clock
         self._costs = cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._stats = Stats()  # of the request
@@ -274,8 +251,8 @@ class Adaptive(Wrapper):
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Learn what was accepted; pass the round on.
 
-        Where drafting ran layers of the pass, the step that found no guess to go on with counts as a guess that was
-        wrong: it took the time of one.
+        Where drafting ran layers of the pass, a step that found no guess counts as a wrong one: it took the time of
+        one.
         """
         if not proposal.empty:
             record = self._record(proposal.bucket)

@@ -43,46 +43,28 @@ _LOOK = 0.25  # most plain steps that looking without a guess is counted as
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method to choose from.
+    """A method to choose from."""
 
-    Attributes:
-        name: of the method.
-        promise: predicted speed over plain decoding.
-        make: builds its drafter, loading what that needs; called at its first turn.
-        cheap: whether looking without guessing costs next to nothing.
-        from_start: it must be shown a text from its beginning, so it is not taken up in the middle of a request.
-    """
-
-    name: str
-    promise: float
-    make: Callable[[], Adaptive]
-    cheap: bool = False
+    name: str  # of the method
+    promise: float  # predicted speed over plain decoding
+    make: Callable[[], Adaptive]  # builds its drafter, loading what that needs; called at its first turn
+    cheap: bool = False  # whether looking without guessing costs next to nothing
+    # it must be shown a text from its beginning, so it is not taken up in the middle of a request
     from_start: bool = False
 
 
 @dataclass
 class Arm:
-    """What one candidate has shown on a session.
+    """What one candidate has shown on a session."""
 
-    Attributes:
-        promise: predicted speed over plain decoding.
-        gain: measured of late, when it was last judged; None = never.
-        budget: plain steps that it may lose.
-        until: round before which it is not tried again.
-        wait: rounds to wait after the next failure.
-        out: it failed in this request.
-        late: this request began without it, and it cannot follow.
-        note: why it was left last, in words.
-    """
-
-    promise: float
-    gain: float | None = None
-    budget: float = CREDIT
-    until: int = 0
-    wait: int = AGAIN
-    out: bool = False
-    late: bool = False
-    note: str = ""
+    promise: float  # predicted speed over plain decoding
+    gain: float | None = None  # measured of late, when it was last judged; None = never
+    budget: float = CREDIT  # plain steps that it may lose
+    until: int = 0  # round before which it is not tried again
+    wait: int = AGAIN  # rounds to wait after the next failure
+    out: bool = False  # it failed in this request
+    late: bool = False  # this request began without it, and it cannot follow
+    note: str = ""  # why it was left last, in words
 
     @property
     def expected(self) -> float:
@@ -124,21 +106,14 @@ class Arm:
 
 @dataclass
 class Bandit:
-    """Budgets and measured gains of all candidates, and which one is in use.
+    """Budgets and measured gains of all candidates, and which one is in use."""
 
-    Attributes:
-        each: in the candidates' order.
-        now: rounds so far, over all requests.
-        active: which is in use; None = plain decoding.
-        window: (tokens, plain steps taken, drafted and no probe) of the latest rounds of the one in use.
-        rounds_in_use: its rounds.
-    """
-
-    each: list[Arm]
-    now: int = 0
-    active: int | None = None
+    each: list[Arm]  # in the candidates' order
+    now: int = 0  # rounds so far, over all requests
+    active: int | None = None  # which is in use; None = plain decoding
+    # (tokens, plain steps taken, drafted and no probe) of the latest rounds of the one in use
     window: deque[tuple[int, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    rounds_in_use: int = 0
+    rounds_in_use: int = 0  # its rounds
 
     @property
     def gain(self) -> float:
@@ -175,17 +150,9 @@ class Bandit:
 class Auto(Wrapper):
     """Drafts by the candidate that is fastest.
 
-    What was learned stays from request to request, but for texts that depend on how much is guessed (rejection sampling
-    with a seed): those start from the predictions, and are decided by counts and given costs, never by the clock.
-
-    Args:
-        candidates: in order of preference.
-        fallback: False = the first candidate always drafts, and only a failure makes way for another.
-
-    Attributes:
-        name: the method in use, ``plain`` if none is.
-        entered: candidates in use in this request, in order.
-        rounds: rounds with guesses by candidate, in this request.
+    What was learned stays from request to request, but for texts that depend on how much is guessed (rejection
+    sampling with a seed): those start from the predictions, and are decided by counts and given costs, never by the
+    clock. Without ``fallback`` the first candidate always drafts, and only a failure makes way for another.
     """
 
     def __init__(self, candidates: Sequence[Candidate], fallback: bool = True) -> None:

@@ -22,13 +22,6 @@ class Chain(Wrapper):
     states, their own slot) stays right.  One that always runs layers (early exits) belongs at the end.
 
     A proposer that fails is left out for the rest of the request.
-
-    Args:
-        proposers: at least one.
-
-    Attributes:
-        won: rounds by proposer.
-        failed: why proposers were left out, by name.
     """
 
     name = "chain"

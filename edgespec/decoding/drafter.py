@@ -39,11 +39,7 @@ class HeadStart:
         raise NotImplementedError
 
     def check(self, target: Target, proposal: Proposal) -> None:
-        """Refuse what is not of ``proposal``, or what ``target`` cannot go on from.
-
-        Raises:
-            ValueError: it is so.
-        """
+        """Refuse what is not of ``proposal``, or what ``target`` cannot go on from, by a ``ValueError``."""
         raise NotImplementedError
 
     def forward(self, target: Target, tokens: NDArray[np.int64], best: bool) -> Pass:
@@ -118,11 +114,7 @@ class Proposal:
         return len(self) if self.parents is None else max(map(self.depth, range(len(self))), default=0)
 
     def check(self, vocab: int) -> None:
-        """Refuse what is no proposal over a vocabulary of ``vocab`` tokens; the empty one passes.
-
-        Raises:
-            ValueError: its shapes, tokens, tree or probabilities are wrong.
-        """
+        """Refuse, by a ``ValueError``, what is no proposal over ``vocab`` tokens; the empty one passes."""
         tokens, parents, probs = self.tokens, self.parents, self.probs
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(f"guesses must be integers [n], got {tokens.dtype} {list(tokens.shape)}")
@@ -193,18 +185,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A request as its drafter sees it.
+    """A request as its drafter sees it."""
 
-    Attributes:
-        tokens: the prompt, or all text so far where a drafter is taken up in the middle; read only.
-        params: how the request samples.
-        noise: its randomness, for drafters that draw their guesses.
-        stats: where control writes its decisions, and reads how many requests share a pass.
-    """
-
-    tokens: list[int]
-    params: SamplingParams = field(default_factory=SamplingParams)
-    noise: Noise = field(default_factory=Noise)
+    tokens: list[int]  # the prompt, or all text so far where a drafter is taken up in the middle; read only
+    params: SamplingParams = field(default_factory=SamplingParams)  # how the request samples
+    noise: Noise = field(default_factory=Noise)  # its randomness, for drafters that draw their guesses
+    # where control writes its decisions, and reads how many requests share a pass
     stats: Stats = field(default_factory=Stats)
 
 
@@ -251,19 +237,14 @@ class Drafter:
         return 0
 
     def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
-        """Say what is known of the next proposal before it is made.
+        """Say what is known of the next proposal before it is made; None = not known.
 
-        Returns:
-            its ``Proposal.bucket``, and [budget + 1] the rows of the pass over it cut at each depth; None = not known.
+        That is its ``Proposal.bucket``, and [budget + 1] the rows of the pass over it cut at each depth.
         """
         return None, None
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Guess what follows.
-
-        Args:
-            tokens: all committed tokens, the pending one last.  Read only.
-            budget: deepest guess allowed, >= 1.
+        """Guess what follows all committed ``tokens`` (read only; the pending one is last), at most ``budget`` >= 1 deep.
 
         With ``probs`` set, whether a guess is offered must not depend on the draw of that guess (stop after a weak
         token, never before it), or verification would not be lossless.
@@ -271,35 +252,25 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Learn from a round.
+        """Learn from a round: the proposal as the guard cut it, and what was accepted of it, which the next ``tokens``
+        hold.
 
-        Args:
-            proposal: what was verified: the proposal as the guard cut it.
-            verdict: what was accepted; the token list of the next ``propose`` holds it.
-            output: the target's pass: row 0 follows the pending token, row i + 1 node i.
+        Row 0 of ``output`` follows the pending token, row i + 1 node i.
         """
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """Learn what the round took; every drafter has observed it, so that the target may run passes now."""
 
     def dry_step(self, first: bool = False) -> bool:
-        """Run one draft step, which is timed before the first request.
+        """Run one draft step, which is timed before the first request; False = there is no such step.
 
-        Args:
-            first: run the first step of a round, where that is another one.
-
-        Returns:
-            whether there was such a step.
+        ``first``: that of a round, where it is another one.
         """
         return False
 
 
 class Wrapper(Drafter):
-    """A drafter around others.  ``tell`` forwards a hook; what is not overridden goes to all of them.
-
-    Args:
-        inside: the drafters that are told what happens.
-    """
+    """A drafter around others: ``tell`` forwards a hook; what is not overridden goes to all that are ``inside``."""
 
     def __init__(self, inside: Sequence[Drafter]) -> None:
         self.inside = list(inside)
@@ -348,18 +319,7 @@ class Guard:
     """Stands between the loop and a drafter: nothing that a drafter does can break the request or change its text.
 
     A drafter is dropped at its first failure, and the reason is kept.  One that holds several (a chain, ``auto``) loses
-    the one that failed, and goes on with the others.
-
-    Args:
-        drafter: whatever guesses.
-        target: whose passes verify its guesses.
-        eos: tokens that end the text.
-        stats: where failures and the drafter's time are counted.
-
-    Attributes:
-        proposer: the method that made the last proposal.
-        draft_ms: time of the last proposal.
-        tapped: the target, where the drafter wants its auxiliary states.
+    the one that failed, and goes on with the others.  Failures and the drafter's time are counted in ``stats``.
     """
 
     def __init__(self, drafter: Drafter, target: Target, eos: frozenset[int], stats: Stats) -> None:
@@ -478,14 +438,8 @@ class Proposer(Protocol):
     """
 
     def propose(self, tokens: list[int], budget: int) -> Sequence[int] | Proposal | None:
-        """Guess what follows.
+        """Guess what follows ``tokens``, a copy of prompt and text so far; guesses beyond ``budget`` >= 1 are cut.
 
-        Args:
-            tokens: prompt and text so far, a copy.
-            budget: most guesses, >= 1; more are cut.
-
-        Returns:
-            Token ids, in order; none to pass.  Or a ``Proposal``, for trees and for guesses drawn from a distribution;
-            the text has the model's distribution only if they were drawn from the ``probs`` it reports.
+        Returns token ids, in order, none to pass; or a ``Proposal``, for trees and for guesses drawn from a
+        distribution: the text has the model's distribution only if they were drawn from the ``probs`` it reports.
         """
-        ...

@@ -28,28 +28,15 @@ Finish = Literal["eos", "length", "context"]
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """What one request asks for.
+    """What one request asks for.  A count below 1 is an ``InvalidRequest``."""
 
-    Attributes:
-        max_new_tokens: most tokens to emit, >= 1.
-        gamma: deepest guess of a proposal, >= 1.
-        eos: tokens that end the text; the one that ended it is emitted.
-        sampling: how tokens are chosen.
-        logprobs: report the model's own log-probability of each emitted token.
-        shadow: compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none.
-        accept: which guesses are accepted.
-
-    Raises:
-        InvalidRequest: a count below 1.
-    """
-
-    max_new_tokens: int = 128
-    gamma: int = 4
-    eos: frozenset[int] = frozenset()
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    logprobs: bool = False
-    shadow: int = 0
-    accept: Accept = EXACT
+    max_new_tokens: int = 128  # most tokens to emit, >= 1
+    gamma: int = 4  # deepest guess of a proposal, >= 1
+    eos: frozenset[int] = frozenset()  # tokens that end the text; the one that ended it is emitted
+    sampling: SamplingParams = field(default_factory=SamplingParams)  # how tokens are chosen
+    logprobs: bool = False  # report the model's own log-probability of each emitted token
+    shadow: int = 0  # compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none
+    accept: Accept = EXACT  # which guesses are accepted
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.gamma < 1:
@@ -61,59 +48,37 @@ class DecodeOptions:
 
 @dataclass(slots=True)
 class PrefillRequest:
-    """Some of the text is to be read.  Whoever drives the request sends how many tokens come next; None = all of them.
+    """Some of the text is to be read.  Who drives the request sends how many tokens come next; None = all of them."""
 
-    Attributes:
-        left: tokens to be read.
-        draft: whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up.
-    """
-
-    left: int
+    left: int  # tokens to be read
+    # whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up
     draft: bool = False
 
 
 @dataclass(slots=True)
 class PassRequest:
-    """A pass over the pending token and a proposal.
+    """A pass over the pending token and a proposal."""
 
-    Attributes:
-        tokens: int64 [n], the pending token and its guesses.
-        parents: int64 [n], parent row of each row, -1 for row 0; None = a chain.
-        head_start: layers that have run over these rows; None = none.
-        best: whether the likeliest token of each row and its logit are enough.
-        ms: set by who runs it: what the pass took.
-        other_rows: set by who runs it: rows of other requests in the same pass.
-    """
-
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64] | None
-    head_start: HeadStart | None
-    best: bool
-    ms: float = 0.0
-    other_rows: int = 0
+    tokens: NDArray[np.int64]  # int64 [n], the pending token and its guesses
+    parents: NDArray[np.int64] | None  # int64 [n], parent row of each row, -1 for row 0; None = a chain
+    head_start: HeadStart | None  # layers that have run over these rows; None = none
+    best: bool  # whether the likeliest token of each row and its logit are enough
+    ms: float = 0.0  # set by who runs it: what the pass took
+    other_rows: int = 0  # set by who runs it: rows of other requests in the same pass
 
 
 @dataclass(slots=True)
 class Round:
-    """One round, as a caller that streams sees it.
+    """One round, as a caller that streams sees it."""
 
-    Attributes:
-        tokens: emitted: accepted guesses, then the recovered or bonus token (cut after EOS).
-        drafted: all guesses that were verified, in the proposal's order.
-        accepted: how many of ``tokens`` were guesses.
-        path: indices of the accepted guesses in ``drafted``.
-        rejected: the guesses that would have followed the accepted ones: in a tree, the drafter's first choices.
-        logprobs: log-probability of each of ``tokens`` by the unadjusted model; None if not asked for.
-        finish: why this round is the last; None = it is not.
-    """
-
-    tokens: list[int]
-    drafted: list[int]
-    accepted: int
-    path: Sequence[int]
+    tokens: list[int]  # emitted: accepted guesses, then the recovered or bonus token (cut after EOS)
+    drafted: list[int]  # all guesses that were verified, in the proposal's order
+    accepted: int  # how many of ``tokens`` were guesses
+    path: Sequence[int]  # indices of the accepted guesses in ``drafted``
+    # the guesses that would have followed the accepted ones: in a tree, the drafter's first choices
     rejected: list[int]
-    logprobs: list[float] | None
-    finish: Finish | None
+    logprobs: list[float] | None  # log-probability of each of ``tokens`` by the unadjusted model; None if not asked for
+    finish: Finish | None  # why this round is the last; None = it is not
 
 
 def run_pass(target: Target, request: PassRequest) -> Pass:
@@ -206,13 +171,8 @@ def decode(
 
 
 def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, context: int) -> None:
-    """Refuse what could never run.
-
-    Args:
-        tokens: of the prompt.
-        sampling: whose biases name tokens.
-        vocab: tokens of the vocabulary.
-        context: most tokens of a sequence.
+    """Refuse what could never run: tokens or biases outside the vocabulary, or a prompt that leaves no room in the
+    context.
 
     Raises:
         InvalidRequest: an empty prompt, one that leaves no room in the context, an unknown token.
@@ -237,8 +197,8 @@ Reading = Generator[PrefillRequest, Any, None]
 def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:
     """Read the prompt, but for its last token, into the slot, which may hold its beginning already.
 
-    A drafter that needs auxiliary states receives those of every token but the first ``known``: tokens are read again
-    for that, if need be.
+    A drafter that needs auxiliary states receives those of all tokens but the first ``known``: some are read again for
+    it.
     """
     start = perf_counter()
     tapped = guard.tapped
@@ -285,10 +245,7 @@ def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:
 
 
 def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int, room: int) -> Round:
-    """Make a round of a verified proposal, where ``left`` tokens are asked for and the context has ``room``.
-
-    Its text ends with the first EOS.
-    """
+    """Make a round: its text ends with the first EOS, after ``left`` tokens, or where the context has no ``room``."""
     path = verdict.path
     emitted = proposal.tokens[list(path)].tolist() if path else []
     emitted.append(verdict.next_token)

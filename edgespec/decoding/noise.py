@@ -30,11 +30,7 @@ def _mix(x: int) -> int:
 
 
 class Noise:
-    """Randomness without state: a hash of (seed, position, stream, token).
-
-    Args:
-        seed: any integer; None = 64 bits from the operating system.
-    """
+    """Randomness without state: a hash of (seed, position, stream, token); without a seed, 64 bits from the system."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +27,15 @@ _MANY, _NEAR = 4096, 8.0  # in a support of more tokens, those so many nats belo
 class Constraint(Protocol):
     """A grammar that a request's text must follow.
 
-    It is asked for any prefix, committed or guessed, in any order, and its answer depends on the prefix alone: so a row
-    has the same distribution in every pass, and every method that is lossless without a constraint is so with it.
+    It is asked for any prefix, committed or guessed, in any order, and its answer depends on the prefix alone.  So a
+    row has the same distribution in every pass, and every method that is lossless without a constraint is so with it.
     """
 
     def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
         """bool [vocab]: the tokens that may follow ``prefix``, prompt included; None = any."""
-        ...
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """List the tokens that the grammar alone says come next, ``most`` at most."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,34 +74,14 @@ class SamplingParams:
     constraint: Constraint | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        def need(valid: Callable[[], bool], name: str, allowed: str) -> None:
+        for name, (allowed, valid) in _ALLOWED.items():
+            value = getattr(self, name)
             try:
-                found = valid()
+                found = valid(value)
             except (AttributeError, OverflowError, TypeError):  # of another type, or an integer beyond every float
                 found = False
             if not found:
-                raise InvalidRequest(f"{name} is {getattr(self, name)!r}; allowed: {allowed}")
-
-        need(
-            lambda: math.isfinite(self.temperature) and self.temperature >= 0,
-            "temperature",
-            "a number >= 0 (0 = greedy)",
-        )
-        need(lambda: isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "an integer >= 0 (0 = off)")
-        need(lambda: 0 < self.top_p <= 1, "top_p", "0 < top_p <= 1 (1 = off)")
-        need(lambda: 0 <= self.min_p <= 1, "min_p", "0 <= min_p <= 1 (0 = off)")
-        # logits are float32: a factor beyond this would make infinities of them
-        need(lambda: 1e-6 <= self.repetition_penalty <= 1e6, "repetition_penalty", "a number from 0.000001 to 1000000")
-        need(
-            lambda: all(
-                token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in self.logit_bias.items()
-            ),
-            "logit_bias",
-            "{token >= 0: number up to 1e30, or -inf}",
-        )
-        need(lambda: self.seed is None or isinstance(self.seed, int), "seed", "an integer or None")
-        need(lambda: self.acceptance in ("rejection", "coupled"), "acceptance", "'rejection' or 'coupled'")
-        need(lambda: self.verification in ("token", "block"), "verification", "'token' or 'block'")
+                raise InvalidRequest(f"{name} is {value!r}; allowed: {allowed}")
 
     @property
     def greedy(self) -> bool:
@@ -134,6 +112,23 @@ class SamplingParams:
     def seeded_rejection(self) -> bool:
         """Whether the seed decides the text together with how much is guessed: guesses use up random numbers."""
         return self.seed is not None and self.rejects
+
+
+_ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("a number >= 0 (0 = greedy)", lambda value: math.isfinite(value) and value >= 0),
+    "top_k": ("an integer >= 0 (0 = off)", lambda value: isinstance(value, int) and value >= 0),
+    "top_p": ("0 < top_p <= 1 (1 = off)", lambda value: 0 < value <= 1),
+    "min_p": ("0 <= min_p <= 1 (0 = off)", lambda value: 0 <= value <= 1),
+    # logits are float32: a factor beyond this would make infinities of them
+    "repetition_penalty": ("a number from 0.000001 to 1000000", lambda value: 1e-6 <= value <= 1e6),
+    "logit_bias": (
+        "{token >= 0: number up to 1e30, or -inf}",
+        lambda value: all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in value.items()),
+    ),
+    "seed": ("an integer or None", lambda value: value is None or isinstance(value, int)),
+    "acceptance": ("'rejection' or 'coupled'", lambda value: value in ("rejection", "coupled")),
+    "verification": ("'token' or 'block'", lambda value: value in ("token", "block")),
+}
 
 
 @lru_cache(maxsize=4)
@@ -179,15 +174,10 @@ def adjusted(
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens that can be drawn.
+    """The tokens that can be drawn."""
 
-    Attributes:
-        ids: int64 [k], ascending.
-        logits: float64 [k], with ``softmax(logits)`` the probabilities of ``ids``.
-    """
-
-    ids: NDArray[np.int64]
-    logits: NDArray[np.float64]
+    ids: NDArray[np.int64]  # int64 [k], ascending
+    logits: NDArray[np.float64]  # float64 [k], with ``softmax(logits)`` the probabilities of ``ids``
 
     def probs(self) -> NDArray[np.float64]:
         """float64 [k], sums to 1."""

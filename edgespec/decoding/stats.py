@@ -19,29 +19,17 @@ PLAIN = "plain"
 
 
 class RoundTime(NamedTuple):
-    """One round: what it took, and what it gave.
+    """One round: what it took, and what it gave."""
 
-    Attributes:
-        draft_ms: time of proposing.
-        verify_ms: time of the target's pass.
-        rows: rows of that pass, the pending token's included; more than the proposal's where others had rows in it.
-        shared: whether other requests had rows in it.
-        method: who guessed; ``PLAIN`` = nobody.
-        tokens: tokens written.
-        drafted: guesses verified.
-        accepted: guesses written.
-        work: rows run through all of the target's layers, or their equivalent.
-    """
-
-    draft_ms: float
-    verify_ms: float
-    rows: int
-    shared: bool = False
-    method: str = PLAIN
-    tokens: int = 1
-    drafted: int = 0
-    accepted: int = 0
-    work: float = 1.0
+    draft_ms: float  # time of proposing
+    verify_ms: float  # time of the target's pass
+    rows: int  # rows of that pass, the pending token's included; more than the proposal's where others had rows in it
+    shared: bool = False  # whether other requests had rows in it
+    method: str = PLAIN  # who guessed; ``PLAIN`` = nobody
+    tokens: int = 1  # tokens written
+    drafted: int = 0  # guesses verified
+    accepted: int = 0  # guesses written
+    work: float = 1.0  # rows run through all of the target's layers, or their equivalent
 
 
 @dataclass
@@ -150,13 +138,9 @@ class Stats:
         self.other_ms += 1000 * (perf_counter() - passed)
 
     def add_guesses(self, time: RoundTime, tested: int, exact: bool, lossless: bool) -> None:
-        """Count the guesses of a round that was added.
+        """Count the guesses of a round that was added, ``tested`` of whose positions were put to the test.
 
-        Args:
-            time: what it took and gave.
-            tested: positions whose guess was put to the test (``Proposal.tested``).
-            exact: the written tokens are plain decoding's very tokens.
-            lossless: the guesses were judged by a rule that keeps plain decoding's distribution.
+        ``exact``: the written tokens are plain decoding's very tokens; ``lossless``: the rule keeps its distribution.
         """
         self.exact &= exact
         self.lossless &= lossless

@@ -12,15 +12,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SkipSet:
-    """Sub-layers a self-draft leaves out; attention and MLP apart.
+    """Sub-layers a self-draft leaves out; attention and MLP apart."""
 
-    Attributes:
-        attention: layers whose attention is skipped, ascending.
-        mlp: layers whose MLP is skipped, ascending.
-    """
-
-    attention: tuple[int, ...] = ()
-    mlp: tuple[int, ...] = ()
+    attention: tuple[int, ...] = ()  # layers whose attention is skipped, ascending
+    mlp: tuple[int, ...] = ()  # layers whose MLP is skipped, ascending
 
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)
@@ -28,18 +23,14 @@ class SkipSet:
 
 @dataclass
 class Heads:
-    """What a group of heads says of r rows.  Views of the runner's buffers, like a ``Pass``.
+    """What a group of heads says of r rows.  Views of the runner's buffers, like a ``Pass``."""
 
-    Attributes:
-        logits: float32 [count, r, size] over the heads' vocabulary ``tokens``; None where the best were asked for.
-        tokens: int64 [size], the token of each column; None = column i is token i.
-        best: (int64 [count, r, top], float32 [count, r, top]): tokens and their logits, the best first.
-        chance: float32 [count, r], the probability of the best; where the target chooses by itself (``chooses``).
-    """
-
+    # float32 [count, r, size] over the heads' vocabulary ``tokens``; None where the best were asked for
     logits: NDArray[np.float32] | None
-    tokens: NDArray[np.int64] | None = None
+    tokens: NDArray[np.int64] | None = None  # int64 [size], the token of each column; None = column i is token i
+    # (int64 [count, r, top], float32 [count, r, top]): tokens and their logits, the best first
     best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+    # float32 [count, r], the probability of the best; where the target chooses by itself (``chooses``)
     chance: NDArray[np.float32] | None = None
 
 
@@ -48,21 +39,18 @@ class Pass:
     """The output of one pass.
 
     The arrays are views of the runner's buffers: valid until the next pass over the same model.
-
-    Attributes:
-        logits: float32 [r, vocab], one row per requested row; no rows where only the best was asked for.
-        hidden: float32 [n, hidden], the residual stream of every row after the last layer, before the final norm; where
-            the target was told to keep it (``HeadTarget.keep_hidden``), else None.
-        best: (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for.
-        chance: float32 [r], its probability; where the target chooses by itself.
-        aux_hidden: float32 [n, k * hidden], auxiliary hidden states: the residual stream after some layers, joined;
-            where the target was told to keep them (``AuxHiddenTarget.keep_aux_hidden``).
     """
 
+    # float32 [r, vocab], one row per requested row; no rows where only the best was asked for
     logits: NDArray[np.float32]
+    # float32 [n, hidden], the residual stream of every row after the last layer, before the final norm; where the
+    # target was told to keep it (``HeadTarget.keep_hidden``), else None
     hidden: NDArray[np.float32] | None = None
+    # (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for
     best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-    chance: NDArray[np.float32] | None = None
+    chance: NDArray[np.float32] | None = None  # float32 [r], its probability; where the target chooses by itself
+    # float32 [n, k * hidden], auxiliary hidden states: the residual stream after some layers, joined; where the
+    # target was told to keep them (``AuxHiddenTarget.keep_aux_hidden``)
     aux_hidden: NDArray[np.float32] | None = None
 
 
@@ -80,30 +68,22 @@ class Target(Protocol):
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Crop the slot to its longest common prefix with ``tokens``; returns how many tokens stay."""
-        ...
 
     def crop(self, length: int) -> int:
         """Forget the tokens behind the first ``length``; returns how many stay, fewer where states go back further."""
-        ...
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append ``tokens`` to the slot, in chunks, without computing logits."""
-        ...
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        """Run rows after the slot's tokens; logits of every row.
+        """Run rows after the slot's tokens; logits of every row.  They are not part of the slot until ``keep``.
 
-        Args:
-            tokens: int64 [n], the pending token and its proposal.
-            parents: int64 [n], parent row of each row, -1 for row 0; None = a chain.
-
-        The rows are not part of the slot until ``keep``.
+        ``tokens``: int64 [n], the pending token and its proposal; ``parents``: int64 [n], parent row of each row, -1
+        for row 0; None = a chain.
         """
-        ...
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last forward (ascending, a root path) and forget the others."""
-        ...
 
 
 @runtime_checkable
@@ -112,7 +92,6 @@ class GreedyTarget(Target, Protocol):
 
     def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Like ``forward``, but only ``best`` is filled."""
-        ...
 
 
 @runtime_checkable
@@ -132,17 +111,11 @@ class SelfDraftTarget(Target, Protocol):
     layers: int
 
     def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
-        """Run a chain of draft rows ``offset`` rows after the slot's tokens with sub-layers left out.
+        """Run a chain of draft rows, int64 [n], with sub-layers left out -> logits of the LAST row only, [1, vocab].
 
-        Args:
-            tokens: int64 [n], draft rows.
-            offset: rows of the current draft already run; their approximate KV is read.
-            skip: what to leave out.
-
-        Returns the logits of the LAST row only, [1, vocab].  Nothing is committed: the next ``forward`` overwrites
-        whatever this wrote.
+        They stand ``offset`` rows after the slot's tokens: so many of the draft have run, whose approximate KV is
+        read. Nothing is committed: the next ``forward`` overwrites whatever this wrote.
         """
-        ...
 
 
 @runtime_checkable
@@ -153,7 +126,6 @@ class ChoosingTarget(SelfDraftTarget, Protocol):
 
     def forward_skipped_best(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
         """Like ``forward_skipped``, but only ``best`` and ``chance`` of the last row are filled."""
-        ...
 
 
 @runtime_checkable
@@ -167,17 +139,12 @@ class ScoringTarget(SelfDraftTarget, Protocol):
         parents: NDArray[np.int64],
         skip: SkipSet | None = None,
     ) -> Pass:
-        """Run rows that each continue some beginning of the slot's text; logits of every row.
+        """Run rows, int64 [n], that each continue some beginning of the slot's text; logits of every row.
 
-        Args:
-            tokens: int64 [n], the rows.
-            visible: int64 [n], how many of the slot's tokens a row sees; the same along a chain.
-            parents: int64 [n], an earlier row that a row continues, -1: the slot's text.
-            skip: sub-layers to leave out.
-
-        Nothing is committed.
+        ``visible``: int64 [n], how many of the slot's tokens a row sees, the same along a chain; ``parents``: int64
+        [n], an earlier row that a row continues, -1: the slot's text; ``skip``: sub-layers to leave out.  Nothing is
+        committed.
         """
-        ...
 
 
 @runtime_checkable
@@ -187,14 +154,10 @@ class HeadTarget(Target, Protocol):
     keep_hidden: bool  # fill Pass.hidden from now on
 
     def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
-        """Compute a group of heads; nothing of the slot changes.
+        """Compute a group of heads over ``hidden`` float32 [r, hidden], a residual stream before the final norm.
 
-        Args:
-            group: its name.
-            hidden: float32 [r, hidden], rows of a residual stream before the final norm.
-            top: 0 = all logits, else only the best so many tokens of each row.
+        ``top``: 0 = all logits, else only the best so many tokens of each row.  Nothing of the slot changes.
         """
-        ...
 
 
 AuxHiddenSink = Callable[
@@ -211,7 +174,6 @@ class AuxHiddenTarget(Target, Protocol):
 
     def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """Look up the residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""
-        ...
 
 
 @runtime_checkable
@@ -225,28 +187,20 @@ class LayeredTarget(HeadTarget, Protocol):
     ) -> NDArray[np.float32]:
         """Run layers ``first`` to ``last`` (exclusive) over a chain of rows -> float32 [n, hidden], a copy.
 
-        Args:
-            rows: int64 [n] tokens where ``first`` is 0, else float32 [n, hidden]: the residual stream before ``first``.
-            offset: where the first row stands, after the slot's tokens.
-            first: first layer to run.
-            last: layer before which to stop.
-
-        These layers' keys and values of the rows are in the cache afterwards; nothing is committed.
+        ``rows``: int64 [n] tokens where ``first`` is 0, else float32 [n, hidden]: the residual stream before
+        ``first``.  The first stands ``offset`` after the slot's tokens.  Their keys and values of these layers are in
+        the cache afterwards; nothing is committed.
         """
-        ...
 
     def forward_from(
         self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
     ) -> Pass:
         """Run the layers from ``layer`` on, as ``forward`` of a chain does whose first layers have run.
 
-        Args:
-            tokens: int64 [n], the pending token and its guesses.
-            hidden: float32 [n, hidden], the residual stream of every row before layer ``layer``.
-            layer: layers that have run (``forward_layers``); their keys and values of these rows are in the cache.
-            best: fill ``best`` instead of the logits, like ``forward_best``.
+        ``tokens``: int64 [n], the pending token and its guesses; ``hidden``: float32 [n, hidden], the residual stream
+        of every row before ``layer``, with whose keys and values in the cache (``forward_layers``); ``best``: as
+        ``forward_best``.
         """
-        ...
 
 
 _BLOCK = 256  # tokens that are compared at once

@@ -68,11 +68,7 @@ class Accept:
 
     @classmethod
     def parse(cls, text: str, min_block: int = 0) -> Accept:
-        """Read a rule as the command line writes it: ``typical``, ``typical:0.09,0.3``, ``top-k:3``, ...
-
-        Raises:
-            InvalidRequest: not of such a form.
-        """
+        """Read a rule as the command line writes it: ``typical``, ``typical:0.09,0.3``, ``top-k:3``, ..."""
         rule, _, rest = text.partition(":")
         try:
             if rule == "typical" and rest:
@@ -111,11 +107,7 @@ class Accept:
         return words[self.rule] + ([f"at least {self.min_block} guesses accepted"] if self.min_block else [])
 
     def judge(self, rows: RowSampler, row: int) -> Callable[[int], float | None]:
-        """Judge guesses at a row by a rule other than ``exact``: a merit, the larger the better, or None = refused.
-
-        Raises:
-            EdgespecError: from the returned function or here: the row has NaN or infinite logits.
-        """
+        """Judge guesses at a row by a rule other than ``exact``: a merit, the larger the better, or None = refused."""
         if self.rule == "all":
             return lambda token: 0.0
         if self.rule == "top-k":
@@ -136,13 +128,9 @@ EXACT = Accept()
 class RowSampler:
     """What sampling says about each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
 
-    Args:
-        logits: float32 [r, vocab], r = 1 + nodes of the proposal.
-        tokens: committed tokens; of a ``Text`` none is looked at again in the next pass.
-        proposal: what was verified.
-        params: how tokens are chosen.
-        noise: the request's randomness.
-        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
+    ``logits``: float32 [1 + nodes of the proposal, vocab]; ``tokens``: committed ones, of a ``Text`` none is looked at
+    again in the next pass; ``best``: likeliest token [r] and its logit [r], where the pass gave only those: greedy
+    requests need no more.  A row of NaN or infinite logits is an ``EdgespecError`` wherever it is looked at.
     """
 
     __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
@@ -188,17 +176,13 @@ class RowSampler:
         return support(self.logits[row], self.params, self._seen(row))
 
     def choose(self, row: int) -> int:
-        """Return the token that plain decoding emits at ``row``.
-
-        Raises:
-            EdgespecError: the row has a NaN or infinite logit.
-        """
+        """Return the token that plain decoding emits at ``row``."""
         if self._plain:
             return self.likeliest(row)
         return self._support(row).draw(self.noise, self.position(row))
 
     def distribution(self, row: int) -> NDArray[np.float64]:
-        """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
+        """float64 [vocab]: p at ``row``, after temperature and truncation; one-hot where greedy."""
         probs = np.zeros(self.logits.shape[1])
         if self._plain:
             probs[self.likeliest(row)] = 1
@@ -208,7 +192,7 @@ class RowSampler:
         return probs
 
     def likeliest(self, row: int) -> int:
-        """Return the token of the largest logit, the lowest on a tie, after bias and penalty.  Raises as ``choose``."""
+        """Return the token of the largest logit, the lowest on a tie, after bias and penalty."""
         if self._best is not None:
             best, logit = int(self._best[0][row]), float(self._best[1][row])
         else:
@@ -220,11 +204,7 @@ class RowSampler:
         return best
 
     def rank(self, row: int, token: int) -> int:
-        """Count the tokens that come before ``token`` by logit after bias and penalty, by id on a tie.
-
-        A forbidden token comes after all others.
-        Raises like ``choose``.
-        """
+        """Count the tokens before ``token`` by logit after bias and penalty, by id on a tie; forbidden: all."""
         logits = adjusted(self.logits[row], self.params, self._seen(row))
         if not math.isfinite(logits.max()):
             raise not_finite(self.position(row))
@@ -239,16 +219,8 @@ class RowSampler:
 
 
 def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
-    """Verify ``proposal`` against the rows of the target's pass over it.
-
-    Args:
-        proposal: the guesses; ``probs`` None = deterministic.
-        rows: row 0 follows the pending token, row i + 1 follows node i.
-        noise: the request's randomness (acceptance and residual draws).
-        accept: which guesses are accepted.
-
-    Returns:
-        The accepted root path and the token after it.
+    """Verify ``proposal`` against the rows of the target's pass over it -> the accepted root path, and the token after
+    it.
 
     Raises:
         EdgespecError: a row that was needed has NaN or infinite logits.
@@ -270,12 +242,8 @@ def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = 
 def keeps_text(proposal: Proposal, rows: RowSampler, accept: Accept, target: Target) -> bool:
     """Say whether the tokens of a round are plain decoding's very tokens, not only of its distribution.
 
-    Args:
-        proposal: the guesses.
-        rows: of the pass over them.
-        accept: which of them were accepted.
-        target: with ``exact_trees`` its rows of trees have the bits of chains.  Where attention adds them up in another
-            order, near-ties may differ.
+    With ``exact_trees`` the target's rows of trees have the bits of chains.  Where attention adds them up in another
+    order, near-ties may differ.
     """
     same_rows = proposal.parents is None or getattr(target, "exact_trees", False)
     return accept.lossless and same_rows and (proposal.probs is None or rows.matching)

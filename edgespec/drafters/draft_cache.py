@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.target import AuxHiddenTarget, Pass
@@ -23,13 +22,7 @@ EMBEDDING_BYTES = 1 << 20  # that are kept: asking the target for some takes as 
 
 
 class InputRows:
-    """Builds a drafter's input rows: the embedding of a token, and hidden states after it.
-
-    Args:
-        target: gives embeddings of tokens.
-        columns: of a row.
-        hidden: columns of the embedding, the first ones.
-    """
+    """Builds a drafter's input rows [n, columns]: embeddings of tokens, ``hidden`` wide, and hidden states beside."""
 
     def __init__(self, target: AuxHiddenTarget, columns: int, hidden: int) -> None:
         self.target, self.columns, self.hidden = target, columns, hidden
@@ -52,10 +45,7 @@ class InputRows:
 class DraftCache:
     """Holds a row for every token but the first, of that token and the target's hidden states at the token before.
 
-    Args:
-        target: gives embeddings of tokens.
-        slot: of the drafter; a token of it stands for a row.
-        branch: guesses per node, see ``draw.widths_of``.
+    A token of ``slot``, which is the drafter's, stands for a row.
     """
 
     deferred_rows = 1  # that are left to the pass that guesses
@@ -80,9 +70,7 @@ class DraftCache:
     def kept(self, same: int, rows: int) -> int:
         """Keep the rows that are still right, forget the others, and count them.
 
-        Args:
-            same: tokens at the beginning of the text that are as they were.
-            rows: its tokens but the pending one.
+        ``same`` tokens at the beginning of the text are as they were; ``rows``: its tokens but the pending one.
         """
         found = max(min(same - self.deferred_rows, len(self), rows - self.deferred_rows), 0)
         self.crop(found)
@@ -93,19 +81,14 @@ class DraftCache:
         self.slot.absorb_inputs(self._inputs(tokens, states))
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
-        """Append the last rows, and guess after them; rows of guesses are appended, too.
+        """Append the last rows, and at most ``length`` >= 1 levels of guesses after them.
 
-        Args:
-            states: [n, k * hidden], the target's hidden states that the last n tokens make rows with.
-            how: committed tokens, the pending one last, and how the request samples.
-            length: most levels of the tree, at least 1.
+        ``states``: [n, k * hidden], the target's hidden states that the last n tokens make rows with.
         """
 
         def run(guess: int | None, best: bool) -> Pass:
             tokens, rows = (how.tokens[-len(states) :], states) if guess is None else ([guess], self._states)
-            output = self._forward(tokens, rows, guess is not None, best)
-            self._keep(len(tokens))
-            return output
+            return self._forward(tokens, rows, guess is not None, best)
 
         def step(guess: int | None) -> Rows:
             return self._whole(run(guess, False).logits)[-1]
@@ -120,7 +103,7 @@ class DraftCache:
                 return step(None if nodes[0] < 0 else guesses[nodes[0]])[None]
             above = np.array(parents, np.int64)
             root = self._states[:1]
-            output = self._forward(guesses, self._states[above + 1], True, parents=above)
+            output = self.slot.forward_inputs(self._inputs(guesses, self._states[above + 1]), True, False, above)
             assert output.hidden is not None
             self._states = np.concatenate((root, output.hidden))
             return self._whole(output.logits[list(nodes)])
@@ -139,22 +122,16 @@ class DraftCache:
         self.slot.forward_inputs(self._inputs([0] * FIRST_ROWS, states), False, True)
         return True
 
-    def _keep(self, rows: int) -> None:
-        """Append the rows of the last pass."""
-        self.slot.keep(range(rows))
-
-    def _forward(
-        self,
-        tokens: Sequence[int],
-        states: Rows,
-        recycled: bool,
-        best: bool = False,
-        parents: NDArray[np.int64] | None = None,  # [n]
-    ) -> Pass:
-        """Run rows of tokens [n] and the target's or its own hidden states [n, any]; keep the state of the last."""
-        output = self.slot.forward_inputs(self._inputs(tokens, states), recycled, best, parents)
+    def _forward(self, tokens: Sequence[int], states: Rows, recycled: bool, best: bool = False) -> Pass:
+        """Append rows of tokens [n] and the target's or its own hidden states [n, any]; keep the state of the last."""
+        output = self._run(self._inputs(tokens, states), recycled, best)
         assert output.hidden is not None
         self._states = output.hidden[-1:].copy()
+        return output
+
+    def _run(self, inputs: Rows, recycled: bool, best: bool) -> Pass:
+        output = self.slot.forward_inputs(inputs, recycled, best)
+        self.slot.keep(range(len(inputs)))
         return output
 
     def _whole(self, logits: Rows) -> Rows:
@@ -243,20 +220,8 @@ class BorrowedCache(DraftCache):
     def try_first(self) -> bool:
         return False  # it has no rows to make
 
-    def _keep(self, rows: int) -> None: ...
-
-    def _forward(
-        self,
-        tokens: Sequence[int],
-        states: Rows,
-        recycled: bool,
-        best: bool = False,
-        parents: NDArray[np.int64] | None = None,  # [n]
-    ) -> Pass:
-        output = self.slot.forward_over(self._lender, self._rows, self._inputs(tokens, states), recycled, best)
-        assert output.hidden is not None
-        self._states = output.hidden.copy()
-        return output
+    def _run(self, inputs: Rows, recycled: bool, best: bool) -> Pass:
+        return self.slot.forward_over(self._lender, self._rows, inputs, recycled, best)
 
     @property
     def _lender(self) -> Slot:

@@ -41,25 +41,18 @@ class Draw(NamedTuple):
     own and reports q; several guesses below one node are drawn without replacement, by the order of the noisy logits
     (Gumbel top-k, Kool et al., arXiv 1903.06059).  ``coupled`` draws with the target's noise (arXiv 2408.07978) and
     needs no q: verification is by matching.
-
-    Attributes:
-        tokens: committed tokens.
-        vocab: the target's vocabulary: draft logits beyond it are padding and ignored, missing ones have q = 0.
-        params: how the request samples.
-        noise: its randomness.
     """
 
-    tokens: Sequence[int]
-    vocab: int
-    params: SamplingParams
-    noise: Noise
+    tokens: Sequence[int]  # committed tokens
+    vocab: int  # the target's vocabulary: draft logits beyond it are padding and ignored, missing ones have q = 0
+    params: SamplingParams  # how the request samples
+    noise: Noise  # its randomness
 
     @property
     def stream(self) -> int:
         """Name the noise that guesses are drawn with.
 
-        A draft has its own for each round: where a later round drafts the same position again, it must not see the same
-        noise, on which what has happened since may depend.
+        A draft has its own for each round: what has happened since may depend on that of a round before.
         """
         return DRAFT + len(self.tokens) if self.params.rejects else TARGET
 
@@ -72,12 +65,7 @@ def spread(logits: Rows, columns: NDArray[np.int64] | slice, vocab: int) -> Rows
 
 
 class DrawingDrafter(Drafter):
-    """A drafter that draws its guesses as the request samples.
-
-    Attributes:
-        vocab: the target's vocabulary.
-        params, noise: how the current request samples.
-    """
+    """A drafter that draws its guesses, over the target's ``vocab``, as the request samples."""
 
     vocab: int
     params, noise = SamplingParams(), Noise(0)
@@ -151,11 +139,9 @@ def draw_chain(
 
 
 def widths_of(branch: Sequence[int], length: int) -> list[int]:
-    """Count children of each expanded node by depth, for a tree of at most ``length`` levels and ``MOST_NODES`` nodes.
+    """Count children of each expanded node by depth, for at most ``length`` levels and ``MOST_NODES`` nodes.
 
-    Args:
-        branch: one number is the children of each first choice, several are those of a full tree by depth.
-        length: most levels.
+    One number of ``branch`` is the children of each first choice, several are those of a full tree by depth.
     """
     if len(branch) == 1:
         return [branch[0]] * min(length, MOST_NODES // branch[0])
@@ -172,13 +158,7 @@ def rows_of(branch: Sequence[int], length: int) -> list[int]:
 
 
 def draw_tree(level: Level, draw: Draw, branch: Sequence[int], length: int) -> Proposal:
-    """Draw a tree of up to ``length`` levels.
-
-    Args:
-        level: runs the draft over nodes of one depth.
-        draw: where and how.
-        branch: see ``widths_of``.
-        length: most levels.
+    """Draw a tree of the shape ``branch`` (``widths_of``), ``length`` levels at most; ``level`` runs the draft.
 
     Raises:
         EdgespecError: the draft's logits are not finite.
@@ -239,18 +219,13 @@ def paper_width(confidence: float, greedy: bool) -> int:
 
 @dataclass(frozen=True)
 class SiblingPolicy:
-    """How many siblings to offer.
+    """How many siblings to offer."""
 
-    Attributes:
-        most: most guesses per node by depth, the last number for all depths after it.
-        price: (depth, expected tokens of the chain, rows) -> expected tokens that one row more must gain; None = every
-            sibling that ``most`` and the paper allow is offered.
-        least: no row is cheaper than this.
-    """
-
-    most: Sequence[int]
+    most: Sequence[int]  # most guesses per node by depth, the last number for all depths after it
+    # (depth, expected tokens of the chain, rows) -> expected tokens that one row more must gain; None = every
+    # sibling that ``most`` and the paper allow is offered
     price: Callable[[int, float, int], float] | None = None
-    least: float = 0.0
+    least: float = 0.0  # no row is cheaper than this
 
 
 @dataclass
@@ -272,15 +247,8 @@ def draw_siblings(
 ) -> Proposal:
     """Draw a chain of up to ``length`` guesses whose nodes may have siblings, which have no children.
 
-    How many are offered depends on the chain and the draft's distributions, never on their own draws.
-
-    Args:
-        step, draw, length, stop: as for ``draw_chain``.
-        policy: how many siblings.
-        bucket: of the proposal.
-
-    Raises:
-        EdgespecError: the draft's logits are not finite.
+    How many are offered depends on the chain and the draft's distributions, never on their own draws.  As
+    ``draw_chain``.
     """
     if length < 1:
         return EMPTY

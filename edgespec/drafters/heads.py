@@ -33,13 +33,7 @@ _TOP = 10  # guesses of a head
 
 
 class Medusa(Drafter):
-    """Draws trees of the heads' guesses.
-
-    Args:
-        target: the model with the heads.
-        group: their name.
-        paths: the tree, as ranks of the heads' guesses.
-    """
+    """Draws trees, ``paths`` of ranks, of the guesses of the target's heads named ``group``."""
 
     name = "medusa"
     wants = HIDDEN
@@ -90,13 +84,9 @@ class Medusa(Drafter):
 
 
 class Blockwise(Medusa):
-    """Draws a chain of the heads' first guesses.
+    """Draws a chain of the first guesses of ``count`` heads.
 
-    Args:
-        target: the model with the heads.
-        group: their name.
-        count: heads.
-        cycles: passes that refine a block before it is verified; blocks are then as long as the budget.
+    ``cycles`` passes refine a block before it is verified; blocks are then as long as the budget.
     """
 
     name = "blockwise"

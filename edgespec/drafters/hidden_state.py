@@ -31,16 +31,10 @@ ROUND = 12  # rows that a round may leave to be read, and its guesses be timed
 
 
 class HiddenStateDrafter(DrawingDrafter):
-    """Draws chains or trees from a drafter that is conditioned on the target.
+    """Draws chains or trees (``draw.widths_of``) from a drafter that is conditioned on the target.
 
     Invariant: the cache holds the rows before ``_at``, or of ``deferred_rows`` more, and ``_states`` with ``_later``
     the auxiliary hidden states of row ``_at`` and all after it, up to the row before the pending token.
-
-    Args:
-        target: gives auxiliary hidden states, and embeddings of tokens.
-        slot: of the drafter; a token of it stands for a row of its cache.
-        name: the method.
-        branch: guesses per node, see ``draw.widths_of``.
     """
 
     wants = AUX_HIDDEN

@@ -51,13 +51,7 @@ class NGram(Drafter):
     name = "ngram"
     cheap = True
 
-    def __init__(
-        self,
-        n_min: int = 1,
-        n_max: int = 4,
-        share: float = 0.6,
-        store: NGramStore | None = None,
-    ) -> None:
+    def __init__(self, n_min: int = 1, n_max: int = 4, share: float = 0.6, store: NGramStore | None = None) -> None:
         if not 1 <= n_min <= n_max <= _LONGEST or not 0 < share <= 1:
             raise InvalidRequest(
                 f"expected 1 <= n_min <= n_max <= {_LONGEST} and 0 < share <= 1, got n_min {n_min}, n_max {n_max} "

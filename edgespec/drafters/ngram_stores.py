@@ -59,23 +59,14 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What a store's header says.
+    """What a store's header says."""
 
-    Attributes:
-        vocab: tokens of the vocabulary.
-        vocabulary: SHA-256 of the tokenizer's vocabulary, hex digits.
-        texts: how many were read.
-        tokens: how many they have.
-        by_length: entries for 1, 2, 3 and 4 tokens.
-        left_out: entries for which there was no room.
-    """
-
-    vocab: int
-    vocabulary: str
-    texts: int
-    tokens: int
-    by_length: tuple[int, ...]
-    left_out: int
+    vocab: int  # tokens of the vocabulary
+    vocabulary: str  # SHA-256 of the tokenizer's vocabulary, hex digits
+    texts: int  # how many were read
+    tokens: int  # how many they have
+    by_length: tuple[int, ...]  # entries for 1, 2, 3 and 4 tokens
+    left_out: int  # entries for which there was no room
 
     @property
     def entries(self) -> int:
@@ -112,14 +103,7 @@ class StoreFacts:
 class NGramStore:
     """An opened store: mapped, never changed, shared by all who use it.
 
-    Args:
-        path: the file.
-        check: compare the SHA-256 of all of it; without, opening takes the same time whatever the size.
-
-    Attributes:
-        path: the file.
-        facts: what its header says.
-        n_max: longest n-gram.
+    Without ``check``, which compares the SHA-256 of all of it, opening takes the same time whatever the size.
 
     Raises:
         StoreError: not a store, damaged, truncated or newer than this version.
@@ -153,14 +137,9 @@ class NGramStore:
         self._of: NDArray[np.uint16] = np.frombuffer(mapped, "<u2", n, HEADER_BYTES + 14 * n)  # [n]
 
     def require(self, vocabulary: str, vocab: int) -> None:
-        """Refuse a tokenizer that this store was not made with.
+        """Refuse a tokenizer that this store was not made with, by a ``StoreError`` that names both values.
 
-        Args:
-            vocabulary: SHA-256 of the tokenizer's vocabulary, hex digits.
-            vocab: its number of tokens.
-
-        Raises:
-            StoreError: both values are named.
+        ``vocabulary``: SHA-256 of the tokenizer's vocabulary, hex digits; ``vocab``: its number of tokens.
         """
         mine = self.facts
         if (mine.vocabulary, mine.vocab) != (vocabulary, vocab):
@@ -225,9 +204,7 @@ def count(texts: Sequence[NDArray[np.int32]], report: Callable[[int, int], None]
     Of the longest n-grams all are kept, so that text that comes again word for word is found; of shorter ones those
     that occurred twice: what followed a word once says little.  Takes about 140 bytes of memory a token.
 
-    Args:
-        texts: int32 [m] each; no n-gram goes from one into the next.
-        report: called with (done, of).
+    ``texts``: int32 [m] each, no n-gram goes from one into the next; ``report`` is called with (done, of).
     """
     sizes = [len(text) for text in texts]
     tokens = np.concatenate([np.empty(0, np.int32), *texts])  # [t]
@@ -320,11 +297,7 @@ def build_store(
 
 
 def refuse_existing(output: Path, overwrite: bool) -> None:
-    """Refuse a name that is taken.
-
-    Raises:
-        StoreError: the output exists and is no store, or may not be replaced.
-    """
+    """Refuse, by a ``StoreError``, an output that exists and is no store, or may not be replaced."""
     if not output.exists():
         return
     if not is_store(output):

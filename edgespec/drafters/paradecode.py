@@ -38,10 +38,8 @@ _MOST = 8  # tokens in flight
 class LayersRun(HeadStart):
     """Rows of a chain whose first layers have run.
 
-    Args:
-        hidden: float32 [n, hidden], the residual stream of every row of the pass before layer ``layer``.
-        layer: layers that have run; their keys and values of these rows are in the cache.
-        layers: all that the target has.
+    ``hidden``: float32 [n, hidden], the residual stream of every row of the pass before layer ``layer`` of ``layers``;
+    the keys and values of these rows are in the cache up to there.
     """
 
     def __init__(self, hidden: NDArray[np.float32], layer: int, layers: int) -> None:
@@ -66,11 +64,8 @@ class LayersRun(HeadStart):
 class ParaDecode(DrawingDrafter):
     """Guesses from early exits, with the layers that made them kept for verification.
 
-    Args:
-        target: the model with the exits.
-        exits: after how many layers, ascending.
-        threshold: confidence (the largest probability) from which an exit is taken.
-        most: tokens in flight, whatever the budget.
+    ``exits``: after how many layers, ascending; ``threshold``: the confidence (largest probability) from which one is
+    taken; ``most``: tokens in flight, whatever the budget.
     """
 
     name = "paradecode"

@@ -22,11 +22,7 @@ class Plain(Drafter):
 
 
 class Forced(Drafter):
-    """Offers the tokens that a constraint leaves no choice about; they stand unless they can be written otherwise.
-
-    Args:
-        constraint: of the request.
-    """
+    """Offers the tokens that a constraint leaves no choice about; they stand unless they can be written otherwise."""
 
     name = "forced"
     cheap = True

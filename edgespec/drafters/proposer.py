@@ -16,12 +16,7 @@ from edgespec.errors import InvalidRequest, first_line
 
 
 class UserDrafter(Drafter):
-    """Wraps a caller's proposer.  Whatever it returns is checked: nonsense ends the proposer, not the text.
-
-    Args:
-        proposer: the object.
-        vocab: tokens that exist.
-    """
+    """Wraps a caller's proposer.  Whatever it returns is checked: nonsense ends the proposer, not the text."""
 
     wants = NOTHING
 
@@ -42,12 +37,7 @@ class UserDrafter(Drafter):
             self.wants = HIDDEN if getattr(self._own, "wants_hidden", False) else NOTHING
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Ask the proposer for guesses.
-
-        Raises:
-            TypeError, ValueError: they are not guesses.
-            RuntimeError: it would have ended the process.
-        """
+        """Ask for guesses; raises what ``Guard`` drops a drafter for if they are none."""
         with _contained():
             return self._guesses(tokens, budget)
 
@@ -70,11 +60,7 @@ class UserDrafter(Drafter):
 
 
 def proposer_name(proposer: Proposer) -> str:
-    """Name a proposer for results.
-
-    Raises:
-        InvalidRequest: it has a name that cannot be read.
-    """
+    """Name a proposer for results; a name that cannot be read is an ``InvalidRequest``."""
     try:
         with _contained():
             return str(getattr(proposer, "name", type(proposer).__name__))
@@ -84,13 +70,10 @@ def proposer_name(proposer: Proposer) -> str:
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Turn what a proposer raises into an ``Exception``, so that it costs its guesses alone.
+    """Turn what a proposer raises into an ``Exception`` (a ``RuntimeError``), so that it costs its guesses alone.
 
     That is ``sys.exit`` in it, or a panic of a library.  Ctrl-C goes through, and so does what a handler of a signal
     raises while the proposer runs.
-
-    Raises:
-        RuntimeError: in place of what is no ``Exception``.
     """
     try:
         yield

@@ -39,75 +39,47 @@ class Parts:
     """What a bundle offers to the drafters of one session.
 
     A drafter whose ``dry_step`` runs a draft step has such steps timed by it before the first request.
-
-    Attributes:
-        bundle: its folder; read only.
-        manifest: its manifest.
-        target: the session's target.
-        draft: opens the session's ``draft`` model or ``drafter``, at the first call.
-        costs: a cost model of this machine, for the measured verify curve.
-        store: n-grams of texts read earlier; None = none were given.
     """
 
-    bundle: Path
-    manifest: Manifest
-    target: Slot
-    draft: Callable[[str], Slot]
-    costs: Callable[[], CostModel]
-    store: NGramStore | None = None
+    bundle: Path  # its folder; read only
+    manifest: Manifest  # its manifest
+    target: Slot  # the session's target
+    draft: Callable[[str], Slot]  # opens the session's ``draft`` model or ``drafter``, at the first call
+    costs: Callable[[], CostModel]  # a cost model of this machine, for the measured verify curve
+    store: NGramStore | None = None  # n-grams of texts read earlier; None = none were given
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What a method is assumed to do.
+    """What a method is assumed to do."""
 
-    Attributes:
-        acceptance: P(a guess is accepted | all before it were).
-        source: whose number it is.
-        ranks: of heads, [head][rank]: share of the positions where that guess is right.
-        fixed: of drafters that stop by themselves: guesses and tokens of a round.
-    """
-
-    acceptance: float
-    source: str
+    acceptance: float  # P(a guess is accepted | all before it were)
+    source: str  # whose number it is
+    # of heads, [head][rank]: share of the positions where that guess is right
     ranks: list[list[float]] = field(default_factory=list)
-    fixed: tuple[float, float] | None = None
+    fixed: tuple[float, float] | None = None  # of drafters that stop by themselves: guesses and tokens of a round
 
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method.
+    """A decoding method."""
 
-    Attributes:
-        help: what it does, in a few words.
-        builder: ``module:function``; called as ``function(parts, part, options)`` for a drafter, and imported by then.
-        needs: what a bundle must have for it: ``text``, nothing, so that it works in every bundle; ``draft``, a draft
-            model; ``layers``, a graph whose layers can be left out; ``heads``, trained heads, and such a graph;
-            ``drafter``, one conditioned on hidden states, and such a graph.
-        gamma: most guesses a round; None = the bundle's, at least 6.
-        at_once: guessing costs the same however many guesses it makes.
-        apart: its drafter is a checkpoint of its own, given by ``--drafter``.
-        searches: it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device.
-        prior: what to expect of it where nothing was measured; None = no gain.
-    """
-
-    help: str
+    help: str  # what it does, in a few words
+    # ``module:function``; called as ``function(parts, part, options)`` for a drafter, and imported by then
     builder: str
+    # what a bundle must have for it: ``text``, nothing, so that it works in every bundle; ``draft``, a draft
+    # model; ``layers``, a graph whose layers can be left out; ``heads``, trained heads, and such a graph;
+    # ``drafter``, one conditioned on hidden states, and such a graph
     needs: Needs = "text"
-    gamma: int | None = None
-    at_once: bool = False
-    apart: bool = False
+    gamma: int | None = None  # most guesses a round; None = the bundle's, at least 6
+    at_once: bool = False  # guessing costs the same however many guesses it makes
+    apart: bool = False  # its drafter is a checkpoint of its own, given by ``--drafter``
+    # it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device
     searches: bool = False
-    prior: Prior | None = None
+    prior: Prior | None = None  # what to expect of it where nothing was measured; None = no gain
 
     def build(self, parts: Parts, part: MethodPart, options: DraftOptions) -> Drafter:
-        """Build its drafter for a session.
-
-        Args:
-            parts: what the bundle offers.
-            part: the method's entry in the manifest.
-            options: of the request.
-        """
+        """Build its drafter for a session, by the method's entry in the manifest and the request's options."""
         module, function = self.builder.split(":")
         drafter: Drafter = getattr(import_module(module), function)(parts, part, options)
         return drafter

@@ -27,12 +27,7 @@ class SelfSpec(DrawingDrafter):
     """Draws chains from the target itself; stops after a guess it is not sure of.
 
     Reads the full model's KV of the committed tokens, and the draft's own for the guesses; the verifying pass
-    overwrites the latter.  No extra memory.
-
-    Args:
-        target: the model, whose sub-layers can be left out.
-        skip: which.
-        stop: threshold to start from: draft no further after a guess of a smaller draft probability.
+    overwrites the latter.  No extra memory.  ``stop``: the threshold to start from.
     """
 
     name = "self-spec"

@@ -49,17 +49,11 @@ _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 @dataclass
 class Record:
-    """What a set has shown.
+    """What a set has shown."""
 
-    Attributes:
-        matched: guesses that were right.
-        seen: guesses that were scored.
-        windows: times it was scored.
-    """
-
-    matched: float = 0.0
-    seen: float = 0.0
-    windows: int = 0
+    matched: float = 0.0  # guesses that were right
+    seen: float = 0.0  # guesses that were scored
+    windows: int = 0  # times it was scored
 
     def add(self, matched: int, seen: int) -> None:
         """One window more; what is long ago counts less."""
@@ -80,12 +74,6 @@ class OnlineSearch:
         initial: where to start; scored first.
         cost: set -> cost of a draft step over a plain one.
         verify: n -> cost of a pass over n rows.
-        seed: of the candidates.
-
-    Attributes:
-        best: the leading set.
-        candidates: sets proposed so far.
-        stopped: why the search has ended; "" = it goes on.
     """
 
     def __init__(
@@ -304,16 +292,7 @@ def _identity(manifest: Manifest) -> str:
 
 
 class SkipStore:
-    """Reads and writes what one search has learned.
-
-    Args:
-        manifest: of the bundle.
-        operators: that run; acceptance and costs differ a little between them.
-        kind: of the text.
-
-    Attributes:
-        purpose: what its file is sealed for.
-        note: why something could not be read or written; "" = nothing of the sort.
+    """Reads and writes what one search has learned: of a bundle, the operators that run, and a kind of text.
 
     Raises:
         InvalidRequest: a kind that cannot be part of a file's name.
@@ -370,11 +349,7 @@ class SkipStore:
 
 
 def _record(item: Any, layers: int) -> tuple[SkipSet, Record]:
-    """Read a set and its counts.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is not one.
-    """
+    """Read a set and its counts; a ValueError, KeyError or TypeError: it is not one."""
     lists = [[int(layer) for layer in item[name]] for name in ("attention", "mlp")]
     if any(found != sorted(set(found)) or (found and not 0 < found[0] <= found[-1] < layers - 1) for found in lists):
         raise ValueError("it leaves out layers that cannot be")

@@ -23,18 +23,13 @@ _BEHIND = 32  # tokens from which on a text that went on without the draft is re
 
 
 class Speculative(DrawingDrafter):
-    """Draws chains or trees from a draft model.
+    """Draws chains or trees (``draw.widths_of``) from a draft model.
 
     The draft's slot follows the committed tokens by longest common prefix, so that accepted, refused and never run
-    guesses need no special cases.
+    guesses need no special cases.  The draft's vocabulary may differ from the target's, ``vocab``, by padding.
 
     A draft whose LM head was cut has ``columns`` logits a row, fewer than its vocabulary, and ``head_tokens`` int64
     [columns] says which tokens they are (None: the first ones); it never guesses another.
-
-    Args:
-        model: the draft.
-        vocab: the target's; the draft's may differ from it by padding.
-        branch: guesses per node, see ``draw.widths_of``; None or (1,) = a chain.
     """
 
     name = "speculative"

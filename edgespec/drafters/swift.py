@@ -32,17 +32,11 @@ _SAVE_EVERY = 16  # scored windows
 
 @dataclass
 class StepCost:
-    """Cost of a draft step over a plain one, by its skip set.
+    """Cost of a draft step over a plain one, by its skip set."""
 
-    Attributes:
-        attention: what leaving out one attention saves.
-        mlp: what leaving out one MLP saves.
-        extra: what steps took beyond that on this machine; learned.
-    """
-
-    attention: float
-    mlp: float
-    extra: float = 0.0
+    attention: float  # what leaving out one attention saves
+    mlp: float  # what leaving out one MLP saves
+    extra: float = 0.0  # what steps took beyond that on this machine; learned
 
     def __call__(self, skip: SkipSet) -> float:
         """Predict the cost of a step with ``skip`` left out."""
@@ -68,11 +62,6 @@ class Swift(SelfSpec):
         branch: most guesses per node by depth; siblings are offered where they help.  None = chains.
         store: keeps what was found.
         clock: seconds.
-
-    Attributes:
-        decoded_ms: time of all rounds that the search has seen.
-        search_ms: time that the search took.
-        passes: scoring passes.
     """
 
     name = "swift"
