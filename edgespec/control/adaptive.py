@@ -120,15 +120,12 @@ class Adaptive(Wrapper):
         """Let the inner drafter read what it needs where it will be asked next."""
         if not most and not self.inner.prefill(tokens, 0):  # most rounds
             return 0
-        return self.inner.prefill(tokens, most) if self._will_ask() else 0
-
-    def _will_ask(self) -> bool:
-        """Whether the inner drafter would be asked for a proposal now."""
-        if self._cheap:
-            return True
-        bucket, rows = self._expected(self.gamma_max)
-        record = self._record(bucket)
-        return self._best(record, rows)[0] > 0 or not self.fallback or self._to_probe(record, rows) > 0
+        if not self._cheap and self.fallback:
+            bucket, rows = self._expected(self.gamma_max)
+            record = self._record(bucket)
+            if not self._best(record, rows)[0] and not self._to_probe(record, rows):
+                return 0  # it will not be asked
+        return self.inner.prefill(tokens, most)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Return as much of the inner drafter's proposal as is fastest to verify."""
@@ -286,24 +283,20 @@ class Adaptive(Wrapper):
     @property
     def reason(self) -> str:
         """Why it drafts, or does not, in words, and what the inner drafter adds."""
-        return "; ".join(filter(None, (self._decision, self.inner.reason)))
-
-    @property
-    def _decision(self) -> str:
-        best, gain, acceptance = self._last
-        if not self.plain + self.drafted:
-            return "nothing was decoded yet"
-        if best:
+        (best, gain, acceptance), rounds = self._last, self.plain + self.drafted
+        predicted = f"predicted {gain:.2f}x at acceptance {acceptance:.2f}"
+        if not rounds:
+            why = "nothing was decoded yet"
+        elif best:
             guesses = f"{best} guess{'es' if best > 1 else ''}"
-            return f"drafting is on: predicted {gain:.2f}x with {guesses} at acceptance {acceptance:.2f}"
-        if gain == 0:
-            return "the drafter found nothing to propose"
-        if not self.fallback:
-            return f"drafting does not pay, but was kept on: predicted {gain:.2f}x at acceptance {acceptance:.2f}"
-        return (
-            f"drafting did not pay: predicted {gain:.2f}x at acceptance {acceptance:.2f}; "
-            f"{self.probes} probes in {self.plain + self.drafted} rounds"
-        )
+            why = f"drafting is on: predicted {gain:.2f}x with {guesses} at acceptance {acceptance:.2f}"
+        elif gain == 0:
+            why = "the drafter found nothing to propose"
+        elif not self.fallback:
+            why = f"drafting does not pay, but was kept on: {predicted}"
+        else:
+            why = f"drafting did not pay: {predicted}; {self.probes} probes in {rounds} rounds"
+        return "; ".join(filter(None, (why, self.inner.reason)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:

@@ -244,7 +244,7 @@ class Drafter:
         return None, None
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Guess what follows all committed ``tokens`` (read only; the pending one is last), at most ``budget`` >= 1 deep.
+        """Guess what follows committed ``tokens`` (read only; the pending one is last), ``budget`` >= 1 deep at most.
 
         With ``probs`` set, whether a guess is offered must not depend on the draw of that guess (stop after a weak
         token, never before it), or verification would not be lossless.

@@ -1,77 +1,121 @@
-"""What a drafter that breaks costs: its place in the request, never the text."""
+"""Nonsense from a drafter costs its place in the request, never the text; the statistics say where it failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Proposal
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError
-from tests.decoding.test_loop import VOCAB, truth_of
+from edgespec.formulas.cost import CostModel
+from tests.decoding.test_loop import truth_of
+from tests.decoding.test_monitor import VOCAB, right, watched
 from tests.support.reference import FunctionTarget
-from tests.support.toy import Scripted, chain, hash_logits, hash_target
+from tests.support.toy import Scripted, chain, hash_logits, hash_target, plain
+
+ONE, TREE = np.array([1]), np.array([1, 2, 3])
+PARENTS = np.array([-1, 0, -1])
 
 
-def raising(tokens: list[int], budget: int) -> Proposal:
+def raising() -> Proposal:
     raise RuntimeError("broken drafter")
 
 
-def nan_probs(tokens: list[int], budget: int) -> Proposal:
-    return Proposal(np.array([1]), None, np.full((1, VOCAB), np.nan))
-
-
-def nan_tree(tokens: list[int], budget: int) -> Proposal:
+def tree_probs(value: float) -> Proposal:
     probs = np.full((3, VOCAB), 1 / VOCAB)
-    probs[2, 1] = np.nan
-    return Proposal(np.array([1, 2, 3]), np.array([-1, -1, 0]), probs, False)
+    probs[1, 4] = value
+    return Proposal(TREE, PARENTS, probs)
 
 
-def resumed(rows: int, parents: list[int] | None = None) -> Callable[[list[int], int], Proposal]:
+def resumed(rows: Any, tokens: list[int], parents: list[int] | None = None) -> Proposal:
     above = None if parents is None else np.array(parents)
-    return lambda tokens, budget: Proposal(
-        np.array([1, 2])[:budget], above, head_start=LayersRun(np.zeros((rows, 4), np.float32), 1, 4)
-    )
+    return Proposal(np.array(tokens, np.int64), above, head_start=LayersRun(np.array(rows, np.float32), 1, 4))
 
 
-BROKEN: dict[str, Callable[[list[int], int], Proposal]] = {
-    "RuntimeError: broken drafter": raising,
-    "finite": nan_probs,
-    "shape": lambda tokens, budget: Proposal(np.array([1]), None, np.ones((1, 3))),
-    "must be finite": nan_tree,
-    "sum to 1": lambda tokens, budget: Proposal(np.array([1, 2]), np.array([-1, -1]), np.full((2, VOCAB), 0.05)),
-    "(2, 11)": lambda tokens, budget: Proposal(np.array([1, 2]), np.array([-1, -1]), np.full((1, VOCAB), 1 / VOCAB)),
-    "cannot resume": resumed(3),
-    "vocabulary": lambda tokens, budget: chain([VOCAB]),
-    "children": lambda tokens, budget: Proposal(np.array([1, 2]), np.array([1, -1])),
-    "TypeError": lambda tokens, budget: None,  # type: ignore[return-value,dict-item]
+# (what is wrong, what the reason says) of a proposal
+NONSENSE: dict[tuple[str, str], Callable[[], Any]] = {
+    ("an error", "RuntimeError: broken drafter"): raising,
+    ("tree of NaN", "must be finite"): lambda: tree_probs(np.nan),
+    ("tree of infinity", "must be finite"): lambda: tree_probs(np.inf),
+    ("chain of NaN", "finite"): lambda: Proposal(ONE, None, np.full((1, VOCAB), np.nan)),
+    ("a q that is no distribution", "sum to 1"): lambda: Proposal(TREE, PARENTS, np.full((3, VOCAB), 0.05)),
+    ("probabilities of few tokens", "shape"): lambda: Proposal(ONE, None, np.ones((1, 3))),
+    ("probabilities of few nodes", "(3, 11)"): lambda: Proposal(TREE, PARENTS, np.full((2, VOCAB), 1 / VOCAB)),
+    ("NaN for a token", "integers"): lambda: Proposal(np.array([np.nan])),
+    ("tokens of two dimensions", "integers"): lambda: Proposal(np.array([[1, 2]])),
+    ("a child before its parent", "children"): lambda: Proposal(TREE, np.array([1, -1, -1])),
+    ("its own parent", "children"): lambda: Proposal(TREE, np.array([0, -1, -1])),
+    ("a negative token", "vocabulary"): lambda: Proposal(np.array([-1])),
+    ("a token too large", "vocabulary"): lambda: chain([VOCAB]),
+    ("layers that ran", "cannot resume"): lambda: resumed([[0.0]] * 3, [1, 2]),
+    ("layers that ran without a guess", "cannot resume"): lambda: resumed([[0.0]], []),
+    ("nothing at all", "TypeError"): lambda: None,
+    ("a list", "AttributeError"): lambda: [1, 2],
 }
 
 
-@pytest.mark.parametrize("reason", BROKEN)
-@pytest.mark.parametrize("late", [0, 2])
-def test_a_broken_drafter_is_dropped_and_the_text_stays(reason: str, late: int) -> None:
-    truth = truth_of(4)
+@pytest.mark.parametrize("what", NONSENSE, ids=lambda what: what[0])
+@pytest.mark.parametrize("late", [0, 3])
+def test_nonsense_costs_the_drafter_and_not_the_text(what: tuple[str, str], late: int) -> None:
     calls: list[int] = []
 
     def guess(tokens: list[int], budget: int) -> Proposal:
         calls.append(1)
-        return BROKEN[reason](tokens, budget) if len(calls) > late else chain(truth(tokens, budget))
+        return right(4)(tokens, budget) if len(calls) <= late else NONSENSE[what]()
 
-    stats = Stats()
-    rounds = list(decode(hash_target(4), Scripted(guess), [1, 2], DecodeOptions(25, 3), stats))
-    assert [t for r in rounds for t in r.tokens] == truth([1, 2], 25)
+    text, stats = watched(Scripted(guess))
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
     assert len(calls) == late + 1
-    assert stats.dropped_reason is not None
-    assert "scripted failed in propose" in stats.dropped_reason
-    assert reason in stats.dropped_reason
+    (drop,) = stats.drops
+    assert (drop["method"], drop["where"]) == ("scripted", "propose")
+    assert stats.dropped_reason == f"scripted failed in propose: {drop['error']}"
+    assert what[1] in drop["error"]
+    assert stats.drafted_rounds == late
+
+
+@pytest.mark.parametrize("where", ["begin", "prefill", "observe", "timed"])
+def test_a_drop_says_where(where: str) -> None:
+    drafter = Scripted(right(4))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    setattr(drafter, where, broken)
+    text, stats = watched(drafter)
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    (drop,) = stats.drops
+    assert drop["where"] == where
+    assert drop["error"] == "RuntimeError: broken"
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_drafter_that_never_has_a_guess_costs_nothing(adaptive: bool) -> None:
+    drafter: Any = Scripted(lambda *_: EMPTY)
+    text, stats = watched(Adaptive(drafter, CostModel(), fallback=False) if adaptive else drafter)
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    assert (stats.drops, stats.plain_rounds, stats.work_per_token) == ([], 25, 1.0)
+
+
+def test_a_drafter_that_clings_to_its_first_guess() -> None:
+    first: list[Proposal] = []
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        first.append(right(4)(tokens, budget))
+        return first[0]
+
+    text, stats = watched(Scripted(guess))
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    assert stats.dropped_reason is None
 
 
 class ResumingTarget(FunctionTarget):
@@ -94,14 +138,19 @@ class ResumingTarget(FunctionTarget):
         return self.forward(tokens)
 
 
-@pytest.mark.parametrize("rows, parents", [(2, None), (1, None), (3, [-1, -1]), (3, [-1, 0])])
-def test_layers_that_ran_ahead_must_be_those_of_the_chain(rows: int, parents: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    "rows, parents, reason",
+    [([[0.0]] * 2, None, "expected 3 rows"), ([[0.0]], None, "expected 3 rows"),
+     ([[0.0]] * 3, [-1, -1], "expected 3 rows of a chain"), ([[0.0]] * 3, [-1, 0], "expected 3 rows of a chain"),
+     ([[0.0], [np.nan], [0.0]], None, "finite"), ([[np.inf], [0.0], [0.0]], None, "finite")],
+)  # fmt: skip
+def test_layers_that_ran_ahead_must_be_those_of_the_chain(rows: Any, parents: list[int] | None, reason: str) -> None:
     target, stats = ResumingTarget(hash_logits(4, VOCAB), VOCAB), Stats()
     target.resumed = []
-    text = [t for r in decode(target, Scripted(resumed(rows, parents)), [1, 2], DecodeOptions(9, 2), stats)
-            for t in r.tokens]  # fmt: skip
+    drafter = Scripted(lambda tokens, budget: resumed(rows, [1, 2], parents))
+    text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
     assert text == truth_of(4)([1, 2], 9)
-    assert "expected 3 rows of a chain" in str(stats.dropped_reason)
+    assert reason in str(stats.dropped_reason)
     assert target.resumed == []
 
 
@@ -118,21 +167,6 @@ def test_a_chain_is_resumed_as_it_was_cut() -> None:
     assert text == truth([1, 2], 9)
     assert stats.dropped_reason is None
     assert target.resumed == [3, 3, 3]
-
-
-@pytest.mark.parametrize("where", ["begin", "observe", "timed"])
-def test_a_drafter_may_break_anywhere(where: str) -> None:
-    truth = truth_of(4)
-    drafter = Scripted(lambda tokens, budget: chain(truth(tokens, budget)))
-
-    def broken(*args: object) -> None:
-        raise EdgespecError("draft logits are NaN")
-
-    setattr(drafter, where, broken)
-    stats = Stats()
-    text = [t for r in decode(hash_target(4), drafter, [1, 2], DecodeOptions(9, 3), stats) for t in r.tokens]
-    assert text == truth([1, 2], 9)
-    assert "draft logits are NaN" in str(stats.dropped_reason)
 
 
 def test_an_interrupt_in_a_drafter_and_an_error_of_the_target_go_through() -> None:

@@ -18,6 +18,7 @@ What others got wrong, and where it would be seen (a wrong drafter's texts are r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,7 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Operators], Made]:
-    known: dict[tuple[str, Operators], Made] = {}
-
-    def get(kind: str, operators: Operators) -> Made:
-        if (kind, operators) not in known:
-            known[kind, operators] = Made(tmp_path_factory.mktemp("eagle"), kind, operators)
-        return known[kind, operators]
-
-    return get
+    return cache(lambda kind, operators: Made(tmp_path_factory.mktemp("eagle"), kind, operators))
 
 
 @pytest.fixture

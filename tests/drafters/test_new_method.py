@@ -46,11 +46,6 @@ def phrases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_it_is_short() -> None:
-    assert len(code('"""').splitlines()) < 150
-    assert len(code('"phrases"').splitlines()) == 1
-
-
 def test_it_writes_the_text_of_plain_decoding_whatever_is_in_its_book(phrases: ModuleType) -> None:
     for seed in range(30):
         text = plain(hash_logits(seed, 11), 11, [1, 2], 60)

@@ -261,15 +261,6 @@ def test_the_example_of_the_documentation(engine: Callable[..., Engine], example
         assert list(stream)
 
 
-def test_one_proposer_is_remembered_and_failures_are_told(engine: Callable[..., Engine]) -> None:
-    made = engine()
-    proposer = Fixed([10**9])
-    result = made.generate(PROMPTS[0], proposer=proposer, max_new_tokens=20, ignore_eos=True)
-    assert "drafter dropped: Fixed failed in propose" in result.reason
-    assert result.lossless
-    assert result.tokens == made.generate(PROMPTS[0], method="ar", max_new_tokens=20, ignore_eos=True).tokens
-
-
 class Curious(Fixed):
     """Wants hidden states, and keeps their shapes."""
 

@@ -13,7 +13,7 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
 from edgespec.drafters.draw import paper_width
@@ -247,38 +247,6 @@ def test_siblings_are_offered_where_they_pay() -> None:
     assert comb((3,), costs=free).parents is not None
     middle = comb((3,), costs=CostModel({1: 1.0, 2: 1.28, 3: 1.56}, 0.5))
     assert middle.tokens.tolist() == [3, 4, 5, 8]  # only where the chain is sure to be reached
-
-
-def test_sampled_siblings_are_drawn_without_replacement_from_q() -> None:
-    found = comb((3,), temperature=1.0, seed=1)
-    assert not found.replacement
-    assert found.probs is not None
-    assert found.parents is not None
-    prefix = [1, 1, 1]
-    for depth in range(3):
-        level = [depth, 3 + 2 * depth, 4 + 2 * depth]
-        assert len(set(found.tokens[level].tolist())) == 3
-        q = distribution(unsure(tuple(prefix)), SamplingParams(1.0), prefix)
-        for row in found.probs[level]:
-            np.testing.assert_allclose(row, q)
-        prefix.append(int(found.tokens[depth]))
-    assert comb((3,), temperature=1.0, seed=1, acceptance="coupled").probs is None
-    assert comb((3,), temperature=1.0, seed=1, top_k=1).parents is None  # nothing else can be drawn
-
-
-def test_the_first_of_the_siblings_is_what_a_chain_draws() -> None:
-    for seed in range(20):
-        for acceptance in ("rejection", "coupled"):
-            wide = comb((3,), temperature=1.0, seed=seed, acceptance=acceptance)
-            assert (
-                wide.tokens[:3].tolist()
-                == comb((1,), temperature=1.0, seed=seed, acceptance=acceptance).tokens.tolist()
-            )
-
-
-def test_the_paper_widths() -> None:
-    assert [paper_width(p, True) for p in (0.96, 0.9, 0.6, 0.2)] == [3, 5, 8, 10]
-    assert [paper_width(p, False) for p in (0.96, 0.9, 0.6, 0.2)] == [1, 3, 5, 10]
 
 
 def test_the_threshold_follows_the_chain_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,11 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Path]:
-    known: dict[Format, Path] = {}
-
+    @cache
     def get(form: Format) -> Path:
-        if form not in known:
-            options = ExportOptions("builtin:shakespeare", tmp_path_factory.mktemp("eagle") / form, ["eagle"], form)
-            Exporter(options).run()
-            known[form] = options.output
-        return known[form]
+        options = ExportOptions("builtin:shakespeare", tmp_path_factory.mktemp("eagle") / form, ["eagle"], form)
+        Exporter(options).run()
+        return options.output
 
     return get
 

@@ -203,10 +203,32 @@ class Checked(Protocol):
         ...
 
 
-class AnyDrafter:
-    """A subclass gives the fixture ``made``, and ``prompt``: random tokens of the target, of a number and a seed."""
+def prompt(count: int, seed: int = 0) -> list[int]:
+    """Draw tokens of a small target's vocabulary."""
+    found: list[int] = np.random.default_rng(seed).integers(3, 150, count).tolist()
+    return found
 
-    prompt: Callable[..., list[int]]
+
+class AnyDrafter:
+    """A subclass gives the fixture ``made``.
+
+    Attributes:
+        mistakes: what others got wrong, as what ``Checked.check`` takes; those of the fixture ``drawn``.
+    """
+
+    prompt = staticmethod(prompt)
+    mistakes: Sequence[Mapping[str, Any]] = ()
+
+    @pytest.fixture
+    def drawn(self, made: Checked) -> Checked:
+        return made
+
+    def test_what_others_got_wrong_would_be_seen(self, drawn: Checked) -> None:
+        recorder = drawn.recorder()
+        written(recorder, self.prompt(20), 14)
+        for broken in self.mistakes:
+            with pytest.raises(AssertionError):
+                drawn.check(recorder, **broken)
 
     @pytest.mark.parametrize("count", [1, 2, 40])
     @pytest.mark.parametrize("chunk", [1, 7])
