@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from edgespec.drafters.registry import ASSISTANT, METHODS, needing
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import FORMATS, Attention
 from edgespec.runtimes.files.kv import ATTENTION
@@ -22,20 +23,6 @@ FACTS: dict[str, Any] = {
     "vocab": 300, "context": 512, "rope": {"base": 1e4}, "tied": True, "parameters": 1000,
 }  # fmt: skip
 DELTA = {"keys": 2, "values": 4, "key_dim": 16, "value_dim": 32, "space": False}
-METHODS = (
-    "ar",
-    "ngram",
-    "speculative",
-    "self-spec",
-    "swift",
-    "medusa",
-    "blockwise",
-    "paradecode",
-    "eagle",
-    "mtp",
-    "dflash",
-    "assistant",
-)
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"convolutions": [0, 2, 3], "taps": 3},
@@ -82,19 +69,19 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
 
 def manifests() -> Iterator[dict[str, Any]]:
     """Manifests with every key: all formats, attentions, methods and kinds of models; bytes of keys and values."""
-    attentions = get_args(Attention)
+    attentions, own = get_args(Attention), [kind for kind in needing("drafter") if kind != ASSISTANT]
     for number in range(len(attentions)):
         facts = KINDS[number % len(KINDS)]
         target = _model(facts, FORMATS[number % len(FORMATS)], attentions[number])
         decoder = {
-            "kind": "assistant" if number == 5 else ("eagle", "mtp", "dflash")[number % 3],
+            "kind": ASSISTANT if number == 5 else own[number % len(own)],
             "columns": 3 * FACTS["hidden"],
             "block": 8,
             "mask": 2,
         }
-        lent = decoder["kind"] == "assistant"
-        decoder |= {"reads": [1] * FACTS["layers"]} if lent else {}
-        drafter = _model({"shared": FACTS["layers"]} if lent else {}, "int8", "f16") | {
+        borrows = decoder["kind"] == ASSISTANT
+        decoder |= {"reads": [1] * FACTS["layers"]} if borrows else {}
+        drafter = _model({"shared": FACTS["layers"]} if borrows else {}, "int8", "f16") | {
             "heads": [],
             "decoder": decoder,
             "cut": True,

@@ -71,7 +71,7 @@ class HiddenStateDrafter(DrawingDrafter):
         """Append rows of the prompt, but for the last where that one gives the first guess."""
         known = self._at + len(self._states)  # a target with states may read again what is known here
         if first > known:
-            raise EdgespecError(f"taps of token {first}: expected those of token {known}")
+            raise EdgespecError(f"auxiliary hidden states of token {first}: expected those of token {known}")
         self._states = np.concatenate((self._states, aux_hidden[known - first :]))
         self._settle()
 

@@ -260,7 +260,8 @@ class Manifest(Part):
             reads = drafter.decoder.reads if drafter.decoder else []
             sizes = facts.hidden if reads else own.hidden, own.vocab, drafter.decoder.columns if drafter.decoder else 0
             if sizes != (facts.hidden, facts.vocab, columns):
-                raise ValueError("drafter: of another hidden size, vocabulary or number of taps than the target")
+                raise ValueError("drafter: of another hidden size, vocabulary or number of auxiliary hidden states "
+                                 "than the target")  # fmt: skip
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
                 raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
         if any(token >= facts.vocab for golden in self.golden for token in (*golden.prompt, *golden.tokens)):

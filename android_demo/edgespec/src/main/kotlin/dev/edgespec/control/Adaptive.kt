@@ -110,7 +110,7 @@ class Adaptive(
         nodesPerDepth = learned.nodesPerDepth
     }
 
-    override fun absorb(first: Int, taps: Matrix) = inner.absorb(first, taps)
+    override fun absorb(first: Int, auxHidden: Matrix) = inner.absorb(first, auxHidden)
 
     /** Let the inner drafter read what it needs where it will be asked next. */
     override fun prefill(tokens: Tokens, most: Int): Int {

@@ -167,8 +167,8 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
 
     override val wants: Set<State> get() = drafter?.wants ?: emptySet()
 
-    override fun absorb(first: Int, taps: Matrix) {
-        drafter?.absorb(first, taps)
+    override fun absorb(first: Int, auxHidden: Matrix) {
+        drafter?.absorb(first, auxHidden)
     }
 
     override fun prefill(tokens: Tokens, most: Int): Int = takeUp(tokens)?.prefill(tokens, most) ?: 0

@@ -42,7 +42,7 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
         return left
     }
 
-    override fun absorb(first: Int, taps: Matrix) = each { _, one -> one.absorb(first, taps) }
+    override fun absorb(first: Int, auxHidden: Matrix) = each { _, one -> one.absorb(first, auxHidden) }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         took.fill(0.0)
@@ -130,12 +130,12 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
         proposers.indices.filter { it > at && it !in out }.mapNotNull { (proposers[it] as? Adaptive)?.promised(budget) }.maxOrNull() ?: 1.0
 }
 
-/** The pass as if it had been over the last of the [kept] rows alone; what was tapped, of all of them. */
+/** The pass as if it had been over the last of the [kept] rows alone; auxiliary hidden states, of all of them. */
 private fun row(output: Pass, kept: IntArray): Pass {
     val row = kept.last()
     val best = output.best?.let {
         Best(it.tokens.copyOfRange(row * it.top, (row + 1) * it.top), it.logits.copyOfRange(row * it.top, (row + 1) * it.top), it.top)
     }
     val logits = if (output.logits.rows > row) output.logits.part(row, 1) else output.logits
-    return Pass(logits, output.hidden?.part(row, 1), best, output.taps?.only(kept))
+    return Pass(logits, output.hidden?.part(row, 1), best, output.auxHidden?.only(kept))
 }

@@ -37,7 +37,7 @@ interface Drafter {
 
     /** A request begins; returns how many of its first tokens it needs no auxiliary states of, null = all. */
     fun begin(request: DraftRequest): Int? = null
-    fun absorb(first: Int, taps: Matrix) = Unit // take the auxiliary states of tokens [first] and on of the prompt, a view
+    fun absorb(first: Int, auxHidden: Matrix) = Unit // take the auxiliary states of tokens [first] and on of the prompt, a view
 
     /** Read at most [most] tokens (0 = only ask) that the next proposal needs; returns how many are left, 0 if none is due. */
     fun prefill(tokens: Tokens, most: Int): Int = 0
@@ -73,7 +73,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     private var drafter: Drafter? = drafter
     private val vocab = target.vocabSize
     private val heads = target as? HeadTarget
-    private val tapped = target as? TappedTarget
+    private val tapped = target as? AuxHiddenTarget
     var proposer = PLAIN // of the last proposal
         private set
 
@@ -106,7 +106,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     }
 
     fun prefill(tokens: Tokens, most: Int): Int = guarded("prefill", 0) { it.prefill(tokens, most) }
-    fun absorb(first: Int, taps: Matrix) = guarded("absorb", Unit) { it.absorb(first, taps) }
+    fun absorb(first: Int, auxHidden: Matrix) = guarded("absorb", Unit) { it.absorb(first, auxHidden) }
     fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = guarded("observe", Unit) { it.observe(proposal, verdict, output) }
     fun timed(proposal: Proposal, time: RoundTime) = guarded("timed", Unit) { it.timed(proposal, time) }
 
@@ -121,7 +121,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     private fun tellTarget(): Set<State> {
         val wants = guarded("wants", emptySet()) { it.wants }
         heads?.keepHidden = State.HIDDEN in wants
-        tapped?.keepTaps = State.AUX_HIDDEN in wants
+        tapped?.keepAuxHidden = State.AUX_HIDDEN in wants
         return wants
     }
 

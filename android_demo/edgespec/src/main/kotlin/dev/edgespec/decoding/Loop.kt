@@ -37,7 +37,7 @@ class Rounds(
     private val shadow = settings.shadow ?: if (settings.accept.lossless) 0 else SHADOW_EVERY
     private var left = settings.maxNewTokens
     private var begun = false
-    private var shown: TappedTarget? = null // while the drafter looks at what is tapped of the prompt
+    private var shown: AuxHiddenTarget? = null // while the drafter is shown auxiliary hidden states of the prompt
     private val prompted = prompt.size - 1 // tokens of the prompt that are to be read
     private var held = 0 // and are
     private var draftLeft = UNKNOWN // tokens that the drafter reads before the next round
@@ -82,7 +82,7 @@ class Rounds(
         val known = guard.begin(DraftRequest(tokens, params, noise, stats))
         val told = System.nanoTime()
         stats.draftMs += (told - start) / 1e6
-        shown = if (known == null) null else target as TappedTarget
+        shown = if (known == null) null else target as AuxHiddenTarget
         held = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known ?: tokens.size))))
         stats.promptTokens += tokens.size
         stats.reusedTokens += held
@@ -101,7 +101,7 @@ class Rounds(
         return if (draftLeft > 0) Unread(draftLeft, draft = true) else null
     }
 
-    /** Read at most [most] tokens of it; a drafter is shown what is tapped of all it does not know: it may be read again. */
+    /** Read at most [most] tokens of it; a drafter is shown auxiliary hidden states of all it does not know: it may be read again. */
     fun read(most: Int) {
         val asked = unread() ?: return
         val start = System.nanoTime()
@@ -112,11 +112,11 @@ class Rounds(
             stats.draftMs += since(start)
             return
         }
-        shown?.tapSink = guard::absorb
+        shown?.auxHiddenSink = guard::absorb
         try {
             target.prefill(tokens.slice(held, held + count))
         } finally {
-            shown?.tapSink = null
+            shown?.auxHiddenSink = null
         }
         held += count
         stats.prefillMs += since(start)

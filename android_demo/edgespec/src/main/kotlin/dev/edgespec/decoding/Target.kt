@@ -60,10 +60,10 @@ class Heads(val logits: Matrix?, val tokens: IntArray? = null, val best: Best? =
 
 /**
  * The output of one pass: [logits] [r, vocab], no rows where only the [best] was asked for; [hidden] [n, width], the
- * residual stream of every row after the last layer, where the target was told to keep it; [taps] [n, k * width], the same
- * after the layers that are tapped, side by side.
+ * residual stream of every row after the last layer, where the target was told to keep it; [auxHidden] [n, k * width], the same
+ * after some of its layers, side by side.
  */
-class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null, val taps: Matrix? = null)
+class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null, val auxHidden: Matrix? = null)
 
 /** A model with one KV slot.  [tokens] is what the slot holds; the caller's token list is the truth. */
 interface Target {
@@ -89,10 +89,10 @@ interface GreedyTarget : Target {
     fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass
 }
 
-/** A target whose residual stream can be tapped between layers, for a drafter that is conditioned on it. */
-interface TappedTarget : Target {
-    var keepTaps: Boolean // fill Pass.taps from now on
-    var tapSink: ((Int, Matrix) -> Unit)? // called with first row and taps of every chunk of a prefill
+/** A target whose residual stream can be read between layers, for a drafter that is conditioned on it. */
+interface AuxHiddenTarget : Target {
+    var keepAuxHidden: Boolean // fill Pass.auxHidden from now on
+    var auxHiddenSink: ((Int, Matrix) -> Unit)? // called with first row and auxiliary hidden states of every chunk of a prefill
 
     fun embed(tokens: IntArray): FloatArray // the residual stream of tokens [n] before the first layer -> [n * width]
 }

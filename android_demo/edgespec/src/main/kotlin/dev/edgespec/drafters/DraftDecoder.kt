@@ -4,60 +4,61 @@ import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.*
 import dev.edgespec.runtimes.*
 
-private const val MOST_OWED = 64 // rows whose taps are kept while nothing is proposed
+private const val MOST_OWED = 64 // rows whose auxiliary hidden states are kept while nothing is proposed
 private const val ROUND = 12 // rows that a round may leave to be read, and its guesses be timed
 
 /**
  * A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
  * multi-token prediction that some checkpoints hold (arXiv 2412.19437).
  *
- * Entry i of its slot is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and the taps of
- * all but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own guesses and its
+ * Row i of its slot is made of token i + 1 and of the target's auxiliary hidden states at token i, so that n tokens and the states
+ * of all but the pending one make n - 1 rows; the last of them gives the first guess.  It goes on with its own guesses and its
  * own hidden states, and what it made of those is forgotten after the round.
  *
- * Invariant: the slot holds the entries of the rows before [at], or of [held] more, and [taps] the taps of row [at] and all
- * after it, up to the row before the pending token.  [branch]: guesses per node, see [DraftModel]; [held]: rows that are left
+ * Invariant: the slot holds the rows before [at], or [deferredRows] more, and [auxHidden] the states of row [at] and all after it,
+ * up to the row before the pending token.  [branch]: guesses per node, see [DraftModel]; [deferredRows]: rows that are left
  * to the pass that guesses.
  */
 open class DraftDecoder(
-    protected val target: TappedTarget, protected val slot: Slot, override val name: String, branch: List<Int>?, private val held: Int = 1,
+    protected val target: AuxHiddenTarget, protected val slot: Slot, override val name: String, branch: List<Int>?,
+    private val deferredRows: Int = 1,
 ) : Drawer() {
     private val branch = branch ?: listOf(1)
     protected val decoder: DecoderPart = slot.model.part.decoder ?: throw EdgespecError("the drafter's part of the bundle is no decoder")
     protected val columns = decoder.columns
     private val wide = slot.hiddenSize
-    protected val width = columns - wide // numbers of the taps of a row
+    protected val width = columns - wide // numbers of a row's auxiliary hidden states
     override val wants = setOf(State.AUX_HIDDEN)
-    override val stepsAtOnce = held == 0
+    override val stepsAtOnce = deferredRows == 0
     final override var caughtUp = true
         private set
     private var known = Tokens() // committed, the pending one last
     private var at = 0
-    private var taps = FloatArray(0) // [rows * width]
-    private val rows: Int get() = taps.size / width
-    private var sound = false // nothing failed since the entries were right
+    private var auxHidden = FloatArray(0) // [rows * width]
+    private val rows: Int get() = auxHidden.size / width
+    private var sound = false // nothing failed since the rows were right
     private var states = FloatArray(0) // [1 + n, hidden]: its own, of the last token and of guesses
 
     override fun forecast(budget: Int) = Forecast(rows = rowsOf(branch, budget))
 
-    /** Rows whose entries are kept: entry i needs token i + 1, too, where entries are made of tokens. */
+    /** Keep the rows that are still right: row i needs token i + 1, too, where rows are made of tokens. */
     override fun begin(request: DraftRequest): Int {
         super.begin(request)
         val tokens = request.tokens
         val same = if (sound) known.commonPrefix(tokens) else 0
-        slot.tokens.crop(maxOf(0, minOf(maxOf(same - held, 0), slot.tokens.size, tokens.size - 1 - held)))
+        slot.tokens.crop(maxOf(0, minOf(maxOf(same - deferredRows, 0), slot.tokens.size, tokens.size - 1 - deferredRows)))
         known = Tokens(tokens.toIntArray())
         at = slot.tokens.size
-        taps = FloatArray(0)
+        auxHidden = FloatArray(0)
         sound = true
         return at
     }
 
-    override fun absorb(first: Int, taps: Matrix) {
+    override fun absorb(first: Int, auxHidden: Matrix) {
         val here = at + rows
-        if (first > here) throw EdgespecError("taps of token $first: expected those of token $here")
-        val skip = minOf(here - first, taps.rows) // a target with states may read again what is known here
-        this.taps += taps.copy(skip, taps.rows - skip)
+        if (first > here) throw EdgespecError("auxiliary hidden states of token $first: expected those of token $here")
+        val skip = minOf(here - first, auxHidden.rows) // a target with states may read again what is known here
+        this.auxHidden += auxHidden.copy(skip, auxHidden.rows - skip)
         settle(1)
     }
 
@@ -68,21 +69,21 @@ open class DraftDecoder(
         val complete = sound && at + rows == count && known.at(-1) == tokens.at(-1)
         if (length < 1 || count < 1 || !complete) return Proposal.EMPTY
         sound = false
-        val start = minOf(slot.tokens.size, count - held)
+        val start = minOf(slot.tokens.size, count - deferredRows)
         caughtUp = count - start <= ROUND
         slot.tokens.crop(start)
-        val made = draw(tokens, taps.copyOfRange((start - at) * width, taps.size), length)
+        val made = draw(tokens, auxHidden.copyOfRange((start - at) * width, auxHidden.size), length)
         slot.tokens.crop(count)
-        taps = taps.copyOfRange(taps.size - held * width, taps.size)
-        at = count - held
+        auxHidden = auxHidden.copyOfRange(auxHidden.size - deferredRows * width, auxHidden.size)
+        at = count - deferredRows
         sound = true
         return made
     }
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
-        val found = output.taps
+        val found = output.auxHidden
         if (!sound || found == null) return
-        taps += (if (proposal.size > 0) found.only(verdict.rows) else found).copy()
+        auxHidden += (if (proposal.size > 0) found.only(verdict.rows) else found).copy()
         for (node in verdict.path) known.push(proposal.tokens[node])
         known.push(verdict.nextToken)
         settle(MOST_OWED)
@@ -90,23 +91,23 @@ open class DraftDecoder(
 
     override val reason: String get() = if (sound) "" else "the drafter was not shown this text from its beginning"
 
-    /** Make entries of the rows with taps, but for those held back, where there are as many as [most]. */
+    /** Append the rows whose states are kept, but for the deferred ones, where there are as many as [most]. */
     private fun settle(most: Int) {
-        val count = rows - held
+        val count = rows - deferredRows
         if (count < most) return
         slot.tokens.crop(at)
-        append(known.slice(at + 1, at + 1 + count), taps.copyOf(count * width))
+        append(known.slice(at + 1, at + 1 + count), auxHidden.copyOf(count * width))
         at += count
-        taps = taps.copyOfRange(count * width, taps.size)
+        auxHidden = auxHidden.copyOfRange(count * width, auxHidden.size)
     }
 
-    protected open fun append(tokens: IntArray, taps: FloatArray) = slot.absorbGiven(given(tokens, taps, width), tokens.size)
+    protected open fun append(tokens: IntArray, auxHidden: FloatArray) = slot.absorbGiven(given(tokens, auxHidden, width), tokens.size)
 
-    /** Append the last entries, of [taps] [n * width] of the last n tokens, and guess at most [length] levels, appended too. */
-    protected open fun draw(tokens: Tokens, taps: FloatArray, length: Int): Proposal {
+    /** Append the last rows, of [auxHidden] [n * width] of the last n tokens, and guess at most [length] levels, appended too. */
+    protected open fun draw(tokens: Tokens, auxHidden: FloatArray, length: Int): Proposal {
         fun run(guess: Int?, best: Boolean): Pass {
-            val fed = if (guess == null) tokens.slice(tokens.size - taps.size / width) else intArrayOf(guess)
-            val given = if (guess == null) given(fed, taps, width) else given(fed, states, wide)
+            val fed = if (guess == null) tokens.slice(tokens.size - auxHidden.size / width) else intArrayOf(guess)
+            val given = if (guess == null) given(fed, auxHidden, width) else given(fed, states, wide)
             val output = slot.forwardGiven(given, fed.size, guess != null, best)
             slot.keep(IntArray(fed.size) { it })
             states = output.hidden!!.copy(fed.size - 1, 1)
@@ -136,7 +137,7 @@ open class DraftDecoder(
         return true
     }
 
-    /** [n * columns]: what the slot is given of [tokens] [n], and of their taps or hidden states, [n * numbers]. */
+    /** [n * columns]: what the slot is given of [tokens] [n], and of their auxiliary or own hidden states, [n * numbers]. */
     protected fun given(tokens: IntArray, state: FloatArray, numbers: Int): FloatArray {
         val embedded = target.embed(tokens) // [n * hidden]
         val found = FloatArray(tokens.size * columns)
@@ -149,13 +150,13 @@ open class DraftDecoder(
 }
 
 /**
- * Guesses a [block] in one pass: DFlash (arXiv 2602.06036).  An entry for every token, of what was tapped of the target there
+ * Guesses a [block] in one pass: DFlash (arXiv 2602.06036).  A row for every token, of the target's states there
  * alone.  The guesses of a block do not know each other: each is drawn from its own row.
  */
-class BlockDecoder(target: TappedTarget, slot: Slot, name: String, branch: List<Int>?, private val block: Int) :
-    DraftDecoder(target, slot, name, branch, held = 0) {
-    override fun draw(tokens: Tokens, taps: FloatArray, length: Int): Proposal {
-        if (taps.isNotEmpty()) append(IntArray(taps.size / width), taps)
+class BlockDecoder(target: AuxHiddenTarget, slot: Slot, name: String, branch: List<Int>?, private val block: Int) :
+    DraftDecoder(target, slot, name, branch, deferredRows = 0) {
+    override fun draw(tokens: Tokens, auxHidden: FloatArray, length: Int): Proposal {
+        if (auxHidden.isNotEmpty()) append(IntArray(auxHidden.size / width), auxHidden)
         val count = minOf(length, block - 1)
         val given = masked(tokens.at(-1), count)
         val best = if (params.plainGreedy) slot.forwardBlock(given, count + 1, true).best else null
@@ -165,9 +166,9 @@ class BlockDecoder(target: TappedTarget, slot: Slot, name: String, branch: List<
         return drawing(tokens, count, target.vocabSize).chain({ rows!!.row(at++) }, best = likeliest)
     }
 
-    override fun append(tokens: IntArray, taps: FloatArray) {
+    override fun append(tokens: IntArray, auxHidden: FloatArray) {
         val given = FloatArray(tokens.size * columns)
-        for (row in tokens.indices) taps.copyInto(given, (row + 1) * columns - width, row * width, (row + 1) * width)
+        for (row in tokens.indices) auxHidden.copyInto(given, (row + 1) * columns - width, row * width, (row + 1) * width)
         slot.absorbGiven(given, tokens.size)
     }
 

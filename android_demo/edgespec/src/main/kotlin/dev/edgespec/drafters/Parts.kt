@@ -18,6 +18,12 @@ class Parts(
 
 /** The drafter of a method of the bundle; [part] is the method's entry in the manifest. */
 fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions): Drafter = when (method) {
+    in DRAFTERS -> {
+        val slot = parts.draft("drafter")
+        val block = slot.model.part.decoder?.block
+        if (block != null) BlockDecoder(parts.target, slot, method, options.branch, block)
+        else DraftDecoder(parts.target, slot, method, options.branch)
+    }
     "ar" -> Plain()
     "ngram" -> NGram(store = parts.store)
     "speculative" -> DraftModel(parts.draft("draft"), parts.target.vocabSize, options.branch)
@@ -39,12 +45,6 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
     "paradecode" -> {
         val exits = part.heads.map { name -> parts.manifest.target.heads.first { it.name == name }.layer }.sorted()
         ParaDecode(parts.target, exits, options.threshold ?: part.threshold ?: PARADECODE_THRESHOLD)
-    }
-    "eagle", "mtp", "dflash" -> {
-        val slot = parts.draft("drafter")
-        val block = slot.model.part.decoder?.block
-        if (block != null) BlockDecoder(parts.target, slot, method, options.branch, block)
-        else DraftDecoder(parts.target, slot, method, options.branch)
     }
     else -> throw InvalidRequest("method '$method' is not one of this runtime", "update the app")
 }

@@ -100,7 +100,7 @@ internal fun choice(manifest: Manifest, name: String, reason: String): MethodCho
 
 /* Letting a request in: with the method it wants where that fits the memory, else with a cheaper one. */
 
-private val HEAVY = listOf("speculative", "eagle", "mtp", "dflash", "medusa", "blockwise", "paradecode")
+private val HEAVY = listOf("speculative") + DRAFTERS + listOf("medusa", "blockwise", "paradecode")
 
 /** Of several methods, the one that holds a model or heads of its own. */
 internal fun heaviest(choice: MethodChoice): String {

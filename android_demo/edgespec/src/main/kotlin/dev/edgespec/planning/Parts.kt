@@ -35,7 +35,7 @@ class Host(private val zeroed: Boolean = true, val process: Long = 0) {
 fun memoryOf(manifest: Manifest, use: RunOptions, host: Host = Host()): List<MemoryPart> {
     val part = when (use.method) {
         "speculative" -> manifest.draft
-        "eagle", "mtp", "dflash" -> manifest.drafter
+        in DRAFTERS -> manifest.drafter
         else -> null
     }
     val checkpoints = use.checkpoints * checkpointBytesOf(manifest.target, use)

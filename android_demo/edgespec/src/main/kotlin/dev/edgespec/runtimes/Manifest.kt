@@ -14,7 +14,8 @@ import java.security.MessageDigest
 const val SCHEMA = 3
 private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: see Binding
 const val MANIFEST = "edgespec.json"
-val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp", "dflash")
+val DRAFTERS = listOf("eagle", "mtp", "dflash") // methods whose drafter reads hidden states, a kind each
+val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode") + DRAFTERS
 val ELSEWHERE = listOf("assistant") // methods of bundles that this runtime does not have
 private val OPERATORS = listOf("stock", "native")
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
@@ -34,9 +35,9 @@ class HeadGroup(val name: String, val kind: String, val count: Int, val layer: I
 
 /**
  * A small decoder conditioned on hidden states of the target: rows that it is given have so many columns.  [block]: rows of
- * a pass that guesses, of a drafter of blocks, with token [mask] where guesses will be.  [lent]: it reads the target's keys.
+ * a pass that guesses, of a drafter of blocks, with token [mask] where guesses will be.  [borrows]: it reads the target's keys.
  */
-class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask: Int?, val lent: Boolean)
+class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask: Int?, val borrows: Boolean)
 
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
@@ -227,9 +228,9 @@ private fun Reader.manifest(): Manifest {
     done()
     found.drafter?.let {
         val columns = (1 + target.tapped.size) * target.facts.hidden
-        val narrow = it.decoder?.lent != true && it.facts.hidden != target.facts.hidden
+        val narrow = it.decoder?.borrows != true && it.facts.hidden != target.facts.hidden
         if (narrow || it.facts.vocab != target.facts.vocab || it.decoder?.columns != columns) {
-            throw wrong("drafter", "of another hidden size, vocabulary or number of taps than the target")
+            throw wrong("drafter", "of another hidden size, vocabulary or number of auxiliary hidden states than the target")
         }
     }
     return found
@@ -238,12 +239,12 @@ private fun Reader.manifest(): Manifest {
 private fun Reader.model(): ModelPart {
     ignore("quantizer", "fine", "converted")
     val decoder = partOrNull("decoder") {
-        val kind = text("kind", listOf("eagle", "mtp", "dflash") + ELSEWHERE)
-        val lent = ints("reads", 0).isNotEmpty()
-        DecoderPart(kind, int("columns", 1, MOST_WIDTH), intOrNull("block", 2, MOST_WIDTH), intOrNull("mask", 0), lent)
+        val kind = text("kind", DRAFTERS + ELSEWHERE)
+        val borrows = ints("reads", 0).isNotEmpty()
+        DecoderPart(kind, int("columns", 1, MOST_WIDTH), intOrNull("block", 2, MOST_WIDTH), intOrNull("mask", 0), borrows)
     }
     val found = ModelPart(
-        part("facts") { facts(decoder?.lent == true) }, text("format", FORMATS),
+        part("facts") { facts(decoder?.borrows == true) }, text("format", FORMATS),
         members("graphs") {
             ignore("precision") // of graphs for devices, which also leave out layers for good
             skipSet()
@@ -336,8 +337,8 @@ class ModelFacts(
     val dims: List<Int> = headDims.ifEmpty { List(maxOf(0, kvLayers)) { headDim } }
 }
 
-/** Facts of a manifest, as far as they go together; [lent]: all layers read another model's keys. */
-internal fun Reader.facts(lent: Boolean): ModelFacts {
+/** Facts of a manifest, as far as they go together; [borrows]: all layers read another model's keys. */
+internal fun Reader.facts(borrows: Boolean): ModelFacts {
     ignore("parameters") // what people are told
     fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)
     val headDims = ints("head_dims", 1, MOST_WIDTH)
@@ -367,9 +368,9 @@ internal fun Reader.facts(lent: Boolean): ModelFacts {
         short.isNotEmpty() && (short != short.distinct().sorted().filter { it < layers } || found.taps < 2) ->
             throw wrong("convolutions", "$short of ${found.taps} tokens in $layers layers")
         found.delta != null && short.isEmpty() -> throw wrong("delta", "without convolutions")
-        (found.shared >= layers && !lent) || found.shared > layers || (headDims.isNotEmpty() && headDims.size != found.kvLayers) ->
+        (found.shared >= layers && !borrows) || found.shared > layers || (headDims.isNotEmpty() && headDims.size != found.kvLayers) ->
             throw wrong("head_dims", "of ${headDims.size} layers, ${found.shared} of $layers shared")
-        heads % kvHeads != 0 || (found.kvLayers < 1 && !lent) ->
+        heads % kvHeads != 0 || (found.kvLayers < 1 && !borrows) ->
             throw wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
     }
     return found

@@ -133,20 +133,20 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /**
      * Run what the plan says: [n] rows, of which [rows] from [first] on reach the LM head (-1: the last one), with [times] rows
-     * of logits for each of them; [tapping]: give the residual stream where it is tapped, too;
+     * of logits for each of them; [auxHidden]: give the auxiliary hidden states, too;
      * [read]: rows that are a text's own, a chain: states hold them at once.
      */
     private fun launch(
-        n: Int, rows: Int, hidden: Boolean = false, tapping: Boolean = false, times: Int = 1, columns: Int = this.columns,
+        n: Int, rows: Int, hidden: Boolean = false, auxHidden: Boolean = false, times: Int = 1, columns: Int = this.columns,
         read: Int = 0, first: Int = 0,
     ): Pass {
         val count = if (rows < 0) 1 else rows
         val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
         for (row in 0 until count) wanted.longs.put(row, if (rows < 0) n - 1L else (first + row).toLong())
         io.input("rows", wanted)
-        val tapped = if (tapping) model.part.tapped.size else 0
+        val tapped = if (auxHidden) model.part.tapped.size else 0
         gates.bytes.put(at.hidden, if (hidden || tapped > 0) 1 else 0)
-        if (model.part.tapped.isNotEmpty()) gates.bytes.put(at.taps, if (tapped > 0) 1 else 0)
+        if (model.part.tapped.isNotEmpty()) gates.bytes.put(at.auxHidden, if (tapped > 0) 1 else 0)
         if (facts.delta != null) noMoves.longs.put(2, committed(read))
         var moving: Bound? = null
         if (moves.isNotEmpty()) {
@@ -311,12 +311,12 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun forward(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
-        return launch(tokens.size, tokens.size, keepHidden, keepTaps)
+        return launch(tokens.size, tokens.size, keepHidden, keepAuxHidden)
     }
 
     override fun forwardBest(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
-        return best(true) { launch(tokens.size, tokens.size, keepHidden, keepTaps) }
+        return best(true) { launch(tokens.size, tokens.size, keepHidden, keepAuxHidden) }
     }
 
     private fun verifying(tokens: IntArray, parents: IntArray?) {
@@ -383,7 +383,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         if (!only) return run()
         val output = top(1, run)
         val found = if (model.part.cut) output.best!!.named(headTokens) else output.best
-        return Pass(output.logits, output.hidden, found, output.taps)
+        return Pass(output.logits, output.hidden, found, output.auxHidden)
     }
 
     /** As tokens; -1 where more are asked for than there are. */
@@ -467,7 +467,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     override fun fill(chunk: IntArray): Matrix? {
         certain = tokens.size + chunk.size
         plan(chunk, tokens.size)
-        return launch(chunk.size, 0, tapping = tapSink != null, read = chunk.size).taps
+        return launch(chunk.size, 0, auxHidden = auxHiddenSink != null, read = chunk.size).auxHidden
     }
 }
 
@@ -482,8 +482,8 @@ internal class Gates(layers: Int, groups: Int, tapped: Boolean) {
     val hidden = embed + 2 // give the residual stream after the last layer
     val lm = embed + 3 // the model's own final norm and LM head
     private val first = embed + 4
-    val taps = first + groups // give the residual stream where it is tapped, behind the columns of `hidden`
-    val count = taps + if (tapped) 1 else 0
+    val auxHidden = first + groups // give the auxiliary hidden states, behind the columns of `hidden`
+    val count = auxHidden + if (tapped) 1 else 0
 
     fun group(number: Int): Int = first + number
 }

@@ -7,15 +7,15 @@ import java.util.Random
 internal const val ROUND_CAPACITY = 64
 
 /** A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share. */
-abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, TappedTarget, AutoCloseable {
+abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, AuxHiddenTarget, AutoCloseable {
     override val vocabSize: Int = model.facts.vocab
     override val layers: Int = model.facts.layers
     override val hiddenSize: Int = model.facts.hidden
     override val context: Int = minOf(context ?: model.facts.context, model.facts.context)
     override val tokens = Tokens()
     override var keepHidden = false
-    override var keepTaps = false
-    override var tapSink: ((Int, Matrix) -> Unit)? = null
+    override var keepAuxHidden = false
+    override var auxHiddenSink: ((Int, Matrix) -> Unit)? = null
     var revocable = false // whether follow may take back what keep kept, as a draft's guesses: states are then kept, too
     override var capacity = 0
         protected set
@@ -43,8 +43,8 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
         reserve(this.tokens.size + tokens.size)
         for (start in tokens.indices step chunk) {
             val rows = tokens.copyOfRange(start, minOf(start + chunk, tokens.size))
-            val taps = fill(rows)
-            if (taps != null) tapSink?.invoke(this.tokens.size, taps)
+            val auxHidden = fill(rows)
+            if (auxHidden != null) auxHiddenSink?.invoke(this.tokens.size, auxHidden)
             this.tokens.push(rows)
         }
     }
@@ -81,12 +81,12 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
 
     abstract val kvBytes: Long
 
-    /** Run rows after the slot's tokens for their KV alone; their taps where there is a sink for them. */
+    /** Run rows after the slot's tokens for their KV alone; their auxiliary hidden states where there is a sink for them. */
     protected abstract fun fill(chunk: IntArray): Matrix?
 
     /**
-     * Run rows of a drafter after the slot's entries; [keep] commits them.  [given]: [n, columns], see [DecoderPart];
-     * [recycled]: they hold the drafter's own hidden state, not taps; [parents]: null = a chain.  Logits or the [best] of the
+     * Run rows of a drafter after the slot's rows; [keep] commits them.  [given]: [n, columns], see [DecoderPart];
+     * [recycled]: they hold its own hidden state, not auxiliary ones; [parents]: null = a chain.  Logits or the [best] of the
      * last row, of a tree those of all; hidden of all.
      */
     abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray? = null): Pass
@@ -95,7 +95,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     open fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass =
         throw InvalidRequest("drafts of whole blocks need native operators")
 
-    /** Append the entries of rows [n, columns] with taps, of which nothing is guessed. */
+    /** Append rows [n, columns] with auxiliary hidden states, of which nothing is guessed. */
     abstract fun absorbGiven(given: FloatArray, n: Int)
 
     protected val givenSize: Int = model.part.decoder?.columns ?: model.facts.hidden // columns of what a pass may begin with

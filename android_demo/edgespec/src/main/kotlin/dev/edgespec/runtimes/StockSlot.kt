@@ -189,7 +189,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     /** How many rows attention has beyond the [n] of a pass after [past] tokens. */
     private fun dummies(past: Int, n: Int) = maxOf(extra, least - past - n)
-    override fun fill(chunk: IntArray): Matrix? = run(chunk, tokens.size, rows = model.part.minRows, exact = true).taps
+    override fun fill(chunk: IntArray): Matrix? = run(chunk, tokens.size, rows = model.part.minRows, exact = true).auxHidden
 
     /** A pass behind [past] tokens; logits of the first [rows], -1 = the last; [exact]: attention's scratch is as the tokens. */
     private fun run(
@@ -220,13 +220,13 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         val stream = if (hidden) model.buffer("hidden", OnnxJavaType.FLOAT, 1, n, hiddenSize) else null
         io.output("hidden", stream)
         val wide = model.part.tapped.size * hiddenSize
-        val tapping = wide > 0 && model.graph.hidden && (keepTaps || tapSink != null)
-        val taps = if (tapping) model.buffer("taps", OnnxJavaType.FLOAT, 1, n, wide) else null
-        if (wide > 0) io.output("taps", taps)
+        val wanted = wide > 0 && model.graph.hidden && (keepAuxHidden || auxHiddenSink != null)
+        val auxHidden = if (wanted) model.buffer("taps", OnnxJavaType.FLOAT, 1, n, wide) else null
+        if (wide > 0) io.output("taps", auxHidden)
         io.run()
         return Pass(
             model.matrix(logits, rows, columns), stream?.let { model.matrix(it, n, hiddenSize) }, null,
-            taps?.let { model.matrix(it, n, wide) },
+            auxHidden?.let { model.matrix(it, n, wide) },
         )
     }
 
