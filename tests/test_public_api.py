@@ -106,7 +106,8 @@ def test_settings() -> None:
     assert defaults(Settings) == {
         "method": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,
         "sampling": SamplingParams(), "drafts": DraftOptions(), "stop": (), "ignore_eos": False, "logprobs": False,
-        "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None
+        "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None,
+        "markers": (),
     }  # fmt: skip
     assert defaults(SamplingParams) == {
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "logit_bias": {},

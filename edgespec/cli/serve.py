@@ -23,9 +23,11 @@ from edgespec.cli.common import (
 )
 from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
+from edgespec.runtimes.text.call_formats import FORMATS
 from edgespec.server.scheduler import Limits
 
 KEY = "EDGESPEC_API_KEY"
+FORMAT = click.Choice(list(FORMATS))
 
 
 @click.command("serve", cls=GroupedCommand)
@@ -33,6 +35,7 @@ KEY = "EDGESPEC_API_KEY"
 @option("--host", "Address to listen on.", default="127.0.0.1")
 @option("--port", "0 takes a free one.", click.IntRange(0, 65535), 8000)
 @option("--name", "What clients call the model.  [default: the bundle's folder]")
+@option("--tool-format", "How the model writes calls of tools.  [default: as its chat template says]", FORMAT)
 @option("--ngram-store", "A file of `edgespec ngram build`.", PATH)
 @memory_options
 @group(
@@ -89,7 +92,7 @@ def command(
         engine.allowance.admit_bundle(options.get("context"))
         model, root = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}"
         url, page = f"{root}/v1", None if options["no_page"] else f"{root}/"
-        app = make_app(engine, model, limits, access, page is not None)
+        app = make_app(engine, model, limits, access, page is not None, options["tool_format"])
         if not keys and not is_local(host):
             click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
 

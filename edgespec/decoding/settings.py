@@ -121,6 +121,7 @@ class Settings:
         accept: which guesses are accepted; anything but the default gives losslessness away.
         grammar: what the text must be: a JSON schema, a regular expression, a grammar; None = anything.
         proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
+        markers: special tokens that stay in the text, for who reads calls of tools there; others are left out.
 
     Raises:
         InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.
@@ -141,6 +142,7 @@ class Settings:
     accept: Accept = EXACT
     grammar: Grammar | None = None
     proposer: Proposer | None = None
+    markers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         counts = {

@@ -86,7 +86,7 @@ class Stream:
                 self._begin()
             except DeviceError as error:
                 self._leave_device(error)
-            self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
+            self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop, settings.markers)
         except BaseException:
             engine.places.leave(self._place)
             self._sessions.give_back(self._session)

@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's completions and chats over one bundle."""
+"""The HTTP side: the APIs of apis.py over one bundle."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,12 +23,13 @@ from starlette.routing import Route
 from edgespec.engine.engine import Engine
 from edgespec.engine.methods import own_sampling
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import failure, refused
 from edgespec.server.guard import BodyLimit, Guard, client_of
 from edgespec.server.jobs import Jobs
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
-from edgespec.server.reading import Kind, Known
+from edgespec.server.reading import Known
 from edgespec.server.scheduler import Limits
 from edgespec.server.web import page_routes
 
@@ -72,11 +74,14 @@ class Access:
         if not self._keys:
             return address
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-        given = sent.strip().encode("latin-1")
+        own = request.headers.get("x-api-key")  # as Anthropic's clients send it
+        given = (sent if own is None else own).strip().encode("latin-1")
         matches = [secrets.compare_digest(given, key) for key in self._keys]  # all: how long it takes tells nothing
-        if scheme.lower() != "bearer" or not any(matches):
+        if (scheme.lower() != "bearer" and own is None) or not any(matches):
             raise HTTPException(
-                401, "expected this server's API key as a bearer token", headers={"WWW-Authenticate": "Bearer"}
+                401,
+                "expected this server's API key as a bearer token, or in x-api-key",
+                headers={"WWW-Authenticate": "Bearer"},
             )
         return f"{matches.index(True)} {address}"
 
@@ -84,14 +89,14 @@ class Access:
 class _Routes:
     """What is answered."""
 
-    def __init__(self, engine: Engine, name: str, limits: Limits, access: Access) -> None:
+    def __init__(self, engine: Engine, name: str, limits: Limits, access: Access, calls: str | None) -> None:
         self.engine, self.name, self.access = engine, name, access
         self.jobs = Jobs(engine, name, limits, access.shared)
         facts, eos = engine.bundle.manifest.target.facts, engine.bundle.manifest.tokenizer.eos
         sampling = own_sampling(engine.bundle.manifest.sampling, temperature=TEMPERATURE)
         plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
         self.readers = Readers(
-            Known(str(engine.bundle.path), name, facts.vocab, engine.context, tuple(eos), plain, limits.tokens)
+            Known(str(engine.bundle.path), name, facts.vocab, engine.context, tuple(eos), plain, limits.tokens, calls)
         )
         self.description = describe(name, limits, facts.vocab, bool(access.keys))
         self.started = int(time.time())
@@ -103,8 +108,7 @@ class _Routes:
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/models/{wanted:path}", self.model),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chats, methods=["POST"]),
+            *(Route(api.path, partial(self._answer, kind), methods=["POST"]) for kind, api in APIS.items()),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -135,24 +139,18 @@ class _Routes:
             raise HTTPException(404, f"no model {request.path_params['wanted'][:256]!r}: this server has {self.name!r}")
         return JSONResponse(self._described())
 
-    async def completions(self, request: Request) -> Response:
-        return await self._answer("completion", request)
-
-    async def chats(self, request: Request) -> Response:
-        return await self._answer("chat", request)
-
     async def _answer(self, kind: Kind, request: Request) -> Response:
         client, jobs = self.access.client(request), self.jobs
         try:
             read = await self.readers.read(client, kind, await request.body())
             job = await jobs.start(kind, read, client)
         except EdgespecError as error:
-            jobs.metrics.refused("invalid" if failure(error)[0] < 429 else "refused")
+            jobs.metrics.refused("invalid" if failure(error).status < 429 else "refused")
             raise
         if not read.stream:
             return await jobs.whole(job, request)
         return StreamingResponse(
-            jobs.stream(job, read.usage), media_type="text/event-stream", background=BackgroundTask(job.cancel)
+            jobs.stream(job), media_type="text/event-stream", background=BackgroundTask(job.cancel)
         )
 
     def _described(self) -> dict[str, Any]:
@@ -160,7 +158,12 @@ class _Routes:
 
 
 def make_app(
-    engine: Engine, name: str, limits: Limits | None = None, access: Access | None = None, page: bool = True
+    engine: Engine,
+    name: str,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    page: bool = True,
+    calls: str | None = None,
 ) -> Starlette:
     """Make an ASGI application that serves a bundle.
 
@@ -170,12 +173,13 @@ def make_app(
         limits: what it takes at most.
         access: who may use it.
         page: whether there is a page at ``/``.
+        calls: how the model writes calls of tools; None = as its template says.
 
     Returns:
         the application; ``state.scheduler`` is what decodes.
     """
     limits, access = limits or Limits(), access or Access()
-    routes = _Routes(engine, name, limits, access)
+    routes = _Routes(engine, name, limits, access, calls)
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
@@ -194,7 +198,7 @@ def make_app(
                 CORSMiddleware,
                 allow_origins=list(access.origins),
                 allow_methods=["GET", "POST"],
-                allow_headers=["authorization", "content-type"],
+                allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
             )
         )
     middleware.append(Middleware(BodyLimit, limits.body))
@@ -205,15 +209,16 @@ def make_app(
     return app
 
 
-async def _failed(_: Request, error: Exception) -> Response:
-    status, body = failure(error)
-    return JSONResponse(body, status, headers=RETRY if status in (429, 503) else None)
+async def _failed(request: Request, error: Exception) -> Response:
+    found = failure(error)
+    headers = RETRY if found.status in (429, 503) else None
+    return JSONResponse(found.body(request.url.path), found.status, headers=headers)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=400)  # a client that hung up within its body: nobody reads this
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refused(error.status_code, str(error.detail), dict(error.headers or {}))
+    return refused(error.status_code, str(error.detail), request.url.path, dict(error.headers or {}))

@@ -1,7 +1,8 @@
-"""Failures as answers, in the shape of OpenAI's API."""
+"""Failures as answers, in the shape of the API that was asked."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BudgetError, ContextFull, EdgespecError, InvalidRequest
@@ -50,24 +51,56 @@ KINDS: list[tuple[type[Exception], int, str]] = [
 ]
 
 
-def body_of(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Make an answer that says what went wrong."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+MESSAGES = "/v1/messages"  # where Anthropic's shapes are spoken
+ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
-def failure(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body for an error."""
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong.
+
+    Attributes:
+        status: of HTTP.
+        message: in words.
+        kind: as OpenAI's API names it.
+        param: the field.
+        code: as OpenAI's API names it.
+    """
+
+    status: int
+    message: str
+    kind: str
+    param: str | None = None
+    code: str | None = None
+
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Write it in the shape of the API at ``path``."""
+        if path.startswith(MESSAGES):
+            kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def failure(error: Exception) -> Failure:
+    """Say what an error is to a client."""
     if isinstance(error, Refusal):
-        return error.status, body_of(str(error), error.kind, error.param, error.code)
+        return Failure(error.status, str(error), error.kind, error.param, error.code)
     status, kind = next(((code, name) for cls, code, name in KINDS if isinstance(error, cls)), (500, "server_error"))
     message = str(error) if isinstance(error, EdgespecError) else f"{type(error).__name__}: {error}"
-    code = "context_length_exceeded" if isinstance(error, ContextFull) else None
-    return status, body_of(message, kind, code=code)
+    return Failure(status, message, kind, code="context_length_exceeded" if isinstance(error, ContextFull) else None)
 
 
-def refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def refused(status: int, message: str, path: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """Answer a request that is not even looked at."""
     from starlette.responses import JSONResponse  # processes that read requests need none
 
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(body_of(message, kind), status, headers)
+    return JSONResponse(Failure(status, message, kind).body(path), status, headers)

@@ -12,7 +12,6 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.errors import refused
@@ -38,7 +37,7 @@ class Guard:
         """See ASGI."""
         if scope["type"] == "http" and (problem := self._problem(scope)):
             status, message = problem
-            await refused(status, message)(scope, receive, send)
+            await refused(status, message, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -152,5 +151,4 @@ class BodyLimit:
         except _TooLarge:
             if not begun:
                 text = f"the body is larger than {self._most} bytes, this server's limit"
-                error = {"message": text, "type": "invalid_request_error", "param": None, "code": None}
-                await JSONResponse({"error": error}, 413)(scope, receive, send)
+                await refused(413, text, scope["path"])(scope, receive, send)

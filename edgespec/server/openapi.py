@@ -10,7 +10,7 @@ from edgespec.server.scheduler import Limits
 
 Shape = dict[str, Any]
 TEXT, WHOLE, NUMBER, FLAG = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
-FINISH = {"enum": ["stop", "length", None]}
+FINISH = {"enum": ["stop", "length", "tool_calls", None]}
 
 
 def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
@@ -119,6 +119,7 @@ def _answers(name: str) -> Shape:
         total_tokens=WHOLE,
         prompt_tokens_details=_object(cached_tokens=WHOLE),
     )
+    usage["properties"]["completion_tokens_details"] = _object(reasoning_tokens=WHOLE)
     how = _object(
         method_requested=_either(TEXT, null),
         method_used=TEXT,
@@ -136,7 +137,10 @@ def _answers(name: str) -> Shape:
     scored = _object(tokens=_list(TEXT), token_logprobs=_list(NUMBER), top_logprobs=null, text_offset=_list(WHOLE))
     token = _object(token=TEXT, logprob=NUMBER, bytes=_list(WHOLE), top_logprobs=_list(null))
     chat_scored = _object(content=_list(token), refusal=null)
-    message = _object(role={"const": "assistant"}, content=TEXT, refusal=null)
+    function = _object(name=TEXT, arguments=TEXT)
+    call = _object(id=TEXT, type={"const": "function"}, function=function)
+    message = _object(role={"const": "assistant"}, content=_either(TEXT, null), refusal=null)
+    message["properties"] |= {"reasoning_content": TEXT, "tool_calls": _list(call)}
     text = _object(index=WHOLE, finish_reason=FINISH, text=TEXT, logprobs=_either(scored, null))
     said = _object(index=WHOLE, finish_reason=FINISH, message=message, logprobs=_either(chat_scored, null))
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.errors import EdgespecError
+from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Busy, Refusal, Stopped
-from edgespec.server.reading import MEMORY, Kind, Known, Read, command, understood
+from edgespec.server.reading import MEMORY, Known, Read, command, understood
 from edgespec.server.scheduler import FairQueue
 
 SMALL = 1 << 14  # bytes of a small request
@@ -172,7 +173,7 @@ class _Lane:
     async def _exchange(self, work: _Work) -> tuple[dict[str, Any], list[array[int]]]:
         process = await self.start()
         assert process.stdin is not None
-        head = self.seconds.to_bytes(4, "little") + bytes([work.kind == "chat"])
+        head = self.seconds.to_bytes(4, "little") + bytes([list(APIS).index(work.kind)])
         try:
             process.stdin.write(head + len(work.body).to_bytes(8, "little") + work.body)
             await process.stdin.drain()

@@ -13,10 +13,10 @@ import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -26,12 +26,14 @@ from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.apart import limit_request
+from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Refusal, failure
 from edgespec.server.requests import IGNORED, MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
+from edgespec.server.tooling import Plan, plan_chat
 
-Kind = Literal["completion", "chat"]
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
 MEMORY = 3 << 29  # bytes that the process may have
 _KINDS = ("str", "int", "list", "dict")
@@ -49,6 +51,7 @@ class Known:
         vocab, context, eos: of the model.
         sampling: what decides where a request says nothing.
         tokens: most new ones of a text.
+        calls: the notation of calls; None = that of the model's template.
         grammars: whether it compiles grammars, rather than leave them to another one.
     """
 
@@ -59,6 +62,7 @@ class Known:
     eos: tuple[int, ...]
     sampling: dict[str, Any]
     tokens: int
+    calls: str | None = None
     grammars: bool = True
 
 
@@ -72,6 +76,9 @@ class Read:
         choices: texts for each prompt.
         seed: of the first choice; None = none was given.
         stream, usage, drafts: how it is answered.
+        single: one call of a tool ends it.
+        shape: how its texts are read.
+        echo: what of it the answer repeats.
     """
 
     prompts: list[array[int]]
@@ -81,6 +88,9 @@ class Read:
     stream: bool
     usage: bool
     drafts: bool
+    single: bool
+    shape: AnswerShape
+    echo: dict[str, Any] = field(default_factory=dict)
 
     def each(self) -> list[Settings]:
         """List the settings of each choice of a prompt."""
@@ -112,14 +122,15 @@ class Reader:
             ValidationError: a field that is none, or outside its bounds.
         """
         known, made = self._known, parsed(body)
-        asked: Asked = ChatRequest.model_validate(made) if kind == "chat" else CompletionRequest.model_validate(made)
+        asked: Asked = APIS[kind].request.model_validate(made)
         if asked.model != known.name:
             raise Refusal(f"no model {asked.model!r}: this server has {known.name!r}", 404, param="model")
         grammar = asked.grammar
-        if grammar is not None and not known.grammars:
+        if (grammar is not None or asked.forces_call) and not known.grammars:
             return {"elsewhere": True}, []
-        prompts, default = self._prompts(asked)
-        changes = asked.changes(known.tokens, default)
+        prompts, default, plan = self._prompts(asked)
+        grammar = plan.grammar
+        changes = asked.changes(known.tokens, default) | {"markers": plan.markers}
         biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
         settings = settings_of(known.sampling, changes, biases, grammar)
         for prompt in prompts:
@@ -136,20 +147,25 @@ class Reader:
             "stream": bool(asked.stream),
             "usage": options is not None and options.include_usage,
             "drafts": asked.edgespec.show_drafts,
+            "single": plan.single,
+            "shape": asdict(plan.shape),
         }, [array("i", prompt) for prompt in prompts]
 
-    def _prompts(self, asked: Asked) -> tuple[list[list[int]], int]:
-        """Token ids, and how many new tokens there are where the request says nothing."""
+    def _prompts(self, asked: Asked) -> tuple[list[list[int]], int, Plan]:
+        """Token ids, how many new tokens there are where the request says nothing, and how answers are read."""
         known = self._known
         if isinstance(asked, ChatRequest):
-            tools = asked.tools if asked.tool_choice != "none" else None
-            prompt = self._codec.chat(asked.said(), tools)
-            return [prompt], max(1, min(known.tokens, known.context - len(prompt)))
+            prompt, plan = plan_chat(asked, self._codec, known.calls)
+            return [prompt], max(1, min(known.tokens, known.context - len(prompt))), plan
         assert isinstance(asked, CompletionRequest)
         given = asked.prompts
         if len(given) * asked.choices > MOST_TEXTS:
             raise InvalidRequest(f"{len(given)} prompts x n {asked.choices}: expected at most {MOST_TEXTS} texts")
-        return [self._codec.encode(one) if isinstance(one, str) else one for one in given], COMPLETION_TOKENS
+        return (
+            [self._codec.encode(one) if isinstance(one, str) else one for one in given],
+            COMPLETION_TOKENS,
+            Plan(grammar=asked.grammar),
+        )
 
     def _compile(self, grammar: Grammar) -> None:
         try:
@@ -185,15 +201,16 @@ def settings_of(
 ) -> Settings:
     """Make the settings of a request, but for its seed."""
     base = Settings(sampling=SamplingParams(**sampling), grammar=grammar)
-    return base.changed(**changes | {"stop": tuple(changes["stop"]), "logit_bias": biases})
+    lists = {name: tuple(changes[name]) for name in ("stop", "markers")}
+    return base.changed(**changes | lists | {"logit_bias": biases})
 
 
 def understood(known: Known, found: dict[str, Any], prompts: list[array[int]]) -> Read:
     """Make a request from what ``Reader.read`` gave."""
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
     settings = settings_of(known.sampling, found["changes"], dict(found["biases"]), grammar)
-    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts")}
-    return Read(prompts, settings, **how)
+    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single")}
+    return Read(prompts, settings, shape=AnswerShape(**found["shape"]), **how)
 
 
 def _no_number(name: str) -> None:
@@ -212,6 +229,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def serve(known: Known) -> None:
     """Answer until there is nobody to ask."""
+    kinds = list(APIS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     limit_request(1 + STARTING, MEMORY)
@@ -219,12 +237,12 @@ def serve(known: Known) -> None:
         reader = Reader(known)
     _write(stdout, told, [])
     while (head := stdin.read(13)) and len(head) == 13:
-        seconds, chat, size = int.from_bytes(head[:4], "little"), bool(head[4]), int.from_bytes(head[5:], "little")
+        seconds, kind, size = int.from_bytes(head[:4], "little"), kinds[head[4]], int.from_bytes(head[5:], "little")
         body = stdin.read(size)
         limit_request(1 + seconds, MEMORY)
         prompts: list[array[int]] = []
         with _told() as told:
-            found, prompts = reader.read("chat" if chat else "completion", body)
+            found, prompts = reader.read(kind, body)
             told |= found
         _write(stdout, told, prompts)
         trim_memory(TRIM_EVERY)
@@ -237,15 +255,14 @@ def _told() -> Iterator[dict[str, Any]]:
     try:
         yield told
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        first = max(found, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        first = max(wrong, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
         parts = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _KINDS)]
         where = ".".join(str(part)[:80] for part in parts[:8])
         told["refused"] = [f"{where or 'request'}: {first['msg'][:1000]}", 400, "", where or None, None]
     except EdgespecError as error:
-        status, body = failure(error)
-        said = body["error"]
-        told["refused"] = [said["message"][:4000], status, said["type"], said["param"], said["code"]]
+        found = failure(error)
+        told["refused"] = [found.message[:4000], found.status, found.kind, found.param, found.code]
     except (MemoryError, RecursionError) as error:
         told["refused"] = [f"reading this request failed: {type(error).__name__}", 400, "", None, None]
 

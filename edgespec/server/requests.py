@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
 from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
@@ -21,7 +21,7 @@ MOST_LEVELS = 48  # of JSON
 MOST_NAME = 256  # characters
 WHOLE = 2**31 - 1
 SEED = 2**63 - 1
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
@@ -55,6 +55,8 @@ class Extension(Strict):
         adaptive, fallback: as of ``Settings``.
         top_k, min_p, repetition_penalty: as of ``SamplingParams``; None = the model's own.
         regex, lark: what the text must match or follow; `response_format` does the same for JSON.
+        tool_format: the notation of calls; None = the server's, which is that of the model's template.
+        reasoning: whether thoughts are told apart from the text.
         show_drafts: whether each event of a stream tells accepted and refused guesses apart.
         acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
             gives the same text whatever else the server does, else rejection.
@@ -71,6 +73,8 @@ class Extension(Strict):
     regex: Source | None = None
     lark: Source | None = None
     show_drafts: bool = False
+    tool_format: Name | None = None
+    reasoning: bool = True
 
 
 class Asked(Strict):
@@ -88,12 +92,20 @@ class Asked(Strict):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     response_format: dict[str, Any] | None = None
+    top_k: Count | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
     edgespec: Extension = Extension()
 
     @property
     def choices(self) -> int:
         """Texts for each prompt."""
         return self.n or 1
+
+    @property
+    def forces_call(self) -> bool:
+        """Whether the answer must be a call of a tool."""
+        return False
 
     @property
     def wants_logprobs(self) -> bool:
@@ -153,9 +165,11 @@ class Asked(Strict):
         sampling = {
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": own.top_k,
-            "min_p": own.min_p,
-            "repetition_penalty": own.repetition_penalty,
+            "top_k": self.top_k if own.top_k is None else own.top_k,
+            "min_p": self.min_p if own.min_p is None else own.min_p,
+            "repetition_penalty": (
+                self.repetition_penalty if own.repetition_penalty is None else own.repetition_penalty
+            ),
         }
         return {name: value for name, value in sampling.items() if value is not None} | {
             "method": own.method,
@@ -207,16 +221,54 @@ class CompletionRequest(Asked):
         return list(given)  # type: ignore[arg-type]
 
 
+class Function(Strict):
+    """A function that the model may call."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/\-]+$", max_length=MOST_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; this server knows functions alone."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class FunctionName(Strict):
+    """Which function is to be called."""
+
+    name: Name
+
+
+class NamedTool(Strict):
+    """A tool that is to be called."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
 class ChatRequest(Asked):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``.
+
+    Attributes:
+        chat_template_kwargs: whatever else the model's template knows.
+        reasoning_effort: how much the model thinks first, where its template knows of it; none: not at all.
+    """
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    _continued: bool = PrivateAttr(False)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -232,14 +284,17 @@ class ChatRequest(Asked):
         """See the base."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
-    def said(self) -> list[dict[str, Any]]:
-        """Write the messages for the model's template; parts of text are joined, and anything else is refused."""
-        return [message | {"content": _plain(message.get("content"))} for message in self.messages]
+    @property
+    def forces_call(self) -> bool:
+        """See the base."""
+        return bool(self.tool_choice) and self.tool_choice not in ("auto", "none")
 
+    @property
+    def continued(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self._continued
 
-def _plain(content: Any) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    raise InvalidRequest("a message's content is neither text nor parts of type text", "this server reads text alone")
+    def going_on(self) -> ChatRequest:
+        """Let the answer go on with the last message."""
+        self._continued = True
+        return self

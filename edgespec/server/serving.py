@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.errors import body_of
+from edgespec.server.errors import Failure
 from edgespec.server.scheduler import Limits, Scheduler
 
 HEAD = 1 << 16  # bytes of a request's line and headers
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
         if self.cut or self.transport.is_closing():
             return
         if not any(one.response_started and not one.response_complete for one in self._cycles):
-            body = json.dumps(body_of(message, "invalid_request_error")).encode()
+            body = json.dumps(Failure(status, message, "invalid_request_error").body()).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)

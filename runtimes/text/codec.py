@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,11 +79,32 @@ class TextCodec:
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out; bytes that are no part of a character are U+FFFD."""
+    def decode(self, tokens: Sequence[int], shown: Set[int] = frozenset()) -> str:
+        """Text of token ids; bytes that are no part of a character are U+FFFD.
+
+        Args:
+            tokens: ids.
+            shown: those of special tokens that are text here; others are left out.
+        """
         with _library(BundleError, "the tokenizer cannot decode what the model wrote", "download it again"):
+            if shown and not shown.isdisjoint(tokens):
+                return "".join(self._pieces(tokens, shown))
             text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
             return self._bytes.decode(tokens) if self._bytes is not None and "\ufffd" in text else text
+
+    def _pieces(self, tokens: Sequence[int], shown: Set[int]) -> Iterator[str]:
+        """Write special tokens by their names, and what is between them as text."""
+        begin = 0
+        for at, token in enumerate(tokens):
+            if token in shown:
+                yield from (self.decode(tokens[begin:at]), str(self.tokenizer.id_to_token(token)))
+                begin = at + 1
+        yield self.decode(tokens[begin:])
+
+    def special_ids(self, names: Sequence[str]) -> dict[str, int]:
+        """Find the ids of those of ``names`` that are special tokens, which ``decode`` leaves out."""
+        known = self.tokenizer.get_added_tokens_decoder() if names else {}
+        return {token.content: number for number, token in known.items() if token.special and token.content in names}
 
     def continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Text that ``tokens`` would add after ``before``; incomplete characters as U+FFFD.  For display."""

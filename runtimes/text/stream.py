@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stops import StopStrings
@@ -18,6 +19,7 @@ class StreamDecoder:
         codec: the tokenizer.
         prompt: the last tokens of the prompt: some tokenizers write a word's leading space by what stands before it.
         stop: strings that end the text; they are not part of it.
+        markers: special tokens that are part of it.
 
     Attributes:
         text: everything given out so far.
@@ -27,14 +29,17 @@ class StreamDecoder:
     _CONTEXT = 8  # tokens of the prompt that are enough context, if no character is cut
     _HALF = 3  # most bytes of a character that is not whole yet, each perhaps written as U+FFFD
 
-    def __init__(self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = (), markers: Sequence[str] = ()
+    ) -> None:
         self.codec = codec
+        self._decode = partial(codec.decode, shown=frozenset(codec.special_ids(markers).values()))
         self._stops = StopStrings(stop)
         self.text = ""
         self.stopped: str | None = None
         self._window = self._tail(list(prompt))
         self._settled = len(self._window)  # tokens of the window whose text is out
-        self._out = len(codec.decode(self._window))  # characters of the window's text that are out
+        self._out = len(self._decode(self._window))  # characters of the window's text that are out
         self._held = ""  # complete text that may begin a stop string
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -45,7 +50,7 @@ class StreamDecoder:
         if self.stopped is not None:
             return ""
         self._window.append(token)
-        text = self.codec.decode(self._window)
+        text = self._decode(self._window)
         half = len(text) - len(text.rstrip("\ufffd"))  # characters that may be the beginning of another
         whole = len(text) - min(half, self._HALF)
         fresh = text[self._out : whole]
@@ -53,7 +58,7 @@ class StreamDecoder:
         if whole == len(text):
             if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
                 del self._window[: self._settled]
-                self._out = len(self.codec.decode(self._window))
+                self._out = len(self._decode(self._window))
             self._settled = len(self._window)
         return self._give(self._held + fresh)
 
@@ -61,7 +66,7 @@ class StreamDecoder:
         """Return the text held back, at the end."""
         if self.stopped is not None:
             return ""
-        text = self.codec.decode(self._window)
+        text = self._decode(self._window)
         rest, self._out = text[self._out :], len(text)
         self._settled = len(self._window)
         given = self._give(self._held + rest)
@@ -71,9 +76,9 @@ class StreamDecoder:
 
     def _tail(self, prompt: list[int]) -> list[int]:
         """Return the end of ``prompt``, long enough to be written as in the whole."""
-        whole, count = self.codec.decode(prompt), self._CONTEXT
+        whole, count = self._decode(prompt), self._CONTEXT
         while count < len(prompt):
-            part = self.codec.decode(prompt[-count:])
+            part = self._decode(prompt[-count:])
             if part and whole.endswith(part):
                 break
             count *= 2

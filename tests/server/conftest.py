@@ -52,10 +52,14 @@ def served_bundle(bundles: Callable[..., Path], kind: Operators, tmp_path_factor
 @pytest.fixture(scope="session")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the embedded model with a template of conversations."""
-    folder = tmp_path_factory.mktemp("chat")
+    return with_template(TEMPLATE, tmp_path_factory.mktemp("chat"))
+
+
+def with_template(template: str, folder: Path) -> Path:
+    """Export the embedded model with a template of conversations."""
     source = folder / "model"
     shutil.copytree(resolve("builtin:shakespeare"), source)
-    own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": TEMPLATE}
+    own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": template}
     (source / "tokenizer_config.json").write_text(json.dumps(own), "utf-8")
     Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
     return folder / "bundle"

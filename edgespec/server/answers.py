@@ -1,0 +1,200 @@
+"""The texts of a request as they come: their events become parts, which every API writes in its own way."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edgespec.engine.result import Chunk, Result
+from edgespec.runtimes.text.answer import AnswerReader
+from edgespec.runtimes.text.call_formats import AnswerShape
+from edgespec.runtimes.text.call_syntax import Event as Piece
+from edgespec.server.drafts import Drafts
+from edgespec.server.scheduler import Event
+
+FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
+Scored = tuple[str, float]  # a token's piece and log-probability
+
+
+@dataclass
+class Part:
+    """Text, a thought, or a call of a tool.
+
+    Attributes:
+        kind: which of them.
+        text: of it so far; of a call its arguments as JSON.
+        name, id: of a call.
+        index: among the calls.
+    """
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    name: str = ""
+    id: str = ""
+    index: int = 0
+
+
+@dataclass
+class Choice:
+    """One of the texts of a request, as it comes.
+
+    Attributes:
+        index: which of them.
+        shape: how it is to be read.
+        drafts: tells its guesses; None = nobody asked.
+        single: one call ends it.
+        parts: so far.
+        result: once it has ended.
+        late: it was cut because its time was over.
+        enough: nothing that still comes is wanted.
+        thought: tokens of its thoughts, about.
+        scored: of all its tokens.
+        fresh: of those that were not written yet.
+    """
+
+    index: int
+    shape: AnswerShape = field(default_factory=AnswerShape)
+    drafts: Drafts | None = None
+    single: bool = False
+    parts: list[Part] = field(default_factory=list)
+    result: Result | None = None
+    late: bool = False
+    enough: bool = False
+    thought: int = 0
+    scored: list[Scored] = field(default_factory=list)
+    fresh: list[Scored] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._reader = None if self.shape.plain else AnswerReader(self.shape)
+
+    def add(self, event: Event) -> list[tuple[Piece, Part]]:
+        """Take an event that is no error -> what it adds, each with the part that it belongs to."""
+        if self.enough:
+            pieces = []
+        elif event.chunk is None:
+            pieces = self._reader.finish() if self._reader else []
+        elif self._reader:
+            pieces = self._reader.push(event.chunk.text)
+        else:
+            pieces = [Piece("text", event.chunk.text)] if event.chunk.text else []
+        if event.chunk is None:
+            self.result, self.late = event.result, event.late
+        else:
+            self.scored += (known := scored(event.chunk))
+            self.fresh += known
+        found = [(piece, self._part(piece)) for piece in pieces]
+        if self.single and (ended := [at for at, (piece, _) in enumerate(found) if piece.kind == "called"]):
+            self.enough = True
+            del found[ended[0] + 1 :]
+            self.parts = [part for part in self.parts if part.kind != "call" or part.index == 0]
+        if event.chunk and event.chunk.round and self.parts and self.parts[-1].kind == "reasoning":
+            self.thought += len(event.chunk.round.tokens)
+        return found
+
+    def _part(self, piece: Piece) -> Part:
+        """Add a piece to its part."""
+        if piece.kind == "call":
+            made = Part("call", "", piece.text, new_id(self.shape), len(self.calls))
+            self.parts.append(made)
+        elif piece.kind in ("text", "reasoning"):
+            if not self.parts or self.parts[-1].kind != piece.kind:
+                self.parts.append(Part("text" if piece.kind == "text" else "reasoning"))
+            self.parts[-1].text += piece.text
+        else:
+            self.parts[-1].text += piece.text
+        return self.parts[-1]
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(part.text for part in self.parts if part.kind == "text")
+
+    @property
+    def reasoning(self) -> str:
+        """All thoughts so far."""
+        return "".join(part.text for part in self.parts if part.kind == "reasoning")
+
+    @property
+    def calls(self) -> list[Part]:
+        """All calls so far."""
+        return [part for part in self.parts if part.kind == "call"]
+
+    @property
+    def finish(self) -> str | None:
+        """Why it ended, in OpenAI's words; None = it has not."""
+        if self.result is None:
+            return None
+        found = FINISH[self.result.finish]
+        return "tool_calls" if self.calls and (self.enough or found == "stop") else found
+
+    def take_scored(self) -> list[Scored]:
+        """Take what was not written yet."""
+        found, self.fresh = self.fresh, []
+        return found
+
+    def said(self) -> dict[str, Any]:
+        """Write it as a message of a chat."""
+        calls = [
+            {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.text}}
+            for part in self.calls
+        ]
+        made: dict[str, Any] = {"role": "assistant", "content": self.text or (None if calls else "")}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        return made | ({"tool_calls": calls} if calls else {})
+
+
+def new_id(shape: AnswerShape) -> str:
+    """Make a call's id; Mistral's templates want nine letters and digits."""
+    if (shape.calls or "").startswith("mistral"):
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+def scored(chunk: Chunk) -> list[Scored]:
+    """Text and log-probability of each token of a chunk, where they were asked for."""
+    known = (chunk.round.logprobs if chunk.round else None) or ()
+    return list(zip(chunk.pieces, known, strict=False))
+
+
+@dataclass(frozen=True)
+class Used:
+    """How many tokens went in and out; the prompt is counted once a prompt, as OpenAI does."""
+
+    prompt: int
+    written: int
+    cached: int
+    thought: int
+
+    @classmethod
+    def of(cls, prompt: int, choices: Sequence[Choice]) -> Used:
+        """Count those of a request."""
+        results = [choice.result for choice in choices if choice.result]
+        reused = sum(result.stats.reused_tokens for result in results)
+        written = sum(len(result.tokens) for result in results)
+        return cls(prompt, written, min(prompt, reused), min(written, sum(choice.thought for choice in choices)))
+
+
+def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """Write the field ``edgespec`` of an answer: how each choice was decoded."""
+    return [
+        {
+            "method_requested": result.method_requested,
+            "method_used": result.method_used,
+            "reason": result.reason,
+            "lossless": result.lossless,
+            "exact": result.exact,
+            "unproven": result.unproven,
+            "finish": result.finish,
+            "late": choice.late,
+            "rounds": result.stats.rounds,
+            "drafted": result.stats.drafted,
+            "accepted": result.stats.accepted,
+            "tokens_per_round": round(len(result.tokens) / max(1, result.stats.rounds), 3),
+        }
+        for choice in choices
+        if (result := choice.result)
+    ]

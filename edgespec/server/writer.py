@@ -1,0 +1,77 @@
+"""What writes the answer to a request, whole or as a stream of server-sent events; each API has one."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.engine.result import Chunk
+from edgespec.runtimes.text.call_syntax import Event as Piece
+from edgespec.server.answers import Choice, Part, Used
+from edgespec.server.errors import Failure
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Writer(ABC):
+    """Writes one answer.
+
+    Attributes:
+        id: of the answer.
+        model: its name.
+        prompt_tokens: of all prompts.
+        choices: the texts.
+        logprobs: whether they are wanted.
+        usage: whether a stream ends with it.
+        echo: what of the request the answer repeats, as the API's request gave it.
+    """
+
+    id: str
+    model: str
+    prompt_tokens: int
+    choices: list[Choice]
+    logprobs: bool = False
+    usage: bool = False
+    echo: Body = field(default_factory=dict)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def used(self) -> Used:
+        """Tokens in and out."""
+        return Used.of(self.prompt_tokens, self.choices)
+
+    @abstractmethod
+    def whole(self) -> Iterator[str]:
+        """Write the answer in one piece, as some pieces of JSON: a long one must not keep others waiting."""
+
+    @abstractmethod
+    def opening(self) -> Iterator[bytes]:
+        """Begin a stream."""
+
+    @abstractmethod
+    def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
+        """Write what was added to a choice; no chunk: it has ended."""
+
+    @abstractmethod
+    def closing(self) -> Iterator[bytes]:
+        """End a stream whose choices have all ended."""
+
+    @abstractmethod
+    def failed(self, failure: Failure) -> Iterator[bytes]:
+        """End a stream by an error."""
+
+
+def as_json(body: Any) -> str:
+    """Write JSON as it is sent."""
+    return json.dumps(body, ensure_ascii=False)
+
+
+def sse(body: Body, event: str | None = None) -> bytes:
+    """Write a server-sent event."""
+    named = f"event: {event}\n" if event else ""
+    return f"{named}data: {as_json(body)}\n\n".encode("utf-8", "replace")

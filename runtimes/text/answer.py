@@ -1,0 +1,175 @@
+"""What a model writes, as the parts of an answer: text, thoughts, and calls of tools, told as they come.
+
+A call is one from where its name and the beginning of its arguments have been read; what does not get there is text,
+its marker too.  What a call breaks off with is text again, so nothing that the model wrote is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from edgespec.runtimes.text.call_formats import FORMATS, HARMONY, THOUGHTS, AnswerShape
+from edgespec.runtimes.text.call_syntax import Event, Kind, NoCall, Reading, Source, arguments_of, json_calls
+
+_HEADS = ("<|start|>", "<|channel|>", " to=", "<|constrain|>", "<|message|>")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+
+
+class AnswerReader:
+    """Reads one answer.
+
+    Args:
+        shape: how it is written.
+    """
+
+    def __init__(self, shape: AnswerShape) -> None:
+        self._source = Source(shape.tools)
+        self._reading = (
+            _harmony(self._source) if HARMONY in (shape.calls, shape.thoughts) else _read(self._source, shape)
+        )
+        self._over = False
+
+    def push(self, text: str) -> list[Event]:
+        """Add text -> what is certain now."""
+        self._source.text += text
+        return self._go_on()
+
+    def finish(self) -> list[Event]:
+        """Tell what was held back, at the end."""
+        self._source.ended = True
+        return self._go_on()
+
+    @property
+    def calling(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._source.calling
+
+    def _go_on(self) -> list[Event]:
+        if not self._over:
+            self._over = next(self._reading, self) is self  # yields None while there is more to read
+        found, self._source.found = self._source.found, []
+        return found
+
+
+class _Text:
+    """Text or thoughts on their way: spaces before and behind them go only where something follows."""
+
+    def __init__(self, source: Source, kind: Kind, trim: bool = False) -> None:
+        self._source, self._kind = source, kind
+        self._begun, self.held = not trim, ""
+
+    def write(self, text: str) -> None:
+        text = self.held + text
+        if not self._begun:
+            text = text.lstrip()
+        said = text.rstrip()
+        self.held = text[len(said) :]
+        if said:
+            self._begun = True
+            self._source.tell(self._kind, said)
+
+    def flush(self) -> None:
+        """Give the spaces at the end."""
+        self._source.tell(self._kind, self.held)
+        self.held = ""
+
+
+def _read(source: Source, shape: AnswerShape) -> Reading:
+    """Read an answer whose parts are marked."""
+    if shape.thoughts:
+        yield from _thoughts(source, THOUGHTS[shape.thoughts], shape.opened)
+    if shape.calls is None:
+        yield from source.until((), lambda text: source.tell("text", text))
+        return
+    form, text = FORMATS[shape.calls], _Text(source, "text")
+    fresh = form.bare  # whether JSON may be a call here
+    while True:
+        if fresh:
+            before = source.at
+            yield from source.spaces(among=" \t\r\n;,")
+            char = yield from source.peek()
+            if char and char in "{[" and (yield from _call(source, json_calls(source, known=True), form.ends)):
+                text.held = ""
+                continue
+            source.at, fresh = before, False
+        start = yield from source.until(form.starts, text.write)
+        if not start:
+            break
+        begin = source.at
+        source.at += len(start)
+        if (yield from _call(source, form.read(source, start), form.ends)):
+            text.held, fresh = "", form.bare
+        else:
+            source.at = begin + len(start)
+            text.write(start)
+    if not source.begun:
+        text.flush()
+
+
+def _thoughts(source: Source, tags: tuple[str, str], opened: bool) -> Reading:
+    """Read the thought that an answer may begin with."""
+    before = source.at
+    if not opened:
+        yield from source.spaces()
+        if not (yield from source.may(tags[0])):
+            source.at = before
+            return
+    thought = _Text(source, "reasoning", trim=True)
+    if (yield from source.until(tags[1:], thought.write)):
+        source.at += len(tags[1])
+        yield from source.spaces()
+
+
+def _call(source: Source, reading: Reading, ends: tuple[str, ...]) -> Generator[None, None, bool]:
+    """Try to read calls -> whether there was one; what follows a broken one is text."""
+    begin, begun = source.at, source.begun
+    try:
+        yield from reading
+    except NoCall:
+        if source.begun == begun:
+            source.at = begin
+            return False
+        source.at = source.told
+        source.end()
+        return True
+    source.told = source.at
+    yield from source.spaces(among=" \t\r\n}")
+    while ends and not source.ended:
+        for end in ends:
+            if (yield from source.may(end)):
+                yield from source.spaces()
+                break
+        else:
+            break
+    return True
+
+
+def _harmony(source: Source) -> Reading:
+    """Read messages with heads: ``<|channel|>NAME to=RECIPIENT<|message|>...<|end|>``."""
+    text, thought = _Text(source, "text"), _Text(source, "reasoning", trim=True)
+    while (yield from source.peek()):
+        try:
+            begin = source.at
+            yield from source.which(_HEADS)
+            source.at = begin
+        except NoCall:
+            yield from source.until(_HEADS[:2], text.write)
+            continue
+        pieces: list[str] = []
+        if not (yield from source.until(("<|message|>",), pieces.append)):
+            return
+        source.at += len("<|message|>")
+        head = "".join(pieces)
+        recipient, channel = re.search(r"to=([\w.:\-]+)", head), re.search(r"<\|channel\|>(\w+)", head)
+        called = False
+        if recipient:
+            name = recipient[1].removeprefix("functions.")
+            called = yield from _call(source, arguments_of(source, name), ())
+        if not called:
+            part = thought if channel and channel[1] == "analysis" else text
+            yield from source.until((*_ENDS, "<|start|>"), part.write)
+        for end in _ENDS:
+            yield from source.may(end)
+    if not source.begun:
+        text.flush()

@@ -1,0 +1,187 @@
+"""Which notation a model writes calls and thoughts in, by what its own chat template contains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.errors import unknown_name
+from edgespec.runtimes.text.call_notations import braced_call, function_tag, python_call, python_calls, tagged_call
+from edgespec.runtimes.text.call_syntax import Reading, Source, json_calls, named_calls
+
+GEMMA_QUOTE, FUNCTION_GEMMA_QUOTE = '<|"|>', "<escape>"
+HARMONY = "gpt-oss"
+JSON = "json"
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """A notation of calls.
+
+    Attributes:
+        template: what chat templates of its models contain, all of it.
+        read: reads what follows a start, given which it was.
+        starts: what a call begins with.
+        ends: what may stand behind one, and is no text.
+        bare: an answer may also begin with a call that is plain JSON, of a tool that was given.
+        inner: other tokens of it that tokenizers may know as special ones.
+    """
+
+    template: tuple[str, ...]
+    read: Callable[[Source, str], Reading]
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    bare: bool = False
+    inner: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All that may be a special token."""
+        return self.starts + self.ends + self.inner
+
+
+def _tagged(source: Source, start: str) -> Reading:
+    return tagged_call(source) if start == "<tool_call>" else function_tag(source)
+
+
+def _json(source: Source, start: str) -> Reading:
+    yield from source.spaces()
+    yield from json_calls(source, known=start.startswith("`"))
+
+
+def _python_tag(source: Source, start: str) -> Reading:
+    yield from source.spaces()
+    char = yield from source.peek()
+    yield from json_calls(source) if char and char in "[{" else python_call(source)
+
+
+FORMATS: dict[str, CallFormat] = {
+    HARMONY: CallFormat(
+        ("<|channel|>", "<|message|>"),
+        _json,  # behind a head, which answer.py reads
+        inner=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+    ),
+    "gemma": CallFormat(
+        ("<|tool_call>",),
+        lambda source, _: braced_call(source, GEMMA_QUOTE),
+        ("<|tool_call>",),
+        ("<tool_call|>",),
+        inner=(GEMMA_QUOTE,),
+    ),
+    "functiongemma": CallFormat(
+        ("<start_function_call>",),
+        lambda source, _: braced_call(source, FUNCTION_GEMMA_QUOTE),
+        ("<start_function_call>",),
+        ("<end_function_call>",),
+        inner=(FUNCTION_GEMMA_QUOTE,),
+    ),
+    "lfm2": CallFormat(
+        ("<|tool_call_start|>",),
+        lambda source, _: python_calls(source),
+        ("<|tool_call_start|>",),
+        ("<|tool_call_end|>",),
+    ),
+    "mistral": CallFormat(
+        ("[TOOL_CALLS]", "[ARGS]"),
+        lambda source, _: named_calls(source),
+        ("[TOOL_CALLS]",),
+        inner=("[ARGS]", "[CALL_ID]"),
+    ),
+    "mistral-list": CallFormat(
+        ("[TOOL_CALLS]",),
+        lambda source, _: named_calls(source),
+        ("[TOOL_CALLS]",),
+        ("[/TOOL_CALLS]",),
+        inner=("[ARGS]", "[CALL_ID]"),
+    ),
+    "qwen3-coder": CallFormat(
+        ("<function=", "<parameter="), _tagged, ("<tool_call>", "<function="), ("</function>", "</tool_call>")
+    ),
+    "glm": CallFormat(("<tool_call>", "<arg_key>"), _tagged, ("<tool_call>",), ("</tool_call>",)),
+    "hermes": CallFormat(("<tool_call>",), _tagged, ("<tool_call>",), ("</tool_call>",), bare=True),
+    "phi": CallFormat(("<|tool_call|>",), _json, ("<|tool_call|>",), ("<|/tool_call|>",), bare=True),
+    "llama3": CallFormat(("<|python_tag|>",), _python_tag, ("<|python_tag|>",), bare=True),
+    JSON: CallFormat((), _json, ("```json", "```tool_call"), ("```",), bare=True),
+}
+
+THOUGHTS: dict[str, tuple[str, str]] = {  # what a thought begins and ends with
+    "think": ("<think>", "</think>"),
+    "gemma": ("<|channel>thought", "<channel|>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed": ("<seed:think>", "</seed:think>"),
+}
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """How an answer is to be read.
+
+    Attributes:
+        calls: the notation of its calls; None = it has none.
+        thoughts: the notation of its thoughts; None = it has none.
+        opened: the prompt has begun a thought already.
+        tools: types of parameters by name, of each tool that may be called.
+
+    Raises:
+        InvalidRequest: an unknown notation.
+    """
+
+    calls: str | None = None
+    thoughts: str | None = None
+    opened: bool = False
+    tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.calls is not None and self.calls not in FORMATS:
+            raise unknown_name("format of calls", self.calls, FORMATS)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all of it is text."""
+        return self.calls is None and self.thoughts is None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What must stay in the text, even where it is a special token."""
+        own = FORMATS[self.calls].markers if self.calls else ()
+        tags = THOUGHTS[self.thoughts] if self.thoughts and self.thoughts in THOUGHTS else ()
+        return own + tuple(tag.removesuffix("thought") for tag in tags)
+
+
+def call_format(template: str) -> str:
+    """Name the notation of calls that a template's model was taught; ``json`` where it says nothing."""
+    return next(name for name, known in FORMATS.items() if all(part in template for part in known.template))
+
+
+def thought_format(template: str) -> str | None:
+    """Name the notation of thoughts that a template knows."""
+    if call_format(template) == HARMONY:
+        return HARMONY
+    return next((name for name, (_, close) in THOUGHTS.items() if close in template), None)
+
+
+def opened(prompt: str, thoughts: str | None) -> bool:
+    """Whether a prompt ends within a thought."""
+    return thoughts in THOUGHTS and prompt.rstrip().endswith(THOUGHTS[thoughts][0]) if thoughts else False
+
+
+def types_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Collect the types of the parameters of each tool, as its schema says them."""
+    found: dict[str, dict[str, str]] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        properties = (function.get("parameters") or {}).get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        found[str(function.get("name"))] = {name: _type(schema) for name, schema in properties.items()}
+    return found
+
+
+def _type(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        return ""
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return "string" if choices and all(isinstance(choice, str) for choice in choices) else ""

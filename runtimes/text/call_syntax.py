@@ -1,0 +1,360 @@
+"""Calls of tools that models write as JSON, read as they come.
+
+A reader is a generator over a ``Source``.  It yields where it needs more text, and raises ``NoCall`` where the text is
+not of its kind.  What it finds it tells the source, the arguments always as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgespec.runtimes.text.stops import StopStrings
+
+MOST_DEPTH = 64  # of lists and objects
+MOST_NAME = 256  # characters of a tool's name
+Kind = Literal["text", "reasoning", "call", "arguments", "called"]
+Reading = Generator[None, None, None]
+Write = Callable[[str], None]
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+NAME = re.compile(r"[\w.:/\-]+")
+WORD = re.compile(r"[\w.+\-]+")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+CONSTANTS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_NAMES, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters", "args")
+
+
+class NoCall(Exception):
+    """What is written is not of this kind."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of an answer.
+
+    Attributes:
+        kind: text, reasoning, the beginning of a call, some of its arguments, or its end.
+        text: of it; of the beginning of a call the tool's name.
+    """
+
+    kind: Kind
+    text: str = ""
+
+
+class Source:
+    """Text that is read while it grows.
+
+    Args:
+        tools: types of parameters by name, of each tool.
+
+    Attributes:
+        text, at: what came, and where reading goes on.
+        ended: nothing more comes.
+        found: events that nobody has taken yet.
+        calling: a call has begun and not ended.
+        told: up to where the text became events.
+        begun: calls that have begun.
+    """
+
+    def __init__(self, tools: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self.tools = tools or {}
+        self.text, self.at, self.ended = "", 0, False
+        self.found: list[Event] = []
+        self.calling, self.begun = False, 0
+        self.told = 0
+
+    def tell(self, kind: Kind, text: str = "") -> None:
+        """Add an event for what was read; neighbours of one kind become one."""
+        self.told = self.at
+        if kind in ("text", "reasoning", "arguments"):
+            if not text:
+                return
+            if self.found and self.found[-1].kind == kind:
+                text = self.found.pop().text + text
+        self.found.append(Event(kind, text))
+
+    def begin(self, name: str) -> None:
+        """Begin a call: from here on it is one, whatever comes."""
+        if not name:
+            raise NoCall
+        self.calling = True
+        self.begun += 1
+        self.tell("call", name)
+
+    def write(self, text: str) -> None:
+        """Add to the arguments of the call."""
+        self.tell("arguments", text)
+
+    def end(self) -> None:
+        """End the call, if one has begun."""
+        if self.calling:
+            self.calling = False
+            self.tell("called")
+
+    def peek(self) -> Generator[None, None, str]:
+        """Look at the next character; none at the end."""
+        while self.at >= len(self.text) and not self.ended:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def take(self) -> Generator[None, None, str]:
+        """Read a character.
+
+        Raises:
+            NoCall: there is none.
+        """
+        found = yield from self.peek()
+        if not found:
+            raise NoCall
+        self.at += 1
+        return found
+
+    def spaces(self, write: Write = lambda _: None, among: str = " \t\r\n") -> Reading:
+        """Read spaces and line ends, if there are any."""
+        while (found := (yield from self.peek())) and found in among:
+            self.at += 1
+            write(found)
+
+    def skip(self, word: str) -> Reading:
+        """Read exactly ``word``."""
+        for char in word:
+            if (yield from self.peek()) != char:
+                raise NoCall
+            self.at += 1
+
+    def may(self, word: str) -> Generator[None, None, bool]:
+        """Read ``word`` if it comes next; else nothing."""
+        before = self.at
+        for char in word:
+            if (yield from self.peek()) != char:
+                self.at = before
+                return False
+            self.at += 1
+        return True
+
+    def which(self, words: Iterable[str]) -> Generator[None, None, str]:
+        """Read that of ``words`` which comes next."""
+        for word in words:
+            if (yield from self.may(word)):
+                return word
+        raise NoCall
+
+    def run(self, pattern: re.Pattern[str], most: int = 1 << 30) -> Generator[None, None, str]:
+        """Read what matches a pattern of single characters, all of it."""
+        begin = self.at
+        while (yield from self.peek()):
+            match = pattern.match(self.text, self.at)
+            if match is None or match.end() - begin > most:
+                break
+            self.at = match.end()
+        return self.text[begin : self.at]
+
+    def until(self, words: Sequence[str], write: Write, within: bool = False) -> Generator[None, None, str]:
+        """Write what comes before one of ``words`` as soon as it is sure -> that word, unread; empty at the end.
+
+        Args:
+            words: one of which ends the text.
+            write: takes the text.
+            within: the text is only whole with a word behind it: the beginning of one at the end is no part of it.
+        """
+        stops = StopStrings(words)
+        while True:
+            rest = self.text[self.at :]
+            if found := stops.find(rest):
+                self.at += found[0]
+                write(rest[: found[0]])
+                return found[1]
+            sure = len(rest) - (0 if self.ended and not within else stops.beginning(rest))
+            self.at += sure
+            write(rest[:sure])
+            if self.ended:
+                return ""
+            yield
+
+
+def escaped(text: str) -> str:
+    """Write ``text`` as within a string of JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def json_value(source: Source, write: Write, depth: int = 0) -> Reading:
+    """Read a value and write it as it is; line ends in strings, and Python's constants, become those of JSON."""
+    if depth > MOST_DEPTH:
+        raise NoCall
+    char = yield from source.peek()
+    if char == '"':
+        yield from json_string(source, write)
+    elif char and char in "{[":
+        source.at += 1
+        write(char)
+        yield from _members(source, write, char == "{", depth)
+    else:
+        write(plain((yield from source.run(WORD))))
+
+
+def _members(source: Source, write: Write, keyed: bool, depth: int) -> Reading:
+    """Read what is between brackets, and the closing one."""
+    close, first = "}" if keyed else "]", True
+    while True:
+        yield from source.spaces(write)
+        if first and (yield from source.may(close)):
+            break
+        if keyed:
+            yield from json_string(source, write)
+            yield from source.spaces(write)
+            yield from source.skip(":")
+            write(":")
+            yield from source.spaces(write)
+        yield from json_value(source, write, depth + 1)
+        yield from source.spaces(write)
+        first = False
+        if (yield from source.which((close, ","))) == close:
+            break
+        write(",")
+    write(close)
+
+
+def json_string(source: Source, write: Write) -> Reading:
+    """Read a string, its quotes included."""
+    yield from source.skip('"')
+    write('"')
+    while True:
+        write((yield from source.run(_PLAIN)))
+        char = yield from source.take()
+        if char == '"':
+            write(char)
+            return
+        if char != "\\":
+            write(escaped(char))
+            continue
+        char = yield from source.take()
+        if char == "u":
+            digits = ""
+            for _ in range(4):
+                digits += yield from source.take()
+            if not re.fullmatch("[0-9a-fA-F]{4}", digits):
+                raise NoCall
+            write(f"\\u{digits}")
+        else:  # a backslash that escapes nothing is one
+            write(f"\\{char}" if char in '"\\/bfnrt' else f"\\\\{escaped(char)}")
+
+
+def plain(word: str) -> str:
+    """Write a number or a constant as JSON does."""
+    if found := CONSTANTS.get(word):
+        return found
+    if not _NUMBER.fullmatch(word):
+        raise NoCall
+    return word
+
+
+def decoded_string(source: Source) -> Generator[None, None, str]:
+    """Read a string of JSON."""
+    pieces: list[str] = []
+    yield from json_string(source, pieces.append)
+    return str(json.loads("".join(pieces)))
+
+
+def json_call(source: Source, known: bool = False) -> Reading:
+    """Read ``{"name": ..., "arguments": {...}}``, in any order and under the names that models use.
+
+    Args:
+        source: of the text.
+        known: whether only the tools that were given may be called.
+    """
+    yield from source.skip("{")
+    name, written, done = "", None, False
+    while True:
+        yield from source.spaces()
+        if done and (yield from source.peek()) not in ("}", ","):  # a bracket too few
+            break
+        if (yield from source.which(("}", ",", ""))) == "}":
+            break
+        yield from source.spaces()
+        key = yield from decoded_string(source)
+        yield from source.spaces()
+        yield from source.skip(":")
+        yield from source.spaces()
+        if key == "function" and not name and (yield from source.peek()) == "{":
+            yield from json_call(source, known)
+            done = True
+        elif key in (*_NAMES, "function") and not name:
+            name = yield from decoded_string(source)
+            if known and name not in source.tools:
+                raise NoCall
+        elif key in _ARGUMENTS and not done:
+            pieces: list[str] = []
+            direct = bool(name) and (yield from source.peek()) == "{"
+            if direct:
+                source.begin(name)
+            yield from json_value(source, source.write if direct else pieces.append)
+            written, done = "".join(pieces), direct
+        else:
+            yield from json_value(source, lambda _: None)
+    if not done:
+        if known and written is None:  # an object with a name is not a call yet
+            raise NoCall
+        arguments = _object_of(written)
+        source.begin(name)
+        source.write(arguments)
+    source.end()
+
+
+def _object_of(written: str | None) -> str:
+    """Arguments that came before the name, or as a string, or not at all."""
+    if written in (None, "", "null", '""'):
+        return "{}"
+    assert written is not None
+    text = json.loads(written) if written.startswith('"') else written
+    try:
+        if isinstance(json.loads(text), dict):
+            return str(text)
+    except (TypeError, ValueError):
+        pass
+    raise NoCall
+
+
+def json_calls(source: Source, known: bool = False) -> Reading:
+    """Read a call, or a list of calls."""
+    if not (yield from source.may("[")):
+        yield from json_call(source, known)
+        return
+    while True:
+        yield from source.spaces()
+        yield from json_call(source, known)
+        yield from source.spaces()
+        if (yield from source.which((",", "]"))) == "]":
+            return
+
+
+# -- a name before JSON ------------------------------------------------------------------------------------------------
+
+
+def named_calls(source: Source) -> Reading:
+    """Read what follows Mistral's marker: a list of calls, or ``NAME[ARGS]{...}``, or ``NAME{...}``."""
+    yield from source.spaces()
+    char = yield from source.peek()
+    if char and char in "[{":
+        yield from json_calls(source)
+        return
+    name = yield from source.run(NAME, MOST_NAME)
+    if (yield from source.may("[CALL_ID]")):
+        yield from source.run(NAME, MOST_NAME)
+    yield from source.may("[ARGS]")
+    yield from source.spaces()
+    yield from arguments_of(source, name)
+
+
+def arguments_of(source: Source, name: str) -> Reading:
+    """Read an object of JSON: the arguments of a call."""
+    if (yield from source.peek()) != "{":
+        raise NoCall
+    source.begin(name)
+    yield from json_value(source, source.write)
+    source.end()
