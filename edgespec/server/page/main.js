@@ -60,7 +60,8 @@ async function ask(action) {
 
 function send() {
   const [text, files] = [question.value, attached];
-  if (!text.trim() && !files.length) return;
+  const goesOn = !settings.chat && chat.messages.length; // a text can be continued without a word of one's own
+  if (!text.trim() && !files.length && !goesOn) return;
   question.value = "";
   attached = [];
   showFiles();
@@ -94,7 +95,8 @@ function showRunning() {
 
 async function attach(files) {
   try {
-    attached = [...attached, ...(await readFiles(files, attached))];
+    const found = await readFiles(files, attached);
+    attached = [...attached, ...found];
     warn("");
   } catch (error) {
     warn(error.message);

@@ -16,15 +16,16 @@ const BARE = /https?:\/\/[^\s<>"'`)\]]+/y;
 // Shows a text in an element. Blocks that are as before stay: a text that grows costs what its last block costs.
 export function show(parent, text) {
   const blocks = split(text.split("\n"));
+  const there = [...parent.children];
   blocks.forEach((source, at) => {
-    const old = parent.children[at];
+    const old = there[at];
     if (old && old.source === source) return;
     const made = block(source.split("\n"), 0);
     made.source = source;
     if (old) old.replaceWith(made);
     else parent.append(made);
   });
-  while (parent.children.length > blocks.length) parent.lastElementChild.remove();
+  for (const old of there.slice(blocks.length)) old.remove();
 }
 
 // Lines -> the source of each block.
@@ -101,6 +102,7 @@ function list(lines, depth) {
   const numbered = /\d/.test(marker);
   const made = el(numbered ? "ol" : "ul", numbered ? { start: String(parseInt(marker, 10)) } : {});
   let item = [];
+  let inside = 0; // columns of the item's own text
   const close = () => {
     if (item.length) made.append(entry(item, depth));
     item = [];
@@ -109,9 +111,10 @@ function list(lines, depth) {
     const found = ITEM.exec(line);
     if (found && found[1].length <= indent.length) {
       close();
-      item.push(line.slice(found[0].length));
+      inside = found[0].length;
+      item.push(line.slice(inside));
     } else {
-      item.push(line.replace(/^ {1,4}/, ""));
+      item.push(line.startsWith("\t") ? line.slice(1) : line.slice(Math.min(inside, line.search(/[^ ]|$/))));
     }
   }
   close();

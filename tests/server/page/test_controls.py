@@ -1,0 +1,331 @@
+"""Every control of the page does what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.server.conftest import Served
+from tests.server.page.conftest import Visit, ask, serving, short, until
+
+pytestmark = pytest.mark.nightly
+
+WIDE = {"viewport": {"width": 1280, "height": 800}}
+QUESTION = "Good night, good night!"
+
+
+def answered(served: Served, messages: list[dict[str, str]], tokens: int = 24) -> str:
+    """Ask the API itself -> the greedy text."""
+    body = {"model": "chatty", "messages": messages, "temperature": 0, "max_tokens": tokens}
+    request = Request(
+        f"{served.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urlopen(request) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def bodies(page: Any) -> list[dict[str, Any]]:
+    """List what is asked from now on."""
+    found: list[dict[str, Any]] = []
+    page.on("request", lambda sent: found.append(json.loads(sent.post_data)) if sent.method == "POST" else None)
+    return found
+
+
+def test_a_question_is_answered(visit: Visit, server: Served) -> None:
+    """By Enter, by the button, and with all that was said before; Shift+Enter is a new line."""
+    page = visit(server, **WIDE)
+    short(page)
+    sent = bodies(page)
+    first = ask(page, QUESTION)
+    assert first.split() == answered(server, [user(QUESTION)]).split()
+    page.fill("#question", "And")
+    page.press("#question", "Shift+Enter")
+    page.type("#question", "now?")
+    assert page.input_value("#question") == "And\nnow?"
+    page.click("#send")
+    page.locator(".message.assistant").nth(1).and_(page.locator("[aria-busy=false]")).wait_for()
+    assert page.input_value("#question") == ""
+    assert sent[1]["messages"][::2] == [user(QUESTION), user("And\nnow?")]
+    assert sent[1]["messages"][1]["role"] == "assistant"
+    assert sent[1]["messages"][1]["content"] == answered(server, [user(QUESTION)])
+    figures = page.locator(".figures").last.text_content()
+    assert "24 tokens" in figures
+    assert "tokens/s" in figures
+    assert "tokens/round" in figures
+    assert page.locator(".reason").last.text_content().startswith("auto: ")
+    assert page.text_content("#reason") == page.locator(".reason").last.text_content()
+    page.press("#question", "Enter")  # nothing was typed
+    assert len(sent) == 2
+
+
+def test_an_answer_can_be_stopped(visit: Visit, server: Served) -> None:
+    """What was written stays, and the next question is answered; Escape stops as well."""
+    page = visit(server, **WIDE)
+    short(page, 900)
+    slow = page.context.new_cdp_session(page)
+    slow.send("Network.enable")
+    limits = {"offline": False, "latency": 0, "uploadThroughput": -1}
+    for key in ("", "Escape"):
+        slow.send("Network.emulateNetworkConditions", limits | {"downloadThroughput": 6000})
+        page.fill("#question", QUESTION)
+        page.press("#question", "Enter")
+        until(page, "[...document.querySelectorAll('.message .text')].at(-1).textContent.length > 20")
+        assert not page.is_visible("#send")
+        live = page.locator(".figures").last.text_content()
+        assert "tokens/round" in live  # while it is written
+        page.keyboard.press(key) if key else page.click("#stop")
+        page.wait_for_selector("#send")
+        assert page.locator(".end").last.text_content() == "stopped"
+        assert len(page.locator(".message .text").last.text_content()) > 20
+    slow.send("Network.emulateNetworkConditions", limits | {"downloadThroughput": -1})
+    with urlopen(f"{server.url}/health") as health:
+        assert json.load(health)["running"] <= 1
+    short(page, 8)
+    assert ask(page, "Speak!")
+
+
+def test_a_question_is_edited_and_an_answer_made_again(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    short(page)
+    for text in (QUESTION, "Speak!", "Go on."):
+        ask(page, text)
+    page.locator(".message.user").nth(1).get_by_role("button", name="Edit").click()
+    box = page.get_by_label("Edit the message")
+    assert box.input_value() == "Speak!"
+    box.press("Escape")
+    assert page.locator(".message").count() == 6
+    page.locator(".message.user").nth(1).get_by_role("button", name="Edit").click()
+    page.get_by_role("button", name="Cancel").click()
+    sent = bodies(page)
+    page.locator(".message.user").nth(1).get_by_role("button", name="Edit").click()
+    box.fill("Be silent!")
+    page.get_by_role("button", name="Save and ask again").click()
+    page.wait_for_selector(".message.assistant:nth-child(4)[aria-busy=false]")
+    assert page.locator(".message").count() == 4
+    assert sent[0]["messages"][2] == user("Be silent!")
+    assert page.locator(".message.user .text").all_text_contents() == [QUESTION, "Be silent!"]
+    page.locator(".message.assistant").first.get_by_role("button", name="Regenerate").click()
+    page.wait_for_selector(".message.assistant:nth-child(2)[aria-busy=false]")
+    assert page.locator(".message").count() == 2
+    assert sent[1]["messages"] == [user(QUESTION)]
+    page.locator(".message.user").get_by_role("button", name="Edit").click()
+    box.fill("Another beginning")
+    box.press("Enter")
+    page.wait_for_selector(".message.assistant[aria-busy=false]")
+    assert sent[2]["messages"] == [user("Another beginning")]
+    assert page.locator("#list .open").all_text_contents() == ["Another beginning"]
+
+
+def test_pickers_are_what_is_asked_for(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    sent = bodies(page)
+    methods = page.locator("#method option").evaluate_all("options => options.map((one) => one.value)")
+    assert methods[0] == "auto"
+    assert {"speculative", "ngram", "ar"} <= set(methods)
+    page.fill("#max_tokens", "12")
+    ask(page, "One")
+    assert not {"temperature", "seed", "top_p"} & sent[0].keys()
+    assert sent[0]["edgespec"] == {"method": "auto", "show_drafts": True}
+    chosen = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "max_tokens": 12}
+    own = {"top_k": 5, "min_p": 0.05, "repetition_penalty": 1.1, "gamma": 3}
+    page.select_option("#sampling", "custom")
+    for name, value in (chosen | own).items():
+        page.fill(f"#{name}", str(value))
+    page.select_option("#method", "speculative")
+    page.fill("#system", "Be brief.")
+    ask(page, "Two")
+    assert sent[1] == sent[1] | chosen
+    assert sent[1]["edgespec"] == own | {"method": "speculative", "show_drafts": True}
+    assert sent[1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert page.locator(".reason").last.text_content().startswith("speculative. asked for")
+    page.fill("#temperature", "-1")
+    page.fill("#question", "Three")
+    page.press("#question", "Enter")
+    page.wait_for_selector(".problem:not(:empty)")
+    assert "Temperature" in page.locator(".problem").last.text_content()
+    assert len(sent) == 2
+    page.reload()
+    page.wait_for_selector("#method option[value=speculative]", state="attached")
+    assert page.input_value("#method") == "speculative"
+    assert page.input_value("#top_k") == "5"
+    assert page.input_value("#system") == "Be brief."
+    page.select_option("#sampling", "greedy")
+    assert not page.is_visible("#custom")
+    ask(page, "Four")
+    assert sent[2]["temperature"] == 0
+    assert "seed" not in sent[2]
+
+
+def test_guesses_are_shown_and_are_the_same_text(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    short(page, 80)
+    page.select_option("#method", "speculative")
+    ask(page, QUESTION)
+    assert page.locator(".message .accepted").count() == 0
+    page.check("#show-drafts")  # of answers that are there, too
+    expected = answered(server, [user(QUESTION)], 80)
+    joined = page.locator(".message .raw > span").all_text_contents()
+    assert "".join(joined) == expected
+    assert page.locator(".message .accepted").count() > 0
+    assert page.locator(".message del.refused[aria-hidden=true]").count() > 0
+    assert page.locator(".message del.refused").count() == page.locator(".message del").count()
+    counted = "() => [...document.querySelectorAll('.message .accepted')].map((one) => getComputedStyle(one).color)[0]"
+    green = page.evaluate(counted)
+    red = page.evaluate(counted.replace(".accepted", ".refused"))
+    assert (green, red) == ("rgb(17, 99, 41)", "rgb(164, 14, 38)")
+    again = ask(page, QUESTION)  # coloured as it comes
+    assert again
+    assert "% of" in page.locator(".figures").last.text_content()
+    page.uncheck("#show-drafts")
+    assert page.locator(".message .accepted").count() == 0
+    assert page.locator(".message.assistant > .text").first.inner_text().split() == expected.split()
+
+
+def test_text_files_go_along(visit: Visit, server: Served, tmp_path: Path) -> None:
+    page = visit(server, **WIDE)
+    short(page, 8)
+    sent = bodies(page)
+    notes, other, picture = tmp_path / "notes.txt", tmp_path / "other.md", tmp_path / "picture.png"
+    notes.write_text("To be,\nor not.\n", "utf-8")
+    other.write_text("```\ncode\n```", "utf-8")
+    picture.write_bytes(b"\x89PNG\r\n\x00\xff")
+    with page.expect_file_chooser() as chooser:
+        page.click("#attach")
+    chooser.value.set_files([notes, other])
+    page.get_by_role("button", name="Remove other.md").wait_for()
+    page.set_input_files("#attach-files", picture)
+    page.wait_for_selector("#alert:not(:empty)")
+    assert "picture.png is not a text file" in page.text_content("#alert")
+    large = tmp_path / "large.txt"
+    large.write_text("x" * (600 << 10), "utf-8")
+    page.set_input_files("#attach-files", large)
+    until(page, "document.querySelector('#alert').textContent.includes('512 KiB')")
+    page.get_by_role("button", name="Remove notes.txt").click()
+    assert page.locator("#files button").all_text_contents() == ["other.md ×"]
+    page.set_input_files("#attach-files", notes)
+    page.get_by_role("button", name="Remove notes.txt").wait_for()
+    ask(page, "What is it?")
+    expected = "File other.md:\n````\n```\ncode\n```\n````\n\nFile notes.txt:\n```\nTo be,\nor not.\n```\n\nWhat is it?"
+    assert sent[0]["messages"] == [user(expected)]
+    assert page.locator("#files button").count() == 0
+    assert page.locator(".attached summary").all_text_contents() == ["other.md", "notes.txt"]
+    page.locator(".attached summary").last.click()
+    assert page.get_by_role("region", name="Attached text").last.is_visible()
+    page.evaluate(
+        """() => {
+          const data = new DataTransfer();
+          data.items.add(new File(["dropped"], "dropped.txt", { type: "text/plain" }));
+          const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true });
+          document.querySelector("#compose").dispatchEvent(drop);
+          const paste = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+          document.querySelector("#question").dispatchEvent(paste);
+        }"""
+    )
+    until(page, "document.querySelectorAll('#files button').length === 2")
+    page.press("#question", "Enter")  # files alone are a message
+    page.wait_for_selector(".message.assistant:nth-child(4)[aria-busy=false]")
+    assert sent[1]["messages"][2] == user("\n\n".join(["File dropped.txt:\n```\ndropped\n```"] * 2))
+
+
+def test_conversations_are_kept_and_deleted(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    short(page)
+    first = ask(page, "The first one")
+    page.click("#new")
+    assert page.locator(".message").count() == 0
+    ask(page, "The second one")
+    page.reload()
+    page.wait_for_selector("#list li:nth-child(2)")
+    assert page.locator("#list .open").all_text_contents() == ["The second one", "The first one"]
+    assert page.locator("#list [aria-current=true]").text_content() == "The second one"
+    assert page.locator(".message.user .text").text_content() == "The second one"
+    page.get_by_role("button", name="The first one", exact=True).click()
+    until(page, "document.querySelector('.message.user .text').textContent === 'The first one'")
+    assert page.locator(".message.assistant .text").last.text_content() == first
+    assert "24 tokens" in page.locator(".figures").text_content()
+    decide = {"accept": False}
+    page.on("dialog", lambda dialog: dialog.accept() if decide["accept"] else dialog.dismiss())
+    page.get_by_role("button", name="Delete The first one").click()
+    assert page.locator("#list li").count() == 2
+    decide["accept"] = True
+    page.get_by_role("button", name="Delete The first one").click()
+    until(page, "document.querySelectorAll('#list li').length === 1")
+    assert page.locator(".message").count() == 0
+    page.click("#delete-all")
+    until(page, "document.querySelectorAll('#list li').length === 0")
+    page.reload()
+    page.wait_for_selector("#delete-all[disabled]")
+    assert page.locator("#list li").count() == 0
+
+
+def test_a_conversation_is_exported_and_imported(visit: Visit, server: Served, tmp_path: Path) -> None:
+    page = visit(server, **WIDE)
+    short(page)
+    assert page.is_disabled("#export-json")
+    text = ask(page, "Wer da? 누구?")
+    with page.expect_download() as saved:
+        page.click("#export-markdown")
+    assert saved.value.suggested_filename == "Wer-da-누구.md"
+    written = Path(saved.value.path()).read_text("utf-8")
+    assert written.startswith("# Wer da? 누구?\n\n**You**\n\nWer da? 누구?\n\n**chatty** (24 tokens")
+    assert written.split()[-3:] == text.split()[-3:]
+    with page.expect_download() as saved:
+        page.click("#export-json")
+    kept = tmp_path / saved.value.suggested_filename
+    saved.value.save_as(kept)
+    found = json.loads(kept.read_text("utf-8"))
+    assert (found["format"], found["version"]) == ("edgespec-conversation", 1)
+    assert [one["role"] for one in found["messages"]] == ["user", "assistant"]
+    assert found["messages"][1]["how"]["rounds"] == found["messages"][1]["figures"]["rounds"]
+    other = visit(server, **WIDE)
+    (tmp_path / "wrong.json").write_text('{"messages": []}', "utf-8")
+    other.set_input_files("#import-file", tmp_path / "wrong.json")
+    other.wait_for_selector("#alert:not(:empty)")
+    assert "Not imported" in other.text_content("#alert")
+    other.set_input_files("#import-file", kept)
+    other.wait_for_selector(".message.assistant")
+    assert other.locator(".message.assistant .text").last.text_content() == text
+    assert other.locator("#list .open").all_text_contents() == ["Wer da? 누구?"]
+
+
+def test_a_model_without_a_template_continues_a_text(visit: Visit, served: Served) -> None:
+    page = visit(served, **WIDE)
+    short(page)
+    sent = bodies(page)
+    assert page.get_by_label("Text to continue").is_visible()
+    assert "continues your text" in page.text_content("#empty")
+    assert not page.is_visible("#system")
+    ask(page, "ROMEO:")
+    ask(page, "\nJULIET:")
+    assert sent[0]["prompt"] == "ROMEO:"
+    assert sent[1]["prompt"].startswith("ROMEO:")
+    assert sent[1]["prompt"].endswith("\nJULIET:")
+    assert len(sent[1]["prompt"]) > len("ROMEO:\nJULIET:")
+    page.fill("#max_tokens", "")
+    ask(page, "")  # go on
+    assert sent[2]["max_tokens"] == 256
+    assert sent[2]["prompt"].startswith(sent[1]["prompt"])
+
+
+def test_what_goes_wrong_is_said(visit: Visit, page_bundle: Path) -> None:
+    """A text that is too long, and a server that has gone; nothing that was said is lost."""
+    with serving(page_bundle, "--name", "chatty") as running:
+        page = visit(running, expected=("status of 400", "ERR_CONNECTION_REFUSED"), **WIDE)
+        ask(page, "word " * 3000)
+        assert "context" in page.locator(".problem").text_content()
+        running.process.terminate()
+        running.process.wait(60)
+        page.fill("#question", "Still there?")
+        page.press("#question", "Enter")
+        until(page, "document.querySelectorAll('.message').length === 4")
+        until(page, "[...document.querySelectorAll('.problem')].at(-1).textContent !== ''")
+        assert page.locator(".problem").last.text_content() == "the server does not answer"
+        assert page.text_content("#status") == "the server does not answer"
