@@ -48,7 +48,7 @@ def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: b
     found = []
     for bundle in dict.fromkeys(bundles):
         with open_engine(bundle, options) as engine:
-            found.append({"bundle": str(bundle)} | profile_passes(engine).as_dict())
+            found.append({"bundle": str(bundle)} | profile_passes(engine))
     if as_json:
         emit_json({"profiles": found})
         return

@@ -222,7 +222,7 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
         found, _request(options, profile or next((one.profile for one in found if one.profile), None), profile)
     )
     if plot is not None:
-        from edgespec.planning.plan import plot_plan
+        from edgespec.reports.pages import plot_plan
 
         plot_plan(plan, plot)
     if as_json:

@@ -10,10 +10,12 @@ machine with compute to spare; on a CPU it does not.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, pairwise
 from statistics import median, quantiles
 from time import perf_counter
+from typing import TypeVar
 
 Curve = Callable[[int], float]  # n -> v(n)
 
@@ -269,33 +271,64 @@ def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:
     return low + (high - low) * (n - left) / (right - left)
 
 
-def measure(run: Callable[[int], object], sizes: Sequence[int], repeats: int = 7) -> dict[int, float]:
-    """Time passes of several sizes in this process.
+Clock = Callable[[], float]  # seconds
+K = TypeVar("K", bound=Hashable)
+LEAST, MOST = 3, 15  # timed turns of each
 
-    The sizes take turns, so that a slow moment of the machine hits all of them, and the median of each is taken.
+
+def time_turns(
+    runs: Mapping[K, Callable[[], object]],
+    seconds: float,
+    clock: Clock = perf_counter,
+    prepare: Callable[[K], object] | None = None,
+    least: int = LEAST,
+    most: int = MOST,
+    warm: int = 1,
+) -> dict[K, list[float]]:
+    """Time each run.
+
+    They take turns, so that a slow moment of the machine hits all of them.
 
     Args:
-        run: makes one pass of n rows.
-        sizes: which n.
-        repeats: timed passes of each size, after one that is not timed.
+        runs: what to time.
+        seconds: no turn begins after so long, once there were ``least``.
+        clock: seconds.
+        prepare: called before each run; its time does not count for the run.
+        least: timed turns, however long they take.
+        most: timed turns, however much time is left.
+        warm: turns before, which are not timed.
 
     Returns:
-        {n: milliseconds}.
+        {name: milliseconds of each turn}.
     """
-    return {n: median(taken) for n, taken in measure_all(run, sizes, repeats).items()}
+    times: dict[K, list[float]] = {name: [] for name in runs}
+    begun = clock()
+    for turn in range(warm + most):
+        if turn >= warm + least and clock() - begun > seconds:
+            break
+        for name, run in runs.items():
+            if prepare:
+                prepare(name)
+            start = clock()
+            run()
+            if turn >= warm:
+                times[name].append(1000 * (clock() - start))
+    return {name: taken for name, taken in times.items() if taken}
 
 
-def measure_all(run: Callable[[int], object], sizes: Sequence[int], repeats: int = 7) -> dict[int, list[float]]:
-    """Time passes as ``measure`` does -> {n: milliseconds of each}."""
-    times: dict[int, list[float]] = {n: [] for n in sizes}
-    for n in times:
-        run(n)
-    for _ in range(repeats):
-        for n, taken in times.items():
-            start = perf_counter()
-            run(n)
-            taken.append(1000 * (perf_counter() - start))
-    return times
+def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
+    """{name: median of its times}."""
+    return {name: median(taken) for name, taken in times.items()}
+
+
+def measure_all(run: Callable[[int], object], sizes: Iterable[int], repeats: int = 7) -> dict[int, list[float]]:
+    """Time passes of several sizes, ``run(n)`` for each, in turns after one that is not timed -> {n: milliseconds}."""
+    return time_turns({n: partial(run, n) for n in sizes}, 0.0, least=repeats, most=repeats)
+
+
+def measure(run: Callable[[int], object], sizes: Iterable[int], repeats: int = 7) -> dict[int, float]:
+    """Take the median of each size of ``measure_all``."""
+    return medians(measure_all(run, sizes, repeats))
 
 
 def spread(times: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.drafters.registry import AR, NGRAM
 from edgespec.errors import BudgetError
-from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
+from edgespec.planning.budget import available_memory, check_budget, most_tokens, parse_bytes, show_bytes
 from edgespec.planning.footprint import Memory, checkpoint_bytes_of, memory_of, resident_now
 from edgespec.runtimes.files.formats import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest
@@ -18,6 +18,7 @@ MOST_KNOWN = 1024  # figures that are kept
 LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
 STACK = 8 << 20  # bytes that a thread reserves
 CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
+PLAN = "`edgespec plan` says which format and method would fit"
 FALLBACKS = (NGRAM, AR)  # methods without memory of their own, the better one first
 
 
@@ -91,12 +92,12 @@ class Allowance:
         if self.limit is not None:
             self.limit -= size
 
-    def _renew(self) -> None:
-        """Look again at a limit of reserved memory: libraries reserve more while a bundle is loaded."""
-        if not self._reserved:
-            return
-        reach = available_memory().reachable - (self._use.threads + 1) * STACK - self._aside
-        self.limit = reach if self._asked_bytes is None else min(self._asked_bytes - self._aside, reach)
+    def _renew(self) -> int | None:
+        """Return the limit, looked up again where it is of reserved memory: libraries reserve while a bundle loads."""
+        if self._reserved:
+            reach = available_memory().reachable - (self._use.threads + 1) * STACK - self._aside
+            self.limit = reach if self._asked_bytes is None else min(self._asked_bytes - self._aside, reach)
+        return self.limit
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.
@@ -107,21 +108,15 @@ class Allowance:
         Raises:
             BudgetError: with what would fit.
         """
-        if self.limit is None:
-            return
         use = replace(self._use, method=AR, context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
-        if self._takes(use) <= self.limit:
+        if self.limit is None or self._takes(use) <= self.limit:
             return
         least = self._takes(replace(use, context=LEAST))
         if least > self.limit:
             raise BudgetError(
-                f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of()}",
-                "`edgespec plan` says which format and method would fit",
+                f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of(self.limit)}", PLAN
             )
-        raise BudgetError(
-            f"a context of {context} tokens needs {show_bytes(self._takes(use))} with plain decoding, {self._of()}",
-            self._shorter(use),
-        )
+        raise self._refusal(f"a context of {context} tokens needs", use, self.limit)
 
     def admit(
         self,
@@ -148,28 +143,22 @@ class Allowance:
         Raises:
             BudgetError: not even plain decoding fits.
         """
-        self._renew()
-        base = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
-        if self.limit is None:
+        limit = self._renew()
+        if limit is None:
             return Admission(method, CHUNKS[0], 0)
-        cheaper = [name for name in FALLBACKS if name in methods and name != method]
-        for name in (method, *cheaper):
+        base = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
+        for name in (method, *(name for name in FALLBACKS if name in methods and name != method)):
             for chunk in CHUNKS:
-                use = replace(base, method=name, chunk=chunk)
-                takes, peak = self._bytes(use)
-                takes += busy
-                if takes <= self.limit:
-                    crowded = takes + idle > self.limit
-                    reason = "" if name == method else self._dropped(method, name, replace(base, method=method))
-                    kept = min(CHECKPOINTS, (self.limit - takes) // self._checkpoint) if self._checkpoint else 0
+                takes, peak = self._bytes(replace(base, method=name, chunk=chunk))
+                spare = limit - takes - busy
+                if spare >= 0:
+                    needed = show_bytes(self._takes(replace(base, method=method, chunk=CHUNKS[-1])))
+                    dropped = f"{method} needs {needed}, {self._of(limit)}: {name} instead" if name != method else ""
+                    kept = min(CHECKPOINTS, spare // self._checkpoint) if self._checkpoint else 0
                     predicted = peak + busy + kept * self._checkpoint
-                    return Admission(name, chunk, predicted, reason, crowded, self.limit - takes, kept)
+                    return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
-        raise BudgetError(
-            f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "
-            f"{self._of()}",
-            self._shorter(least, busy),
-        )
+        raise self._refusal(f"{tokens} tokens of prompt and answer need", least, limit, busy)
 
     def extended(
         self, admission: Admission, tokens: int, *, gamma: int, greedy: bool, busy: int, idle: int
@@ -178,28 +167,21 @@ class Allowance:
 
         Args:
             admission: how it runs.
-            tokens: of prompt and answer.
-            gamma: most guesses a round.
-            greedy: whether only likeliest tokens are needed.
-            busy: bytes of KV of other requests.
-            idle: bytes of KV that earlier requests have left.
+            tokens, gamma, greedy, busy, idle: as for ``admit``.
         """
-        self._renew()
-        if self.limit is None:
+        limit = self._renew()
+        if limit is None:
             return admission
         use = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
         takes, peak = self._bytes(replace(use, method=admission.method, chunk=admission.chunk))
         busy += admission.checkpoints * self._checkpoint
-        if takes + busy > self.limit:
-            return None
-        spare = self.limit - takes - busy
-        return replace(admission, predicted=peak + busy, crowded=idle > spare, spare=spare)
+        spare = limit - takes - busy
+        return None if spare < 0 else replace(admission, predicted=peak + busy, crowded=idle > spare, spare=spare)
 
     def width(self, batch: int, tokens: int, method: str, greedy: bool) -> int:
         """Sequences that fit together: ``batch`` or fewer, at least one."""
-        self._renew()
-        base = replace(self._use, method=method, context=tokens, greedy=greedy)
-        while batch > 1 and self.limit is not None and self._takes(replace(base, batch=batch)) > self.limit:
+        limit, base = self._renew(), replace(self._use, method=method, context=tokens, greedy=greedy)
+        while batch > 1 and limit is not None and self._takes(replace(base, batch=batch)) > limit:
             batch -= 1
         return batch
 
@@ -250,21 +232,12 @@ class Allowance:
             self._known[use] = memory.peak if self._mapped else memory.private, memory.peak
         return self._known[use]
 
-    def _of(self) -> str:
-        assert self.limit is not None
-        return f"and the budget is {show_bytes(self.limit)}" if self.asked else f"and {show_bytes(self.limit)} are free"
+    def _of(self, limit: int) -> str:
+        return f"and the budget is {show_bytes(limit)}" if self.asked else f"and {show_bytes(limit)} are free"
 
-    def _dropped(self, method: str, used: str, use: RunOptions) -> str:
-        return f"{method} needs {show_bytes(self._takes(replace(use, chunk=CHUNKS[-1])))}, {self._of()}: {used} instead"
-
-    def _shorter(self, use: RunOptions, busy: int = 0) -> str:
-        """How many tokens fit, as a hint."""
-        assert self.limit is not None
-        low, high = 0, use.context
-        while high - low > 64:
-            middle = (low + high) // 2
-            fits = self._takes(replace(use, context=middle)) + busy <= self.limit
-            low, high = (middle, high) if fits else (low, middle)
-        if low < LEAST:
-            return "`edgespec plan` says which format and method would fit"
-        return f"{low // 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"
+    def _refusal(self, what: str, use: RunOptions, limit: int, busy: int = 0) -> BudgetError:
+        """Make the error of what does not fit; its hint is how many tokens do."""
+        takes = show_bytes(self._takes(use) + busy)
+        low = most_tokens(lambda tokens: self._takes(replace(use, context=tokens)) + busy <= limit, use.context)
+        fits = f"{low // 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"
+        return BudgetError(f"{what} {takes} with plain decoding, {self._of(limit)}", PLAN if low < LEAST else fits)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -50,6 +50,15 @@ def show_bytes(count: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.{1 if abs(value) >= 100 else 2}f} {unit}"
 
 
+def most_tokens(fits: Callable[[int], bool], high: int) -> int:
+    """Find by halves how many tokens fit where ``high`` do not; at most 64 too few."""
+    low = 0
+    while high - low > 64:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 @dataclass(frozen=True)
 class Available:
     """What this process may take.
@@ -82,7 +91,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
         proc: where the process file system is mounted.
         cgroups: where control groups are.
     """
-    status, info = _table(proc / "self" / "status"), _table(proc / "meminfo")
+    status, info = table_of(proc / "self" / "status"), table_of(proc / "meminfo")
     if "MemTotal" not in info:
         return _elsewhere()
     limits = [("the machine", info["MemTotal"], info.get("MemAvailable", info.get("MemFree", 0)))]
@@ -106,13 +115,17 @@ def check_budget(budget: int, available: Available) -> None:
         )
 
 
-def _table(path: Path) -> dict[str, int]:
-    """Lines such as "VmRSS:  123 kB" -> bytes by name; none where the file cannot be read."""
+def _read(path: Path) -> str:
+    """Read a file of the system; empty where it cannot be read."""
     try:
-        text = path.read_text("utf-8", "replace")
+        return path.read_text("utf-8", "replace")
     except OSError:
-        return {}
-    found = re.findall(r"^([\w()]+):\s+(\d+) kB$", text, re.MULTILINE)
+        return ""
+
+
+def table_of(path: Path) -> dict[str, int]:
+    """Lines such as "VmRSS:  123 kB" -> bytes by name; none where the file cannot be read."""
+    found = re.findall(r"^([\w()]+):\s+(\d+) kB$", _read(path), re.MULTILINE)
     return {name: int(value) * 1024 for name, value in found}
 
 
@@ -131,11 +144,7 @@ def _own_limits(status: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
     """Limits of the process's control groups and all those above: (bytes, used now without page cache)."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _read(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -162,20 +171,13 @@ def _upwards(base: Path, path: str) -> Iterator[Path]:
 
 def _number(path: Path) -> int | None:
     """Read a file of a control group; None = no file, or no limit."""
-    try:
-        text = path.read_text("utf-8", "replace").strip()
-    except OSError:
-        return None
+    text = _read(path).strip()
     return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 def _page_cache(path: Path) -> int:
     """Bytes of files that the system can drop; memory that is shared or in tmpfs is not among them."""
-    try:
-        text = path.read_text("utf-8", "replace")
-    except OSError:
-        return 0
-    found = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+    found = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", _read(path), re.MULTILINE)}
     # version 1 counts the groups below under names of their own
     return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("active_file", "inactive_file"))
 

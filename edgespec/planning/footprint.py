@@ -6,15 +6,15 @@ x86-64 Linux, Python 3.11, ONNX Runtime 1.31, numpy 2.4.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.drafters.registry import AR, METHODS, NGRAM
-from edgespec.planning.weights import WeightParts, looked_up, needs, stock_weights, weight_parts
+from edgespec.planning.budget import table_of
+from edgespec.planning.weights import looked_up, needs, stock_weights, weight_parts
 from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
@@ -24,26 +24,38 @@ from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
 MIB = 1 << 20
+MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
 
 
 @dataclass(frozen=True)
-class Resident:
-    """Resident bytes: private ones, and those of mapped files."""
+class MemoryPart:
+    """One part of the memory.
 
-    private: int
-    file: int
+    Attributes:
+        name: what it is, a stable key such as ``weights`` or ``kv``.
+        private: bytes that only this process has, which count against every limit.
+        file: bytes of mapped files, which the system may drop and read again.
+        loading: bytes that are there only while loading.
+        note: what it is made of, for people.
+    """
+
+    name: str
+    private: int = 0
+    file: int = 0
+    loading: int = 0
+    note: str = ""
 
     @property
     def all(self) -> int:
-        """Both."""
+        """Resident bytes."""
         return self.private + self.file
 
 
 # Python with all that a run imports, before a bundle is opened
-PROCESS = Resident(int(35.2 * MIB), int(34.2 * MIB))
-# what opening a tiny bundle adds, and running it: code of the libraries, thread pools, allocators
-LOADING = Resident(int(1.4 * MIB), int(9.3 * MIB))
-RUNNING = Resident(int(1.9 * MIB), int(2.4 * MIB))
+PROCESS = MemoryPart("process", int(35.2 * MIB), int(34.2 * MIB), note="Python, ONNX Runtime and other libraries")
+# what opening a tiny bundle adds, and running it
+LOADING = MemoryPart("libraries", int(1.4 * MIB), int(9.3 * MIB), note="their code for opening a bundle")
+RUNNING = MemoryPart("runtime", int(1.9 * MIB), int(2.4 * MIB), note="thread pools, allocators, code that runs")
 STOCK_CODE = int(2.0 * MIB)  # more code of ONNX Runtime's that stock operators run
 # of a session: a node's kernel, its attributes and shapes; by the size of the graph's file
 SESSION, SESSION_GRAPH = int(0.6 * MIB), 2.0
@@ -56,56 +68,6 @@ TOKENIZER, TOKENIZER_LOADING = 8.7, 2.9
 TEXT = 100
 # of the index of method ngram
 INDEX = 340
-
-_IMPORTS = "import numpy, onnxruntime, tokenizers, edgespec.engine.loading, edgespec.planning.footprint as footprint"
-_LIBRARY = "from edgespec.runtimes.ort.native_library import native_library; native_library()"
-_PRINT = "print(*footprint.resident_now())"
-
-
-def resident_now(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
-    """Private and file-backed resident bytes of this process; zeros where the system does not tell."""
-    try:
-        text = status.read_text("utf-8", "replace")
-    except OSError:
-        return 0, 0
-    found = {name: 1024 * int(size) for name, size in re.findall(r"^(Rss\w+):\s+(\d+) kB", text, re.MULTILINE)}
-    return found.get("RssAnon", 0), found.get("RssFile", 0) + found.get("RssShmem", 0)
-
-
-def process_bytes() -> int:
-    """Resident bytes of a process on this machine once all that a run needs is imported, before a bundle is opened.
-
-    Measured in a process of its own, so that it does not matter what this one has done; the default where that fails.
-    """
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-c", f"{_IMPORTS}; {_LIBRARY}; {_PRINT}"],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        return sum(int(part) for part in ran.stdout.split()[-2:]) or PROCESS.all
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return PROCESS.all
-
-
-def split_process(process: int | None) -> Resident:
-    """Split a measured figure in the proportions of the default; None = the default."""
-    if process is None:
-        return PROCESS
-    private = process * PROCESS.private // PROCESS.all
-    return Resident(private, process - private)
-
-
-def session_bytes(graph_file: int, stock: bool) -> int:
-    """Private bytes of a session, by the size of its graph's file."""
-    fixed, each = (STOCK_SESSION, STOCK_GRAPH) if stock else (SESSION, SESSION_GRAPH)
-    return fixed + int(each * graph_file)
-
-
-def tokenizer_bytes(file: int) -> tuple[int, int]:
-    """(private bytes that stay, private bytes while loading) of a tokenizer.json of so many bytes."""
-    return int(TOKENIZER * file), int(TOKENIZER_LOADING * file)
-
-
 HUGE = 2 << 20  # numpy asks for huge pages for arrays of twice this: a page that is touched is as large
 SPLIT = 4 * KV_BLOCK  # tokens that attention takes in one piece (native/attention.cpp)
 TILE = 16
@@ -115,6 +77,172 @@ TRIED = 384  # tokens that a new slot has room for
 DRAWN = 7  # rows of float64 that drawing a token takes for a moment
 PROBED = 5  # rows whose logits are compared to say whether rows are exact, and that control times
 
+_MEASURE = """
+import numpy, onnxruntime, tokenizers, edgespec.engine.loading
+from edgespec.planning.footprint import resident_now
+from edgespec.runtimes.ort.native_library import native_library
+native_library()
+print(*resident_now())
+"""
+
+
+def resident_now(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
+    """Private and file-backed resident bytes of this process; zeros where the system does not tell."""
+    found = table_of(status)
+    return found.get("RssAnon", 0), found.get("RssFile", 0) + found.get("RssShmem", 0)
+
+
+def process_bytes() -> int:
+    """Resident bytes of a process on this machine once all that a run needs is imported, before a bundle is opened.
+
+    Measured in a process of its own, so that it does not matter what this one has done; the default where that fails.
+    """
+    command = [sys.executable, "-c", _MEASURE]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return sum(int(part) for part in ran.stdout.split()[-2:]) or PROCESS.all
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return PROCESS.all
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All of it.  ``after`` is resident memory once ``context`` tokens are held; ``peak`` the most at any time.
+
+    Attributes:
+        parts: what it is made of, the margin among them.
+        loaded: resident bytes at the worst moment of ``load``.
+        opened: the same of opening the draft, which happens when a method first needs it; 0 = none.
+    """
+
+    parts: tuple[MemoryPart, ...]
+    loaded: int = 0
+    opened: int = 0
+
+    @property
+    def private(self) -> int:
+        """Private bytes after loading, with the context full."""
+        return sum(part.private for part in self.parts)
+
+    @property
+    def file(self) -> int:
+        """Resident bytes of mapped files."""
+        return sum(part.file for part in self.parts)
+
+    @property
+    def after(self) -> int:
+        """Resident bytes after loading, with the context full."""
+        return self.private + self.file
+
+    @property
+    def peak(self) -> int:
+        """The most resident bytes at any time."""
+        return max(self.after, self.loaded, self.opened)
+
+    def part(self, name: str) -> MemoryPart:
+        """Find the part of that name; an empty one if there is none."""
+        return next((part for part in self.parts if part.name == name), MemoryPart(name))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        names = ("peak", "after", "private", "file", "loaded", "opened")
+        return {name: getattr(self, name) for name in names} | {"parts": [asdict(part) for part in self.parts]}
+
+
+def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -> Memory:
+    """Predict the memory of running a bundle in this way; from its manifest alone, no file is opened.
+
+    Args:
+        manifest: of the bundle.
+        use: how it is run.
+        process: resident bytes of a process before loading (``Profile.process_bytes``); None = as measured elsewhere.
+    """
+    target, base = manifest.target, PROCESS
+    if process is not None:  # in the proportions of the default
+        private = process * PROCESS.private // PROCESS.all
+        base = replace(PROCESS, private=private, file=process - private)
+    tokenizer = manifest.files["tokenizer.json"].size if "tokenizer.json" in manifest.files else 0
+    method = METHODS.get(use.method)  # None: a proposer of the caller's own
+    part = manifest.beside(method.needs if method else "")
+    draft = [] if part is None else _model(manifest, part, use, "draft ")
+    kept = use.batch * use.checkpoints * checkpoint_bytes_of(target, use)
+    copies = f"{use.batch} x {use.checkpoints} copies of states, to which a text can go back"
+    each = TEXT + (INDEX if use.method == NGRAM else 0)
+    parts = [
+        base,
+        LOADING,
+        RUNNING,
+        MemoryPart(
+            "tokenizer",
+            int(TOKENIZER * tokenizer),
+            loading=int(TOKENIZER_LOADING * tokenizer),
+            note=f"{target.facts.vocab} tokens at most",
+        ),
+        *_model(manifest, target, use, ""),
+        *draft,
+        *([MemoryPart("checkpoints", kept, note=copies)] if kept else []),
+        MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token"),
+    ]
+    loaded, opened = _opening(parts, ""), _opening(parts, "draft ") if draft else 0
+    known = sum(part.private for part in parts)
+    parts.append(MemoryPart("margin", max(LEAST_MARGIN, int(known * MARGIN)), note="what is not known to the byte"))
+    return Memory(tuple(parts), loaded, opened)
+
+
+def _opening(parts: list[MemoryPart], lead: str) -> int:
+    """Resident bytes at the worst moment of opening the target (``lead`` "") or the draft.
+
+    Pages of weights that are used where they are mapped are not read yet; packed ones are there, and what is packed.
+    """
+    names = {"process", "libraries", "tokenizer"} | {
+        f"{at}{name}" for at in ("", lead) for name in ("weights", "session")
+    }
+    there = {part.name: part for part in parts if part.name in names}
+    return sum(part.all if part.private else 0 for part in there.values()) + there[f"{lead}weights"].loading
+
+
+def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> list[MemoryPart]:
+    """Weights, session, keys and values, and scratch space of the target (``lead`` "") or the draft."""
+    native = use.operators == "native" and use.device == "cpu" and NATIVE in part.graphs
+    draft, method = bool(lead), manifest.methods.get(use.method)
+    groups = list(method.heads) if method and not draft else []
+    graph = part.graphs[NATIVE] if native else part.graphs.get(part.main)
+    file = manifest.files[graph.file].size if graph and graph.file in manifest.files else 0
+    rows, held = min(use.chunk, use.context), use.batch * min(use.context, part.facts.context)
+    if native:
+        session, code, scratch = SESSION + int(SESSION_GRAPH * file), 0, native_scratch(part, use, rows, draft)
+    else:
+        session, code = STOCK_SESSION + int(STOCK_GRAPH * file), 0 if draft else STOCK_CODE
+        scratch = stock_scratch(part, use, rows)
+    weights = weight_parts(part, manifest.files)
+    tables = looked_up(weights.table, weights.row, held)
+    tables += min(weights.angles, min(use.context, part.facts.context) * weights.position)
+    layers = []
+    if native:
+        matrices = MemoryPart(
+            "weights", file=needs(weights, groups), note=f"{part.format}, mapped, as far as it is used"
+        )
+        if weights.layer_table:
+            stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"
+            own = looked_up(weights.layer_table, weights.layer_row, held)
+            layers = [MemoryPart("layer embeddings", file=own, note=stays)]
+    else:
+        stock = stock_weights(part, weights)
+        tables += looked_up(stock.table, stock.row, held)
+        note = f"{part.format}, packed by ONNX Runtime; scales stay mapped"
+        matrices = MemoryPart("weights", stock.packed, stock.mapped, stock.loading, note)
+    kv, kept = kv_bytes(part, use, native, draft)
+    found = [
+        matrices,
+        MemoryPart("tables", file=tables, note="rows of the embedding, angles of positions"),
+        *layers,
+        MemoryPart("session", session, code, note="the graph as it is run"),
+        MemoryPart("kv", kv, note=f"{use.batch} x {use.context} tokens, {kept}"),
+        MemoryPart("scratch", scratch, note=f"of a pass over {rows} rows"),
+        MemoryPart("logits", _logits(part, use, native, draft, groups), note="rows of logits that leave the LM head"),
+    ]
+    return [replace(one, name=f"{lead}{one.name}") for one in found]
+
 
 def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
     """How a model's native cache is kept; a draft's as exactly as its weights allow."""
@@ -123,18 +251,10 @@ def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
     return with_copy(ATTENTION[use.attention or default_attention(part)], use.draft_attention)
 
 
-@dataclass(frozen=True)
-class Kv:
-    """Keys and values of one model: resident bytes when the context is full, and what they are made of."""
-
-    bytes: int
-    note: str
-
-
-def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> Kv:
-    """Of all sequences of a batch."""
+def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> tuple[int, str]:
+    """(resident bytes of keys and values when the contexts of a batch are full, what they are made of)."""
     facts, tokens = part.facts, min(use.context, part.facts.context)
-    room = min(facts.context, tokens) + part.headroom
+    room = tokens + part.headroom
     if native:
         kv = model_kv(part, use, draft)
         there = use.batch * kv.nbytes(facts, -(-room // KV_BLOCK) * KV_BLOCK)
@@ -142,23 +262,21 @@ def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False
         used = use.batch * kv.nbytes(facts, tokens)
         # whether rows are exact is tried on a slot of its own where all others are a batch's
         tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != AR and not draft else 0
-        return Kv(_touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}")
+        return _touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}"
     capacity = -(-room // ROUND_CAPACITY) * ROUND_CAPACITY
     row = facts.kv_heads * facts.head_dim * 4
     arrays = 2 * facts.layers * use.batch
-    return Kv(arrays * _touched(row * tokens, row * capacity, facts.kv_heads), "float32")
+    return arrays * _touched(row * tokens, row * capacity, facts.kv_heads), "float32"
+
+
+def _touched(used: int, there: int, pieces: int) -> int:
+    """Resident bytes of an array of which some were written, in so many pieces."""
+    return used if there < 2 * HUGE else min(there, used + pieces * HUGE // 2)
 
 
 def checkpoint_bytes_of(part: ModelPart, use: RunOptions) -> int:
     """Of a checkpoint of the target's states; 0 = none are taken: there are no states, or coded keys beside them."""
     return 0 if model_kv(part, use, False).ring else checkpoint_bytes(part.facts)
-
-
-def _touched(used: int, there: int, pieces: int) -> int:
-    """Resident bytes of an array of which some were written, in so many pieces."""
-    if there < 2 * HUGE:
-        return used
-    return min(there, used + pieces * HUGE // 2)
 
 
 def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = False) -> int:
@@ -203,212 +321,17 @@ def stock_scratch(part: ModelPart, use: RunOptions, rows: int) -> int:
     return 4 * (rows + 1) * (activations + scores)  # and the dummy row of a gated graph
 
 
-def logits_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> int:
-    """Of rows of logits that leave the LM head, and what sampling makes of the target's."""
-    columns = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
+def _logits(part: ModelPart, use: RunOptions, native: bool, draft: bool, groups: list[str]) -> int:
+    """Of rows of logits that leave the LM head, and what sampling makes of the target's; and of a group of heads.
+
+    Of heads native operators give only the best.
+    """
+    facts, cut = part.facts, part.head_vocab.size if part.head_vocab else part.facts.vocab
     drafts = use.method != AR
     rows = PROBED if drafts else 0
     if not (native and use.greedy):
         rows = max(rows, use.gamma + 1 if drafts else 1)
     # float64: what the distribution of a row is made from, and the drafter's distribution of every guess
     drawn = 0 if use.greedy or draft else DRAWN + (use.gamma if drafts else 0)
-    return 4 * rows * columns + 8 * drawn * part.facts.vocab
-
-
-def head_logits(part: ModelPart, use: RunOptions, native: bool, groups: list[str]) -> int:
-    """Of a group of heads; native operators give only the best."""
-    columns = part.head_vocab.size if part.head_vocab else part.facts.vocab
-    count = max((group.count for group in part.heads if group.name in groups), default=0)
-    return 0 if native else 4 * count * columns
-
-
-MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
-
-
-@dataclass(frozen=True)
-class MemoryPart:
-    """One part of the memory.
-
-    Attributes:
-        name: what it is, a stable key such as ``weights`` or ``kv``.
-        private: bytes that only this process has, which count against every limit.
-        file: bytes of mapped files, which the system may drop and read again.
-        loading: bytes that are there only while loading.
-        note: what it is made of, for people.
-    """
-
-    name: str
-    private: int = 0
-    file: int = 0
-    loading: int = 0
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """All of it.  ``after`` is resident memory once ``context`` tokens are held; ``peak`` the most at any time.
-
-    Attributes:
-        parts: what it is made of, the margin among them.
-        loaded: resident bytes at the worst moment of ``load``.
-        opened: the same of opening the draft, which happens when a method first needs it; 0 = none.
-    """
-
-    parts: tuple[MemoryPart, ...]
-    loaded: int = 0
-    opened: int = 0
-
-    @property
-    def private(self) -> int:
-        """Private bytes after loading, with the context full."""
-        return sum(part.private for part in self.parts)
-
-    @property
-    def file(self) -> int:
-        """Resident bytes of mapped files."""
-        return sum(part.file for part in self.parts)
-
-    @property
-    def after(self) -> int:
-        """Resident bytes after loading, with the context full."""
-        return self.private + self.file
-
-    @property
-    def peak(self) -> int:
-        """The most resident bytes at any time."""
-        return max(self.after, self.loaded, self.opened)
-
-    def part(self, name: str) -> MemoryPart:
-        """Find the part of that name; an empty one if there is none."""
-        return next((part for part in self.parts if part.name == name), MemoryPart(name))
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the keys are stable."""
-        figures = {"peak": self.peak, "after": self.after, "private": self.private, "file": self.file}
-        figures |= {"loaded": self.loaded, "opened": self.opened}
-        return figures | {"parts": [asdict(part) for part in self.parts]}
-
-
-def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -> Memory:
-    """Predict the memory of running a bundle in this way; from its manifest alone, no file is opened.
-
-    Args:
-        manifest: of the bundle.
-        use: how it is run.
-        process: resident bytes of a process before loading (``Profile.process_bytes``); None = as measured elsewhere.
-    """
-    base = split_process(process)
-    target, draft = _model(manifest, manifest.target, use, ""), []
-    method = METHODS.get(use.method)  # None: a proposer of the caller's own
-    part = manifest.beside(method.needs if method else "")
-    if part is not None:
-        draft = _model(manifest, part, use, "draft ")
-    parts = [
-        MemoryPart("process", base.private, base.file, note="Python, ONNX Runtime and other libraries"),
-        MemoryPart("libraries", LOADING.private, LOADING.file, note="their code for opening a bundle"),
-        MemoryPart("runtime", RUNNING.private, RUNNING.file, note="thread pools, allocators, code that runs"),
-        _tokenizer(manifest),
-        *target,
-        *draft,
-        *_checkpoints(manifest.target, use),
-        _text(use),
-    ]
-    loaded = _opening(parts, "")
-    opened = _opening(parts, "draft ") if draft else 0
-    known = sum(part.private for part in parts)
-    parts.append(MemoryPart("margin", max(LEAST_MARGIN, int(known * MARGIN)), note="what is not known to the byte"))
-    return Memory(tuple(parts), loaded, opened)
-
-
-def is_native(part: ModelPart, use: RunOptions) -> bool:
-    """Whether a model's passes are native operators'."""
-    return use.operators == "native" and use.device == "cpu" and NATIVE in part.graphs
-
-
-def _tokenizer(manifest: Manifest) -> MemoryPart:
-    entry = manifest.files.get("tokenizer.json")
-    kept, loading = tokenizer_bytes(entry.size if entry else 0)
-    return MemoryPart("tokenizer", kept, loading=loading, note=f"{manifest.target.facts.vocab} tokens at most")
-
-
-def _text(use: RunOptions) -> MemoryPart:
-    """Tokens as Python keeps them, and the index of method ngram."""
-    each = TEXT + (INDEX if use.method == NGRAM else 0)
-    return MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token")
-
-
-def _checkpoints(part: ModelPart, use: RunOptions) -> list[MemoryPart]:
-    """Count copies of the target's states at earlier lengths of a text."""
-    kept = use.batch * use.checkpoints * checkpoint_bytes_of(part, use)
-    note = f"{use.batch} x {use.checkpoints} copies of states, to which a text can go back"
-    return [MemoryPart("checkpoints", kept, note=note)] if kept else []
-
-
-def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> list[MemoryPart]:
-    """Weights, session, keys and values, and scratch space of the target (``lead`` "") or the draft."""
-    native, draft = is_native(part, use), bool(lead)
-    method = manifest.methods.get(use.method)
-    groups = list(method.heads) if method and not draft else []
-    graph = part.graphs[NATIVE] if native else part.graphs.get(part.main)
-    file = manifest.files[graph.file].size if graph and graph.file in manifest.files else 0
-    weights = weight_parts(part, manifest.files)
-    kv = kv_bytes(part, use, native, draft)
-    rows = min(use.chunk, use.context)
-    if native:
-        scratch = native_scratch(part, use, rows, draft)
-    else:
-        scratch = stock_scratch(part, use, rows)
-    logits = logits_bytes(part, use, native, draft) + head_logits(part, use, native, groups)
-    return [
-        *_weights(part, weights, use, native, groups, lead),
-        MemoryPart(
-            f"{lead}session",
-            session_bytes(file, not native),
-            0 if native or draft else STOCK_CODE,
-            note="the graph as it is run",
-        ),
-        MemoryPart(f"{lead}kv", kv.bytes, note=f"{use.batch} x {use.context} tokens, {kv.note}"),
-        MemoryPart(f"{lead}scratch", scratch, note=f"of a pass over {rows} rows"),
-        MemoryPart(f"{lead}logits", logits, note="rows of logits that leave the LM head"),
-    ]
-
-
-def _weights(
-    part: ModelPart, weights: WeightParts, use: RunOptions, native: bool, groups: list[str], lead: str
-) -> list[MemoryPart]:
-    """Matrices, mapped and used in place by native operators, packed into memory by stock ones; and tables."""
-    context = min(use.context, part.facts.context)
-    tokens = use.batch * context
-    angles = min(weights.angles, context * weights.position)
-    tables = looked_up(weights.table, weights.row, tokens) + angles
-    what = "rows of the embedding, angles of positions"
-    own = looked_up(weights.layer_table, weights.layer_row, tokens)
-    stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"
-    embeddings = [MemoryPart(f"{lead}layer embeddings", file=own, note=stays)] if weights.layer_table else []
-    if native:
-        used, note = needs(part, weights, groups), f"{part.format}, mapped, as far as it is used"
-        return [
-            MemoryPart(f"{lead}weights", file=used, note=note),
-            MemoryPart(f"{lead}tables", file=tables, note=what),
-            *embeddings,
-        ]
-    stock = stock_weights(part, weights)
-    tables += looked_up(stock.table, stock.row, tokens)
-    note = f"{part.format}, packed by ONNX Runtime; scales stay mapped"
-    matrices = MemoryPart(f"{lead}weights", stock.packed, stock.mapped, stock.loading, note)
-    return [matrices, MemoryPart(f"{lead}tables", file=tables, note=what)]
-
-
-def _opening(parts: list[MemoryPart], lead: str) -> int:
-    """Resident bytes at the worst moment of opening the target (``lead`` "") or the draft.
-
-    Pages of weights that are used where they are mapped are not read yet; packed ones are there, and what is packed.
-    """
-    models = ("", lead) if lead else ("",)
-    names = {"process", "libraries", "tokenizer"} | {
-        f"{model}{part}" for model in models for part in ("weights", "session")
-    }
-    there = [part for part in parts if part.name in names]
-    held = sum(part.private for part in there)
-    held += sum(part.file for part in there if part.private)
-    return held + max(part.loading for part in there if part.name == f"{lead}weights")
+    heads = 0 if native else max((group.count for group in part.heads if group.name in groups), default=0)
+    return 4 * rows * (cut if part.cut else facts.vocab) + 8 * drawn * facts.vocab + 4 * heads * cut

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from edgespec.drafters.registry import AR, native_alone, needing, searching
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
-from edgespec.planning.budget import show_bytes
-from edgespec.planning.costs import STEP
+from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
 from edgespec.planning.prediction import Speed, speed_of
 from edgespec.planning.profiles import Profile
@@ -73,6 +71,15 @@ class PlanRequest:
             return self.profile.operators
         return choose_operators(self.load.operators, manifest.target).kind
 
+    def profile_of(self, option: Option) -> Profile | None:
+        """Choose what was measured: with the bundle itself, else on the device."""
+        return option.profile or self.profile
+
+    def memory(self, option: Option, use: RunOptions) -> Memory:
+        """Predict the memory of a way to run a bundle."""
+        profile = self.profile_of(option)
+        return memory_of(option.manifest, use, profile.process_bytes if profile else None)
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -96,7 +103,14 @@ class PlannedRun:
     @property
     def rate(self) -> float:
         """Tokens a second, or a figure in proportion to it where nothing is known of the device."""
-        return self.speed.tokens_per_second or self.speed.speedup / _relative_step(self.option.manifest)
+        manifest = self.option.manifest
+        step = float(manifest.files[manifest.target.weights].size) * SPECS[manifest.target.format].step
+        return self.speed.tokens_per_second or self.speed.speedup / step
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has to be made or given first."""
+        return self.use.method in self.option.needs
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -115,15 +129,6 @@ class PlannedRun:
             "memory": self.memory.as_dict(),
             "speed": self.speed.as_dict(),
         }
-
-
-def contexts(request: PlanRequest, most: int) -> Iterable[int]:
-    """Contexts to try, the wanted one first; halves of it only where nobody asked for one."""
-    context = request.load.context or min(CONTEXT, most)
-    yield context
-    while request.load.context is None and context > LEAST_CONTEXT:
-        context = max(LEAST_CONTEXT, context // 2)
-        yield context
 
 
 def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOptions]:
@@ -159,34 +164,20 @@ def _coarser(manifest: Manifest) -> bool:
 
 def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
     """Predict the memory and the speed of a way to run a bundle."""
-    profile = option.profile or request.profile
-    memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
-    speed = speed_of(option.manifest, use, profile)
+    memory, speed = request.memory(option, use), speed_of(option.manifest, use, request.profile_of(option))
     coarser = use.attention is not None and request.load.attention is None
     return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser)
 
 
-def peak(option: Option, use: RunOptions, request: PlanRequest) -> int:
-    """Its peak alone, bytes."""
-    profile = option.profile or request.profile
-    return memory_of(option.manifest, use, profile.process_bytes if profile else None).peak
-
-
 def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> int:
     """Most tokens that fit the budget when run in this way; 0 = not even ``LEAST_CONTEXT``."""
-    low, high = 0, option.manifest.target.facts.context
-    if peak(option, replace(use, context=high), request) <= request.budget:
-        return high
-    while high - low > 64:
-        middle = (low + high) // 2
-        fits = peak(option, replace(use, context=middle), request) <= request.budget
-        low, high = (middle, high) if fits else (low, middle)
+    high = option.manifest.target.facts.context
+
+    def fits(context: int) -> bool:
+        return request.memory(option, replace(use, context=context)).peak <= request.budget
+
+    low = high if fits(high) else most_tokens(fits, high)
     return low if low >= LEAST_CONTEXT else 0
-
-
-def _relative_step(manifest: Manifest) -> float:
-    """Weigh a plain step, in bytes of int4, for comparing formats on a device of which nothing is known."""
-    return float(manifest.files[manifest.target.weights].size) * STEP[manifest.target.format]
 
 
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one
@@ -213,6 +204,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
+        used = [self.request.profile_of(one.option) for one in self.candidates]
+        profiles = {id(profile): profile for profile in used if profile is not None}.values()
         return {
             "budget": self.request.budget,
             "goal": self.request.goal,
@@ -220,19 +213,11 @@ class Plan:
             "reason": self.reason,
             "hints": list(self.hints),
             "candidates": [candidate.as_dict() for candidate in self.candidates],
-            "profiles": [_identified(profile) for profile in self._profiles()],
+            "profiles": [
+                {"machine": profile.machine.model_dump(), "bundle": profile.name, "created": profile.created}
+                for profile in profiles
+            ],
         }
-
-    def _profiles(self) -> list[Profile]:
-        """List the profiles that the speeds rest on, each once."""
-        options = {id(candidate.option): candidate.option for candidate in self.candidates}.values()
-        used = [option.profile or self.request.profile for option in options]
-        return list({id(profile): profile for profile in used if profile is not None}.values())
-
-
-def _identified(profile: Profile) -> dict[str, Any]:
-    """Identify a profile."""
-    return {"machine": profile.machine.model_dump(), "bundle": profile.name, "created": profile.created}
 
 
 def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
@@ -248,7 +233,10 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
     most = max(option.manifest.target.facts.context for option in options)
     if request.load.context is not None and not 1 < request.load.context <= most:
         raise InvalidRequest(f"context {request.load.context}: expected 2 to {most}, what the model was made for")
-    for context in contexts(request, most):
+    contexts = [request.load.context or min(CONTEXT, most)]
+    while request.load.context is None and contexts[-1] > LEAST_CONTEXT:  # halves only where nobody asked for one
+        contexts.append(max(LEAST_CONTEXT, contexts[-1] // 2))
+    for context in contexts:
         tried = [planned_run(option, use, request) for option in options for use in uses(option, request, context)]
         if any(candidate.fits for candidate in tried):
             break
@@ -267,12 +255,11 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
 def _order(candidate: PlannedRun, goal: Goal) -> tuple[float, ...]:
     """Sorts the best first: what fits, what keeps the bundle's own text, what can be run at once, then the goal."""
     first = (not candidate.fits, candidate.approximates)
-    ready = candidate.use.method in candidate.option.needs
     if goal == "memory":
-        return (*first, ready, candidate.memory.peak, -candidate.rate)
+        return (*first, candidate.waits, candidate.memory.peak, -candidate.rate)
     if goal == "quality":
-        return (*first, -PRECISION.index(candidate.format), ready, -candidate.rate)
-    return (*first, ready, -candidate.rate, candidate.memory.peak)
+        return (*first, -PRECISION.index(candidate.format), candidate.waits, -candidate.rate)
+    return (*first, candidate.waits, -candidate.rate, candidate.memory.peak)
 
 
 def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
@@ -282,7 +269,7 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
         one
         for one in fitting
         if one.approximates == best.approximates
-        and (one.use.method in one.option.needs) == (best.use.method in best.option.needs)
+        and one.waits == best.waits
         and (goal != "quality" or one.format == best.format)
     ]
     if goal == "memory":
@@ -327,7 +314,8 @@ def _why(
     room, whole = largest_context(pick.option, pick.use, request), pick.option.manifest.target.facts.context
     all_of_it = f"the model's whole context of {whole} tokens fits this budget"
     hints = [all_of_it if room == whole else f"room for {room} tokens of context in this budget"]
-    if busy := _busy(request, ranked):
+    profiles = (request.profile, *(one.option.profile for one in ranked))
+    if busy := next((profile.busy for profile in profiles if profile is not None and profile.busy), ""):
         hints.append(f"{busy}: its times are not used; calibrate again when nothing else runs")
     for one in ranked:
         need = one.option.needs.get(one.use.method)
@@ -335,12 +323,6 @@ def _why(
             hints.append(f"{one.format} {one.use.method}: predicted {one.speed.speedup:.2f}x, but {need}")
             break
     return "; ".join(words), tuple(hints)
-
-
-def _busy(request: PlanRequest, ranked: Sequence[PlannedRun]) -> str:
-    """Why a profile's times are not used, in words; empty = they are, or there is none."""
-    profiles = (request.profile, *(one.option.profile for one in ranked))
-    return next((profile.busy for profile in profiles if profile is not None and profile.busy), "")
 
 
 def _nothing_fits(
@@ -360,11 +342,11 @@ def _nothing_fits(
             f"a shorter context: --context {room} fits with {closest.format} {closest.use.method}"
             + (" and --attention int8" if closest.approximates else "")
         )
-    elif request.load.attention not in (None, "int8") and peak(own.option, coarser, request) <= request.budget:
+    elif request.load.attention not in (None, "int8") and request.memory(own.option, coarser).peak <= request.budget:
         hints.append("keys and values in 8 bits: --attention int8")
     if request.batch > 1:
-        alone = peak(own.option, replace(own.use, batch=1), request)
-        hints.append(f"one sequence at a time needs {show_bytes(alone)}")
+        alone = request.memory(own.option, replace(own.use, batch=1))
+        hints.append(f"one sequence at a time needs {show_bytes(alone.peak)}")
     finest = min(PRECISION.index(option.manifest.target.format) for option in options)
     if finest > PRECISION.index("int4"):
         hints.append("a smaller format: export with --format int4")
@@ -379,43 +361,3 @@ def label(candidate: PlannedRun) -> str:
     use = candidate.use
     keys = f" {use.attention} keys" if use.attention else ""
     return f"{candidate.format} {use.method}{keys}"
-
-
-MOST = 16  # candidates in a picture
-
-
-def plot_plan(plan: Plan, path: Path) -> None:
-    """Stacked bars of the parts, a candidate each, with the budget as a line; a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = _shown(plan)
-    names = list(dict.fromkeys(part.name for candidate in shown for part in candidate.memory.parts))
-    figure, axes = pyplot.subplots(figsize=(10, max(4.5, 0.4 * len(shown) + 1.8)))
-    colours = pyplot.get_cmap("tab20").colors
-    left = [0.0] * len(shown)
-    for number, name in enumerate(names):
-        widths = [_bytes(candidate, name) / 2**20 for candidate in shown]
-        axes.barh([label(one) for one in shown], widths, left=left, color=colours[number % 20], label=name)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    peaks = [candidate.memory.peak / 2**20 for candidate in shown]
-    axes.plot(peaks, range(len(shown)), "k|", markersize=12, label="peak")
-    axes.axvline(plan.request.budget / 2**20, color="#c0392b", linewidth=1.2, label="budget")
-    axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.request.budget / 2**20, 2 * max(peaks))))
-    axes.invert_yaxis()
-    axes.set_xlabel("MiB resident: private and mapped, context full")
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
-def _shown(plan: Plan) -> Sequence[PlannedRun]:
-    """Pick the candidates worth a bar; labels must differ."""
-    return list({label(candidate): candidate for candidate in plan.candidates}.values())[:MOST]
-
-
-def _bytes(candidate: PlannedRun, name: str) -> int:
-    return sum(part.private + part.file for part in candidate.memory.parts if part.name == name)

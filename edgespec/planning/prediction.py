@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from edgespec.drafters.heads import MOST_NODES
 from edgespec.drafters.registry import AR, METHODS, Prior
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import expected_tokens, rising
 from edgespec.formulas.tree import grow
-from edgespec.planning.costs import Costs, PassTimes, assumed, calibrated, exported, is_of, line, plain_points, scaled
+from edgespec.planning.costs import Basis, Costs, PassTimes, costs_of, line, plain_points
 from edgespec.planning.cut import typical_share
-from edgespec.planning.profiles import Profile, Trial, export_busy
-from edgespec.runtimes.files.manifest import Manifest, MethodPart
+from edgespec.planning.profiles import Profile, Trial
+from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import GAMMA, RunOptions
 
 Curve = Callable[[float], float]  # rows -> time; a mean of passes need not be of whole rows
@@ -67,42 +67,23 @@ def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: flo
         width: sequences whose rows share a pass.
         first: time of a round's first draft step; None = ``c``.
     """
-    options = _options(guessing, c, v, width, c if first is None else first)
-    found = [Gain(tokens / time, gamma, tokens) for gamma, tokens, time in options]
-    best = max([Gain(1.0), *found], key=lambda gain: gain.speedup)
-    return replace(best, speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
-
-
-def _options(guessing: Guessing, c: float, v: Curve, width: int, first: float) -> list[tuple[int, float, float]]:
-    """(guesses, tokens, time in plain rounds) of the rounds that can be made."""
     whole = v(width)
-    begin, further = first * width / whole, c * width / whole
+    begin, further = (c if first is None else first) * width / whole, c * width / whole
+    tokens, found = 1.0, [Gain(1.0)]
     if guessing.fixed is not None:
         guesses, tokens = guessing.fixed
-        return [(max(1, round(guesses)), tokens, v(width * (1 + guesses)) / whole)]
-    if guessing.ranks:
-        trees = _trees(guessing)
-        return [(nodes, tokens, begin + v(width * (1 + nodes)) / whole) for nodes, tokens in trees]
-    found = []
-    for gamma in range(1, guessing.most + 1):
-        more = 0 if guessing.at_once else gamma - 1
-        time = begin + more * further + v(width * (1 + gamma)) / whole
-        found.append((gamma, expected_tokens(guessing.rates, gamma), time))
-    return found
-
-
-def _trees(guessing: Guessing) -> list[tuple[int, float]]:
-    """(nodes, tokens of a round) of the best trees of every size."""
-    found, tokens = [], 1.0
-    for nodes, (_, chance) in enumerate(grow(guessing.ranks, guessing.most), 1):
-        tokens += chance
-        found.append((nodes, tokens))
-    return found
-
-
-# from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
-# exporting machine measured; formulas with assumptions alone
-Basis = Literal["calibrated", "scaled", "exported", "assumed"]
+        found.append(Gain(tokens / (v(width * (1 + guesses)) / whole), max(1, round(guesses)), tokens))
+    elif guessing.ranks:  # the best trees of every size
+        for nodes, (_, chance) in enumerate(grow(guessing.ranks, guessing.most), 1):
+            tokens += chance
+            found.append(Gain(tokens / (begin + v(width * (1 + nodes)) / whole), nodes, tokens))
+    else:
+        for gamma in range(1, guessing.most + 1):
+            tokens, more = expected_tokens(guessing.rates, gamma), 0 if guessing.at_once else gamma - 1
+            time = begin + more * further + v(width * (1 + gamma)) / whole
+            found.append(Gain(tokens / time, gamma, tokens))
+    best = max(found, key=lambda gain: gain.speedup)
+    return replace(best, speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
 
 
 @dataclass(frozen=True)
@@ -114,7 +95,7 @@ class Speed:
         tokens_per_second: of one sequence after the prefill; None = nothing is known of the device.
         plain_tokens_per_second: the same of plain decoding.
         prefill_tokens_per_second: None = not known.
-        gamma: guesses a round that it was predicted for; 0 = none pays.
+        gamma: guesses a round that it was predicted for; 0 = plain decoding is fastest.
         tokens_per_round: expected.
         acceptance: of the first guess; None = the method was timed as a whole, or drafts nothing.
         basis: what it rests on.
@@ -158,88 +139,58 @@ def speed_of(
             "export it with that method",
         )
     at = use.context / 2 if depth is None else depth
-    unused = profile.busy if profile is not None else ""
-    if unused:
-        profile = None
-    costs, basis = _costs(manifest, use, profile, at)
-    notes = _notes(manifest, costs, basis, unused)
+    costs = costs_of(manifest, use, profile, at)
+    notes, basis = list(costs.notes), costs.basis
     width = use.batch if use.operators == "native" and use.device == "cpu" else 1
-    turns = use.batch if width < use.batch else 1  # they take turns
-    plain = 1000 / (costs.plain * width_factor(costs, width) + costs.other) / turns if costs.known else None
     if width > 1:
         notes.append("rows of several sequences take what as many rows of one do")
+    plain = None
+    if profile is not None and basis in ("calibrated", "scaled"):
+        plain = (
+            1000 / (costs.plain * (costs.pass_ms(width) / costs.pass_ms(1)) + costs.other) / (use.batch // width)
+        )  # or they take turns
 
-    def speed(gain: float, gamma: int, tokens: float, acceptance: float | None) -> Speed:
+    def speed(gain: float, gamma: int = 0, tokens: float = 1.0, rates: Sequence[float] = ()) -> Speed:
         fast, why = None if plain is None else plain * gain, tuple(dict.fromkeys(notes))
-        return Speed(gain, fast, plain, costs.prefill, gamma, tokens, acceptance, basis, why)
+        return Speed(gain, fast, plain, costs.prefill, gamma, tokens, rates[0] if rates else None, basis, why)
 
     if use.method == AR:
-        return speed(1 / costs.v(1), 0, 1.0, None)
-    trial = profile.trials.get(use.method) if profile is not None and _same_text(profile, manifest) else None
+        return speed(1 / costs.v(1))
     if not use.greedy:
         notes.append("guesses are accepted as in greedy decoding")
-    if trial is not None and basis == "calibrated" and profile is not None:
-        if width == 1:
-            gain = moved(trial, profile, costs, use.method, at)
-            return speed(gain, _gamma(trial), trial.tokens_per_round, _first(trial.acceptance))
-    elif trial is not None and profile is not None:
-        notes.append(f"guesses are accepted as in {profile.name}")
+    trial = None
+    # what was accepted in a profile's trials says something of this bundle where it is the same model
+    if plain and profile and profile.facts == manifest.target.facts and (trial := profile.trials.get(use.method)):
+        if basis == "calibrated" and width == 1:
+            gain = _moved(trial, profile, costs)
+            return speed(gain, trial.gamma, trial.tokens_per_round, trial.acceptance)
+        if basis != "calibrated":
+            notes.append(f"guesses are accepted as in {profile.name}")
     prior = METHODS[use.method].prior
     if prior is None and trial is None:
         known = manifest.methods[use.method].predicted_speedup
         notes.append("the gain is the exporting machine's" if known else "no gain: how often it is right is not known")
-        return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
+        return speed(max(known or 1.0, 1.0) / costs.v(1))
     guessing = _guessing(manifest, use, trial, prior, notes)
     found = best_gain(guessing, costs.c(use.method), costs.controlled, width, costs.c(use.method, first=True))
-    return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
+    return speed(found.speedup, found.gamma, found.tokens, guessing.rates)
 
 
-def _notes(manifest: Manifest, costs: Costs, basis: Basis, unused: str) -> list[str]:
-    """List what is assumed of costs, and which times were not used and why; ``unused``: why a profile was not."""
-    if unused:
-        return [*costs.assumed, f"the calibration is not used, because {unused}"]
-    busy = export_busy(manifest.cost) if basis == "assumed" else ""
-    return [*costs.assumed, *([f"the export's times are not used, because {busy}"] if busy else [])]
-
-
-def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: float) -> float:
+def _moved(trial: Trial, profile: Profile, costs: Costs) -> float:
     """Move the speed-up of a trial to another depth: its passes and drafts grow as measured, what it guesses stays.
 
-    Where guessing no longer pays there, control stops.
+    Where guessing no longer helps there, control stops.
     """
     passes, before = PassTimes(profile.passes), trial.depth
     now = sum(count * costs.pass_ms(rows) for rows, count in trial.rows.items())
     then = sum(count * passes.ms(rows, before) for rows, count in trial.rows.items())
-    drafts = profile.drafts.get(method)
-    grown = line(rising(drafts), depth) / line(rising(drafts), before) if drafts else 1.0
+    drafts = profile.drafts.get(costs.use.method)
+    grown = line(rising(drafts), costs.depth) / line(rising(drafts), before) if drafts else 1.0
     # a round of plain decoding, there and here
     plain = trial.speedup * trial.round_ms / trial.tokens_per_round
     plain = max(plain + costs.plain - line(plain_points(profile), before), plain / 2)
     speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
     return max(speedup, min(1 / costs.controlled(1), trial.speedup))
-
-
-def width_factor(costs: Costs, width: int) -> float:
-    """Compare a plain pass over the rows of ``width`` sequences with one of a single sequence."""
-    return costs.pass_ms(width) / costs.pass_ms(1)
-
-
-# -- parts -----------------------------------------------------------------------------------------------------------
-
-
-def _costs(manifest: Manifest, use: RunOptions, profile: Profile | None, depth: float) -> tuple[Costs, Basis]:
-    """Choose the best that is known of passes and drafts."""
-    if profile is not None:
-        if is_of(profile, manifest, use):
-            return calibrated(manifest, use, profile, depth), "calibrated"
-        return scaled(manifest, use, profile, depth), "scaled"
-    found = exported(manifest, use, depth)
-    return (found, "exported") if found else (assumed(manifest, use, depth), "assumed")
-
-
-def _same_text(profile: Profile, manifest: Manifest) -> bool:
-    """Whether what was accepted in a profile's trials says something of this bundle: it is the same model."""
-    return profile.facts == manifest.target.facts
 
 
 def _guessing(
@@ -263,25 +214,8 @@ def _guessing(
             ranks = prior.ranks
         nodes = use.gamma if use.gamma < GAMMA else MOST_NODES
         return Guessing([ranks[0][0]], nodes, ranks, at_once=True)
-    rates = trial.acceptance if trial is not None else _measured(part)
+    rates = trial.acceptance if trial is not None else list(part.measured[0].acceptance) if part.measured else []
     if not rates:
         notes.append(f"acceptance: {prior.source}")
-        small = manifest.beside(METHODS[method].needs)
-        rates = [prior.acceptance * typical_share(small)]
+        rates = [prior.acceptance * typical_share(manifest.beside(METHODS[method].needs))]
     return Guessing(rates, most, at_once=METHODS[method].at_once)
-
-
-def _measured(part: MethodPart) -> list[float]:
-    return list(part.measured[0].acceptance) if part.measured else []
-
-
-def _first(rates: Sequence[float]) -> float | None:
-    return rates[0] if rates else None
-
-
-def _gamma(trial: Trial) -> int:
-    """Guesses of most of its drafted rounds; 0 = it mostly decoded plainly."""
-    drafted = {rows: count for rows, count in trial.rows.items() if rows > 1}
-    if not drafted or 2 * sum(drafted.values()) < trial.rounds:
-        return 0
-    return max(drafted, key=lambda rows: drafted[rows]) - 1

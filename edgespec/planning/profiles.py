@@ -150,6 +150,14 @@ class Trial(_Part):
             rates.append(accepted / offered)
         return rates
 
+    @property
+    def gamma(self) -> int:
+        """Guesses of most of its drafted rounds; 0 = it mostly decoded plainly."""
+        drafted = {rows: count for rows, count in self.rows.items() if rows > 1}
+        if not drafted or 2 * sum(drafted.values()) < self.rounds:
+            return 0
+        return max(drafted, key=lambda rows: drafted[rows]) - 1
+
 
 class Profile(_Part):
     """A device, as one bundle saw it.  Times are milliseconds, medians.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from edgespec.runtimes.files.formats import BLOCK_FORMATS, DEVICE_FORMATS, Atten
 from edgespec.runtimes.files.json_file import parse_json, validated
 from edgespec.runtimes.files.manifest import Manifest, Operators
 
+CONFIGS = resources.files("edgespec") / "configs"
 Goal = Literal["chat", "batch", "memory", "quality"]
 
 
@@ -34,6 +35,20 @@ def _method(name: str) -> str:
     return name
 
 
+def _misfits(form: str, methods: Collection[str], operators: str) -> dict[str, str]:
+    """Options of an export that do not go with these, and why."""
+    blocks, headed = form in BLOCK_FORMATS, set(needing("heads")) & set(methods)
+    rules = {
+        "head_format": (blocks, "head_format is for formats in blocks"),
+        "quantizer": (blocks, ""),
+        "draft_vocab": (SPECULATIVE in methods, "draft_vocab is for speculative"),
+        "head_vocab": (bool(headed), "head_vocab is for heads"),
+        "devices": (form in DEVICE_FORMATS, f"devices run {listed(DEVICE_FORMATS, 'and')} alone"),
+        "attention": (operators != "stock", "attention needs native operators"),
+    }
+    return {name: why for name, (goes, why) in rules.items() if not goes}
+
+
 Amount = Annotated[str, AfterValidator(_amount)]
 Method = Annotated[str, AfterValidator(_method)]
 
@@ -45,12 +60,8 @@ class _Part(BaseModel):
 class DeviceClass(_Part):
     """What a recipe was made for.
 
-    Attributes:
-        name: of the class.
-        memory: of the whole device, as ``4GiB``.
-        budget: what one process may take of it.
-        threads: of ONNX Runtime.
-        assumptions: what is assumed of it; `edgespec calibrate` on the device replaces them.
+    ``memory`` is the whole device's, as ``4GiB``, ``budget`` what one process may take of it, and ``assumptions`` what
+    `edgespec calibrate` on the device replaces.
     """
 
     name: str
@@ -63,10 +74,7 @@ class DeviceClass(_Part):
 class Models(_Part):
     """The models a recipe was made for; others are not refused.
 
-    Attributes:
-        architectures: as in config.json.
-        parameters: fewest and most.
-        examples: well-known ones.
+    ``architectures`` as in config.json, the fewest and the most ``parameters``, well-known ``examples``.
     """
 
     architectures: list[str] = Field(min_length=1)
@@ -102,14 +110,7 @@ class RunPart(_Part):
 
 
 class Recipe(_Part):
-    """A recipe; see the module.
-
-    Attributes:
-        name: of the recipe, and of its file.
-        summary: a line for people.
-        goal: what it is best at.
-        reason: why these choices; figures are those of docs/project/measurements.md.
-    """
+    """A recipe, named as its file is; ``reason``: why these choices, with figures of docs/project/measurements.md."""
 
     name: str
     summary: str
@@ -129,15 +130,14 @@ class Recipe(_Part):
             "run.context is beyond export.context": run.context <= export.context,
             "run.attention is not among export.attention": run.attention in (None, "f16", *export.attention),
             "the budget is beyond the device's memory": self.budget <= parse_bytes(self.device.memory),
-            "head_format is for formats in blocks": export.head_format is None
-            or {export.format, export.head_format} <= {*BLOCK_FORMATS},
-            "draft_vocab is for speculative": export.draft_vocab is None or SPECULATIVE in prepared,
-            "speculative needs draft: which model suits": SPECULATIVE not in prepared or bool(export.draft),
-            "head_vocab is for heads": export.head_vocab is None or bool(set(needing("heads")) & set(prepared)),
-            f"devices run {listed(DEVICE_FORMATS, 'and')} alone": not export.devices or export.format in DEVICE_FORMATS,
-            "attention needs native operators": not export.attention or export.operators != "stock",
-            "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
+            "head_format is for formats in blocks": export.head_format in (None, *BLOCK_FORMATS),
         }
+        for name, why in _misfits(export.format, prepared, export.operators).items():
+            if why:
+                rules[why] = not getattr(export, name)
+        rules["speculative needs draft: which model suits"] = SPECULATIVE not in prepared or bool(export.draft)
+        least, most = self.models.parameters
+        rules["parameters are fewest and most"] = 0 < least <= most
         for rule, kept in rules.items():
             if not kept:
                 raise ValueError(rule)
@@ -162,8 +162,7 @@ class Recipe(_Part):
 
 def recipes() -> tuple[str, ...]:
     """Names of all recipes that come with edgespec."""
-    folder = resources.files("edgespec") / "configs"
-    return tuple(sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json")))
+    return tuple(sorted(item.name.removesuffix(".json") for item in CONFIGS.iterdir() if item.name.endswith(".json")))
 
 
 def read_recipe(name: str | Path) -> Recipe:
@@ -172,17 +171,16 @@ def read_recipe(name: str | Path) -> Recipe:
     Raises:
         InvalidRequest: neither, or a file that is no recipe; the message names what there is.
     """
-    path = Path(name)
-    if str(name) in recipes():
-        text, where = (resources.files("edgespec") / "configs" / f"{name}.json").read_text("utf-8"), str(name)
-    elif path.suffix == ".json" or path.is_file():
-        where = str(path)
+    where, known = str(name), f"recipes: {', '.join(recipes())}; or give a JSON file (docs/recipes.md)"
+    if where in recipes():
+        text = (CONFIGS / f"{name}.json").read_text("utf-8")
+    elif where.endswith(".json") or Path(name).is_file():
         try:
-            text = path.read_text("utf-8")
+            text = Path(name).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{path}: cannot read a recipe: {error}", _known()) from error
+            raise InvalidRequest(f"{where}: cannot read a recipe: {error}", known) from error
     else:
-        raise InvalidRequest(f"there is no recipe {str(name)!r}", _known())
+        raise InvalidRequest(f"there is no recipe {where!r}", known)
     try:
         data = parse_json(text)
     except ValueError as error:
@@ -192,21 +190,18 @@ def read_recipe(name: str | Path) -> Recipe:
 
 def recipe_table() -> list[dict[str, str]]:
     """All recipes, a row each, for people."""
-    rows = []
-    for recipe in map(read_recipe, recipes()):
-        low, high = (f"{count / 1e9:g}B" for count in recipe.models.parameters)
-        rows.append(
-            {
-                "recipe": recipe.name,
-                "budget": show_bytes(recipe.budget),
-                "models": f"{low} to {high}",
-                "goal": recipe.goal,
-                "weights": recipe.export.format,
-                "methods": ", ".join(recipe.export.methods) or NGRAM,
-                "summary": recipe.summary,
-            }
-        )
-    return rows
+    return [
+        {
+            "recipe": recipe.name,
+            "budget": show_bytes(recipe.budget),
+            "models": " to ".join(f"{count / 1e9:g}B" for count in recipe.models.parameters),
+            "goal": recipe.goal,
+            "weights": recipe.export.format,
+            "methods": ", ".join(recipe.export.methods) or NGRAM,
+            "summary": recipe.summary,
+        }
+        for recipe in map(read_recipe, recipes())
+    ]
 
 
 def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,17 +214,10 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         given: options that somebody chose, by the names of ``ExportOptions``; they always win.
     """
     export = recipe.export.model_dump(exclude={"draft"}, exclude_none=True)
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()} | dict(given)
-    methods, form = set(found["methods"]), found["format"]
-    drop = {
-        "head_format": form not in BLOCK_FORMATS,
-        "quantizer": form not in BLOCK_FORMATS,
-        "draft_vocab": SPECULATIVE not in methods,
-        "head_vocab": not methods & set(needing("heads")),
-        "attention": found["operators"] == "stock",
-        "devices": form not in DEVICE_FORMATS,
-    }
-    return {name: value for name, value in found.items() if name in given or not drop.get(name)}
+    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()}
+    found |= given
+    drop = _misfits(found["format"], found["methods"], found["operators"])
+    return {name: value for name, value in found.items() if name in given or name not in drop}
 
 
 def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: bool) -> dict[str, str]:
@@ -241,12 +229,11 @@ def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: 
         draft: whether a draft was given.
         heads: whether heads were given, or come with the model.
     """
+    suits = recipe.export.draft or "a small model with the same tokenizer"
     found = {}
     if SPECULATIVE in methods and not draft:
-        suits = recipe.export.draft or "a small model with the same tokenizer"
-        found[SPECULATIVE] = (
-            f"a draft model, --draft MODEL2: {suits}; or train one: `edgespec train draft MODEL -o draft`"
-        )
+        train = "or train one: `edgespec train draft MODEL -o draft`"
+        found[SPECULATIVE] = f"a draft model, --draft MODEL2: {suits}; {train}"
     for name in needing("heads"):
         if name in methods and not heads:
             found[name] = f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"
@@ -272,7 +259,3 @@ def plan_defaults(name: str | Path) -> dict[str, Any]:
     if run.attention is not None:
         found["attention"] = run.attention
     return found | ({"batch": run.batch} if run.batch > 1 else {})
-
-
-def _known() -> str:
-    return f"recipes: {', '.join(recipes())}; or give a JSON file (docs/recipes.md)"

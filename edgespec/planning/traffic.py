@@ -53,8 +53,11 @@ def layer_weights(facts: ModelFacts, own: int | None = None) -> int:
 
 def pass_weights(facts: ModelFacts, rows: float = 1.0, own: int | None = None) -> float:
     """Those of them that a pass over so many rows reads: of experts the chosen ones."""
-    every, read = expert_weights(facts, rows)
-    return layer_weights(facts, own) - every + read
+    weights, mixed = layer_weights(facts, own), facts.experts
+    if mixed is None:
+        return weights
+    each = 3 * facts.hidden * mixed.inner * len(mixed.layers)
+    return weights - each * mixed.count + each * mixed.distinct(rows)
 
 
 def fuse_weights(part: ModelPart) -> int:
@@ -63,13 +66,6 @@ def fuse_weights(part: ModelPart) -> int:
     if decoder is None:
         return 0
     return (decoder.columns - (0 if decoder.fusing.joined else hidden)) * hidden
-
-
-def expert_weights(facts: ModelFacts, rows: float) -> tuple[float, float]:
-    """Weights of all experts, and of those that a pass over so many rows reads."""
-    mixed = facts.experts
-    each = 3 * facts.hidden * mixed.inner * len(mixed.layers) if mixed else 0
-    return (each * mixed.count, each * mixed.distinct(rows)) if mixed else (0.0, 0.0)
 
 
 def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable[[float], float]) -> float:
@@ -111,13 +107,6 @@ def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention |
     return ATTENTION[attention or default_attention(part)].block_bytes(facts) // KV_BLOCK
 
 
-def multiply_bytes(operators: Operators, attention: Attention) -> float:
-    """Look up what a multiply-add of attention takes, in bytes read."""
-    if operators == "stock":
-        return MULTIPLY_BYTES["stock"]
-    return MULTIPLY_BYTES["float" if ATTENTION[attention].keys in ("f32", "f16") else "integer"]
-
-
 def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators, attention: Attention) -> float:
     """Count what attention of a pass takes for each token before it, in bytes read.
 
@@ -125,7 +114,8 @@ def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operat
     """
     again = 1 + facts.shared / max(facts.kv_layers, 1)  # layers that read what others keep
     multiplies = 2 * facts.heads * sum(facts.dims) * again
-    return max(kv * again, rows * multiplies * multiply_bytes(operators, attention))
+    how = "float" if ATTENTION[attention].keys in ("f32", "f16") else "integer"
+    return max(kv * again, rows * multiplies * MULTIPLY_BYTES["stock" if operators == "stock" else how])
 
 
 def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:

@@ -58,44 +58,34 @@ def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
 
 def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
     """Take a model's weight file apart, by its size and the model's facts; layers are what is left."""
-    facts, native = part.facts, part.layout == "native"
-    form, head = part.format, part.head_format or part.format
-    hidden, vocab = facts.hidden, facts.vocab
+    facts, native, form, head = part.facts, part.layout == "native", part.format, part.head_format or part.format
+    hidden, vocab, blocks = facts.hidden, facts.vocab, form in BLOCK_FORMATS and facts.hidden % BLOCK == 0
     size = files[part.weights].size if part.weights in files else 0
-    position = (4 * sum(_rotary_dims(part)) if facts.rope else 4 * hidden) if part.origin == "edgespec" else 0
+    position = 0
+    if part.origin == "edgespec":  # of a table of angles the channels that turn; Gemma has one more for windowed layers
+        others = facts.rope.get("other_dims", [])
+        dims = [facts.rope.get("dims", facts.head_dim), *(others if isinstance(others, list) else [])]
+        position = 4 * sum(int(float(str(each))) for each in dims) if facts.rope else 4 * hidden
     angles = (facts.context + part.headroom) * position
     cut = matrix_bytes(head, part.head_vocab.size, hidden, native) if part.head_vocab else 0
     own = matrix_bytes(head, vocab, hidden, native)
-    blocks = form in BLOCK_FORMATS and hidden % BLOCK == 0
     tied = facts.tied and (blocks or form not in BLOCK_FORMATS)
-    row = own // vocab if tied else _row_bytes(part, blocks, native)
+    if tied:
+        row = own // vocab
+    elif form == "fp32":
+        row = 4 * hidden
+    else:
+        row = matrix_bytes(part.embedding_format or form, 16, hidden, native) // 16 if blocks else hidden + 4
     # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none: the
     # target looks it up
     table = 0 if part.decoder or (tied and not part.cut) else row * vocab
-    lm_head = cut if part.cut else own
+    lm_head, beside = (cut, 0) if part.cut else (own, cut)
     heads = {group.name: group_bytes(part, group, native) for group in part.heads}
     # a scale for each layer's part of a row, unless it is float32
-    own = facts.layers * (4 * facts.layer_embedding if form == "fp32" else facts.layer_embedding + 4)
-    layer_row = own if facts.layer_embedding else 0
-    rest = size - angles - table - lm_head - (0 if part.cut else cut) - sum(heads.values()) - layer_row * vocab
-    return WeightParts(
-        max(0, rest), lm_head, table, row, heads, 0 if part.cut else cut, angles, position, layer_row * vocab, layer_row
-    )
-
-
-def _rotary_dims(part: ModelPart) -> list[int]:
-    """Channels that each table of angles turns; Gemma has one for windowed layers and one for the others."""
-    others = part.facts.rope.get("other_dims", [])
-    dims = [part.facts.rope.get("dims", part.facts.head_dim), *(others if isinstance(others, list) else [])]
-    return [int(float(str(each))) for each in dims]
-
-
-def _row_bytes(part: ModelPart, blocks: bool, native: bool) -> int:
-    """Of a token's row in an embedding that is only looked up."""
-    hidden = part.facts.hidden
-    if part.format == "fp32":
-        return 4 * hidden
-    return matrix_bytes(part.embedding_format or part.format, 16, hidden, native) // 16 if blocks else hidden + 4
+    layer_row = facts.layers * (4 * facts.layer_embedding if form == "fp32" else facts.layer_embedding + 4)
+    layer_row = layer_row if facts.layer_embedding else 0
+    rest = size - angles - table - lm_head - beside - sum(heads.values()) - layer_row * vocab
+    return WeightParts(max(0, rest), lm_head, table, row, heads, beside, angles, position, layer_row * vocab, layer_row)
 
 
 def group_bytes(part: ModelPart, group: HeadGroup, native: bool) -> int:
@@ -124,7 +114,7 @@ def looked_up(table: int, row: int, tokens: int) -> int:
     return min(table, int((1 - (1 - share) ** tokens).sum() * WINDOW))
 
 
-def needs(part: ModelPart, weights: WeightParts, groups: list[str]) -> int:
+def needs(weights: WeightParts, groups: list[str]) -> int:
     """Bytes of the matrices that passes of a method multiply by: layers, LM head, these groups of heads."""
     cut = weights.cut if groups else 0
     return weights.matrices + weights.lm_head + cut + sum(weights.heads.get(name, 0) for name in groups)

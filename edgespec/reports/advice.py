@@ -51,26 +51,25 @@ def advise(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> list
 
     A method counts as faster only where its whole 95 % interval is above plain decoding of the same bundle.
     """
-    return [_chat(rows), _batch(rows), _memory(rows), _quality(rows, parity)]
+    best = _fastest(rows)
+    chat = _made("chat", best, f"most tokens/s for one sequence: {_speed(best)}{_nothing(best)}", rows)
+    least = min(row["weight_bytes"] + row["extra_bytes"] for row in rows)
+    small = [row for row in rows if row["weight_bytes"] + row["extra_bytes"] == least]
+    best = _fastest(small)
+    why = f"fastest of what needs least memory, {least} bytes of weights and extras: {_speed(best)}{_nothing(best)}"
+    return [chat, _batch(rows), _made("memory", best, why, small), _quality(rows, parity)]
 
 
-def _pays(row: Row) -> bool:
+def _faster(row: Row) -> bool:
     return bool(row["method"] not in (BASELINE, AR) and row["speedup_low"] > 1)
-
-
-def _fit(rows: Sequence[Row]) -> list[Row]:
-    """Rows that may be advised: plain decoding, and what is faster."""
-    return [row for row in rows if row["method"] == BASELINE or _pays(row)]
 
 
 def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: bool = True) -> Advice:
     method = AR if row["method"] == BASELINE else row["method"]
     if row["lossless"] is False and method != AR:
         why += "; its text is not plain decoding's (lossy)"
-    pays = method != AR
-    return Advice(
-        situation, row["bundle"], row["format"], method, why, [label(at, rows) for at in rows], measured, pays
-    )
+    compared = [label(at, rows) for at in rows]
+    return Advice(situation, row["bundle"], row["format"], method, why, compared, measured, method != AR)
 
 
 def label(row: Row, rows: Sequence[Row]) -> str:
@@ -87,16 +86,13 @@ def _speed(row: Row) -> str:
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
-    return max(_fit(rows), key=lambda row: row["tokens_per_second"])
+    """Find the fastest of what may be advised: plain decoding, and what is faster."""
+    fit = [row for row in rows if row["method"] == BASELINE or _faster(row)]
+    return max(fit, key=lambda row: row["tokens_per_second"])
 
 
 def _nothing(row: Row) -> str:
-    return "" if _pays(row) else "; no method is surely faster than plain decoding of that bundle"
-
-
-def _chat(rows: Sequence[Row]) -> Advice:
-    best = _fastest(rows)
-    return _made("chat", best, f"most tokens/s for one sequence: {_speed(best)}{_nothing(best)}", rows)
+    return "" if _faster(row) else "; no method is surely faster than plain decoding of that bundle"
 
 
 def _batch(rows: Sequence[Row]) -> Advice:
@@ -115,14 +111,6 @@ def _batch(rows: Sequence[Row]) -> Advice:
         f"guesses cost more there; the fastest plain decoding: {_speed(best)}"
     )
     return _made("batch", best, why, plains, measured=False)
-
-
-def _memory(rows: Sequence[Row]) -> Advice:
-    least = min(row["weight_bytes"] + row["extra_bytes"] for row in rows)
-    small = [row for row in rows if row["weight_bytes"] + row["extra_bytes"] == least]
-    best = _fastest(small)
-    why = f"fastest of what needs least memory, {least} bytes of weights and extras: {_speed(best)}{_nothing(best)}"
-    return _made("memory", best, why, small)
 
 
 def _quality(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> Advice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,6 +17,7 @@ from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result, of_all
 from edgespec.errors import InvalidRequest
 from edgespec.planning.weights import group_bytes
+from edgespec.reports.measuring import turned
 
 BASELINE = "plain"
 RESAMPLES = 2000
@@ -52,10 +54,8 @@ class MethodFigures:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
         low, high = bootstrap(self.ratios)
-        rounds = sum(result.stats.rounds for result in self.results)
-        tokens = sum(result.stats.tokens for result in self.results)
-        drafted = sum(result.stats.drafted for result in self.results)
-        accepted = sum(result.stats.accepted for result in self.results)
+        names = ("rounds", "tokens", "drafted", "accepted")
+        rounds, tokens, drafted, accepted = (sum(getattr(one.stats, name) for one in self.results) for name in names)
         return {
             "method": self.method,
             "tokens_per_second": 1000 / median(self.ms_per_token),
@@ -160,49 +160,42 @@ def _measure(
     progress: Callable[[int, int, str], None] | None,
 ) -> None:
     """Let all take turns on every prompt; a turn counts once all have had it."""
-    done, of = 0, len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
+    done, of = count(1), len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
     together = [prompts[i % len(prompts)] for i in range(batch)]
+
+    def tell(what: str) -> None:
+        if progress:
+            progress(next(done), of, what)
+
     for repeat in range(repeats + 1):
-        start = repeat % len(runs)
-        turn = [*range(start, len(runs)), *range(start)]
+        turn = turned(range(len(runs)), repeat)
         for at, prompt in enumerate(prompts):
-            times: dict[int, float] = {}
             results: dict[int, Result] = {}
             for number in turn:
-                run = runs[number]
-                result = run.engine.generate(prompt, run.settings)
-                times[number] = result.stats.decode_ms / result.stats.tokens
-                results[number] = result
-                done += 1
-                if progress:
-                    progress(done, of, run.found.method)
-            if repeat:
-                for number, ms in times.items():
-                    found = runs[number].found
-                    found.results.append(results[number])
-                    found.same_text += results[number].tokens == runs[number].expected[at]
-                    found.ms_per_token.append(ms)
-                    found.ratios.append(times[runs[number].base] / ms)
+                results[number] = runs[number].engine.generate(prompt, runs[number].settings)
+                tell(runs[number].found.method)
+            times = {number: made.stats.decode_ms / made.stats.tokens for number, made in results.items()}
+            for number, ms in times.items() if repeat else ():
+                run, found = runs[number], runs[number].found
+                found.results.append(results[number])
+                found.same_text += results[number].tokens == run.expected[at]
+                found.ms_per_token.append(ms)
+                found.ratios.append(times[run.base] / ms)
         for number in turn if batch else ():
-            run = runs[number]
-            begun = perf_counter()
+            run, begun = runs[number], perf_counter()
             batched = run.engine.generate_batch(together, run.settings, batch=batch)
             taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in batched) / 1000
             if repeat:
                 run.found.batch.append(sum(len(result.tokens) for result in batched) / taken)
-            done += 1
-            if progress:
-                progress(done, of, f"{run.found.method}, {batch} together")
+            tell(f"{run.found.method}, {batch} together")
 
 
 def _runs(entry: BenchEntry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
     """Plain decoding of a bundle, which is number ``base``, and its methods."""
-    engine, bundle = entry.engine, entry.engine.bundle
-    plain = engine.plain()
-    target = bundle.manifest.target
+    engine, bundle, target = entry.engine, entry.engine.bundle, entry.engine.bundle.manifest.target
     size = bundle.manifest.files[target.weights].size
     expected = [engine.generate(prompt, settings.changed(method=AR)).tokens for prompt in prompts]
-    named = [(BASELINE, plain, AR), *((name, engine, name) for name in entry.methods)]
+    named = [(BASELINE, engine.plain(), AR), *((name, engine, name) for name in entry.methods)]
     return [
         _Run(
             where,

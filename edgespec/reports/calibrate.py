@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from statistics import median
@@ -18,13 +18,13 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
 from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
-from edgespec.formulas.cost import spread
+from edgespec.formulas.cost import Clock, K, medians, spread, time_turns
 from edgespec.planning import profiles
 from edgespec.planning.allowance import OFF
 from edgespec.planning.budget import available_memory
 from edgespec.planning.profiles import Profile, Trial, manifest_hash, prompts_digest, this_machine
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.reports.measuring import Clock, K, pass_over, take_turns, time_turns
+from edgespec.reports.measuring import pass_over, turned
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions
@@ -34,76 +34,59 @@ from edgespec.runtimes.slots.slot import Slot
 LEARN = 2  # texts that control learns from, before those that are timed
 NEW, FEWEST_NEW = 56, 16  # tokens of a text; rounds of the last 64 are known one by one
 TEXTS = 2  # times that every prompt is written at most
-PLAIN = AR
 EXITS = "paradecode"
 
 
-@dataclass
-class Counts:
-    """Sums over the timed texts of one method."""
-
-    rounds: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    times: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # by rows: (drafts, pass) of each round
-    other_ms: list[float] = field(default_factory=list)  # a round, text by text
-    deep: float = 0.0  # tokens before a pass, summed over rounds
-    offered: Counter[int] = field(default_factory=Counter)
-    accepted_at: Counter[int] = field(default_factory=Counter)
-
-    def add(self, result: Result) -> None:
-        """Count one text."""
-        stats = result.stats
-        self.rounds += stats.rounds
-        self.tokens += stats.tokens
-        self.drafted += stats.drafted
-        self.accepted += stats.accepted
-        self.other_ms.append(stats.other_ms / stats.rounds)
-        depth = stats.prompt_tokens
-        for seen in stats.recent:
-            self.times.setdefault(1 + seen.drafted, []).append((seen.draft_ms, seen.verify_ms))
-            self.deep += depth
-            depth += seen.tokens
-        self.offered.update(dict(enumerate(stats.offered)))
-        self.accepted_at.update(dict(enumerate(stats.accepted_at)))
-
-    def means(self, passes: Mapping[int, float]) -> tuple[float, float, float]:
-        """(drafts, pass, rest) of a mean round, in milliseconds; ``passes``: what those of so many rows take.
-
-        Of rounds with as many rows the median stands for all: one that the system interrupted says nothing.
-        """
-        drafts = sum(len(rounds) * median(draft for draft, _ in rounds) for rounds in self.times.values())
-        verified = sum(len(rounds) * passes[rows] for rows, rounds in self.times.items())
-        return drafts / self.rounds, verified / self.rounds, median(self.other_ms)
-
-    def trial(self, passes: Mapping[int, float], plain: float) -> Trial:
-        """Make what a profile keeps; ``plain``: milliseconds of a token of plain decoding."""
-        positions = range(max(self.offered, default=-1) + 1)
-        drafts, verified, rest = self.means(passes)
-        return Trial(
-            rounds=self.rounds,
-            tokens=self.tokens,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            rows={rows: len(rounds) for rows, rounds in sorted(self.times.items())},
-            draft_ms=drafts,
-            verify_ms=verified,
-            other_ms=rest,
-            speedup=plain * self.tokens / self.rounds / (drafts + verified + rest),
-            depth=self.deep / self.rounds,
-            offered=[self.offered[at] for at in positions],
-            accepted_at=[self.accepted_at[at] for at in positions],
-        )
-
-
-def pass_times(counts: Iterable[Counts]) -> dict[int, float]:
+def pass_times(results: Iterable[Result]) -> dict[int, float]:
     """Time passes by their rows, whoever asked for them: milliseconds, medians."""
     times: dict[int, list[float]] = {}
-    for one in counts:
-        for rows, rounds in one.times.items():
-            times.setdefault(rows, []).extend(ms for _, ms in rounds)
-    return {rows: median(taken) for rows, taken in times.items()}
+    for result in results:
+        for seen in result.stats.recent:
+            times.setdefault(1 + seen.drafted, []).append(seen.verify_ms)
+    return medians(times)
+
+
+def mean_round(results: Sequence[Result], passes: Mapping[int, float]) -> tuple[float, float, float]:
+    """(drafts, pass, rest) of a mean round, in milliseconds; ``passes``: what those of so many rows take.
+
+    Of rounds with as many rows the median stands for all: one that the system interrupted says nothing.
+    """
+    drafts: dict[int, list[float]] = {}
+    for result in results:
+        for seen in result.stats.recent:
+            drafts.setdefault(1 + seen.drafted, []).append(seen.draft_ms)
+    rounds = sum(result.stats.rounds for result in results)
+    drafted = sum(len(taken) * median(taken) for taken in drafts.values())
+    verified = sum(len(taken) * passes[rows] for rows, taken in drafts.items())
+    rest = median(result.stats.other_ms / result.stats.rounds for result in results)
+    return drafted / rounds, verified / rounds, rest
+
+
+def make_trial(results: Sequence[Result], passes: Mapping[int, float], plain: float) -> Trial:
+    """Sum up the timed texts of one method; ``plain``: milliseconds of a token of plain decoding."""
+    rows, offered, accepted_at, deep = Counter[int](), Counter[int](), Counter[int](), 0.0
+    for stats in (result.stats for result in results):
+        depth = stats.prompt_tokens
+        for seen in stats.recent:
+            rows[1 + seen.drafted] += 1
+            deep += depth
+            depth += seen.tokens
+        offered.update(dict(enumerate(stats.offered)))
+        accepted_at.update(dict(enumerate(stats.accepted_at)))
+    names = ("rounds", "tokens", "drafted", "accepted")
+    sums = {name: sum(getattr(result.stats, name) for result in results) for name in names}
+    draft_ms, verify_ms, other_ms = mean_round(results, passes)
+    return Trial(
+        **sums,
+        rows=dict(sorted(rows.items())),
+        draft_ms=draft_ms,
+        verify_ms=verify_ms,
+        other_ms=other_ms,
+        speedup=plain * sums["tokens"] / sums["rounds"] / (draft_ms + verify_ms + other_ms),
+        depth=deep / sums["rounds"],
+        offered=[offered[at] for at in range(len(offered))],
+        accepted_at=[accepted_at[at] for at in range(len(offered))],
+    )
 
 
 def run_trials(
@@ -133,41 +116,38 @@ def run_trials(
     """
     new = _length(seconds, step_ms, len(methods) + 1, engine.context - max(map(len, prompts)))
     settings = Settings(max_new_tokens=new, ignore_eos=True)
-    counts = {name: Counts() for name in (PLAIN, *methods)}
+    results: dict[str, list[Result]] = {name: [] for name in (AR, *methods)}
     failed: dict[str, str] = {}
-    begun = clock()
+    begun, names = clock(), list(results)
     for number in range(LEARN + max(1, TEXTS * len(prompts) - LEARN)):
         if number > LEARN and clock() - begun > seconds:
             break
-        prompt = prompts[number % len(prompts)]
-        names = list(counts)
-        turned = names[number % len(names) :] + names[: number % len(names)]
-        for name in turned:
+        for name in turned(names, number):
             if name in failed:
                 continue
             tell(number, TEXTS * len(prompts), name)
-            where = plain if name == PLAIN else engine
-            result = where.generate(prompt, settings.changed(method=name))
+            where = plain if name == AR else engine
+            result = where.generate(prompts[number % len(prompts)], settings.changed(method=name))
             if result.stats.dropped_reason:
                 failed[name] = f"{name} failed: {result.stats.dropped_reason}"
             elif number >= LEARN:
-                counts[name].add(result)
-    found = {name: sums for name, sums in counts.items() if name not in failed}
+                results[name].append(result)
+    found = {name: made for name, made in results.items() if name not in failed}
     return _trials(found, apart=plain.model is not engine.model), list(failed.values())
 
 
-def _trials(counts: Mapping[str, Counts], apart: bool) -> dict[str, Trial]:
+def _trials(results: Mapping[str, Sequence[Result]], apart: bool) -> dict[str, Trial]:
     """Make what a profile keeps; ``apart``: plain decoding has a graph of its own.
 
     Passes of as many rows over the same graph are the same, whatever the method: together they are timed best.  Those
     of early exits are not, because layers have run before.
     """
-    own = {name for name in counts if name == EXITS or (apart and name == PLAIN)}
-    shared = pass_times(sums for name, sums in counts.items() if name not in own)
-    passes = {name: pass_times([sums]) if name in own else shared for name, sums in counts.items()}
-    plain = counts[PLAIN]
-    token = sum(plain.means(passes[PLAIN])) * plain.rounds / plain.tokens
-    return {name: sums.trial(passes[name], token) for name, sums in counts.items()}
+    own = {name for name in results if name == EXITS or (apart and name == AR)}
+    shared = pass_times(result for name, made in results.items() if name not in own for result in made)
+    passes = {name: pass_times(made) if name in own else shared for name, made in results.items()}
+    rounds, tokens = (sum(getattr(result.stats, name) for result in results[AR]) for name in ("rounds", "tokens"))
+    token = sum(mean_round(results[AR], passes[AR])) * rounds / tokens
+    return {name: make_trial(made, passes[name], token) for name, made in results.items()}
 
 
 def _length(seconds: float, step_ms: float, runs: int, room: int) -> int:
@@ -215,27 +195,25 @@ def calibrate(
     Raises:
         EdgespecError: the bundle cannot be run in this way.
     """
-    with Calibrator(bundle, options, seconds=seconds, prompts=prompts, progress=progress, clock=clock) as made:
+    with Calibrator(bundle, options, seconds, prompts, progress, clock) as made:
         return made.run(process, trials)
 
 
+@dataclass
 class Calibrator:
-    """The parts of a calibration, one after the other; arguments as for ``calibrate``."""
+    """The parts of a calibration, one after the other; fields as for ``calibrate``."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        options: LoadOptions | None = None,
-        *,
-        seconds: float = SECONDS,
-        prompts: Prompts = (),
-        progress: Progress = lambda *_: None,
-        clock: Clock = perf_counter,
-    ) -> None:
-        self.bundle, self.seconds, self.prompts, self.progress, self.clock = bundle, seconds, prompts, progress, clock
+    bundle: Bundle
+    options: LoadOptions | None = None
+    seconds: float = SECONDS
+    prompts: Prompts = ()
+    progress: Progress = lambda *_: None
+    clock: Clock = perf_counter
+
+    def __post_init__(self) -> None:
         self.notes: list[str] = []
         self.spread = 1.0
-        self.engine = Engine(bundle, replace(options or LoadOptions(), budget=OFF))
+        self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF))
         self.plain = self.engine.plain()
 
     def __enter__(self) -> Calibrator:
@@ -345,7 +323,7 @@ class Calibrator:
             if least < profiles.BUSY:
                 break
         self.spread = max(self.spread, least)
-        return {name: median(taken) for name, taken in best.items()}
+        return medians(best)
 
     def _drafts(self, depths: list[int]) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
         """One draft step of every method that has one, and a round's first, at the first and at the last depth."""
@@ -365,7 +343,7 @@ class Calibrator:
                 session.target.stand_in(depth)
                 for slot in slots:  # of draft models
                     slot.stand_in(min(depth, slot.context - 2))
-                times = take_turns(steps, seconds, self.clock)
+                times = medians(time_turns(steps, seconds, self.clock))
                 for (name, first), ms in times.items():
                     found[first].setdefault(name, {})[depth] = ms
         self.progress("drafts", len(wanted), len(wanted), "done")
@@ -403,39 +381,27 @@ class Calibrator:
             self.progress("prefill", number, len(wanted), f"{size} tokens at a time")
             # a slot that holds something else is cropped, so that each begins where it should
             run, limit = {depth: lambda: slot.prefill(tokens)}, seconds / len(wanted)
-            times = take_turns(run, limit, self.clock, prepare=slot.stand_in, least=1, warm=int(not number))
-            found[depth] = 1000 * size / times[depth]
+            times = time_turns(run, limit, self.clock, prepare=slot.stand_in, least=1, warm=int(not number))
+            found[depth] = 1000 * size / median(times[depth])
         self.progress("prefill", len(wanted), len(wanted), "done")
         return found
 
     def _trials(self, step_ms: float) -> dict[str, Trial]:
         """Every method on the bundle's own prompts, as far as it has some."""
-        prompts = self._prompts()
+        room, golden = self.engine.context - 2, [vector.prompt for vector in self.bundle.manifest.golden]
+        prompts = [list(prompt) for prompt in self.prompts or golden if 0 < len(prompt) <= room]
         if not prompts:
             self.notes.append("no method was tried: there are no prompts that fit")
             return {}
         methods = [name for name in self.engine.methods if name != AR and self._usable(name)]
-        found, failed = run_trials(
-            self.engine,
-            self.plain,
-            methods,
-            prompts,
-            self._seconds("trials"),
-            step_ms,
-            self.clock,
-            lambda done, of, what: self.progress("trials", done, of, what),
-        )
+        seconds, tell = self._seconds("trials"), partial(self.progress, "trials")
+        found, failed = run_trials(self.engine, self.plain, methods, prompts, seconds, step_ms, self.clock, tell)
         self.notes += failed
         return found
 
     def _usable(self, method: str) -> bool:
         """Whether a method can run on this device."""
         return self.engine.device == "cpu" or method not in searching()
-
-    def _prompts(self) -> Sequence[list[int]]:
-        room = self.engine.context - 2
-        golden = [vector.prompt for vector in self.bundle.manifest.golden]
-        return [list(prompt) for prompt in self.prompts or golden if 0 < len(prompt) <= room]
 
     def _seconds(self, part: str) -> float:
         """Time of a part: its share of what is left, so that those after it make up for one that took longer."""

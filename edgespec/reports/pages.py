@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import io
 import json
-import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.errors import InvalidRequest
+from edgespec.formulas.cost import medians, time_turns
+from edgespec.planning.footprint import Memory
+from edgespec.planning.plan import Plan
+from edgespec.planning.plan import label as plan_label
 from edgespec.planning.profiles import this_machine
 from edgespec.reports.advice import label
 from edgespec.reports.bench import BASELINE, MethodFigures
-from edgespec.reports.measuring import pass_over, take_turns
+from edgespec.reports.measuring import pass_over
+from edgespec.runtimes.files.staged import write_staged
 from edgespec.runtimes.opening import open_slot
 
 MOST_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """One test of llama-bench.
-
-    Attributes:
-        model: its file and type.
-        test: what was done, in llama-bench's words, as in ``tg128 @ d512``.
-        threads: of the run.
-        speed: tokens per second, the mean.
-        deviation: their standard deviation.
-        build: which llama.cpp.
-    """
+class Foreign(NamedTuple):
+    """One test of llama-bench; ``test`` in its words, as in ``tg128 @ d512``, ``speed`` in tokens per second."""
 
     model: str
     test: str
@@ -114,10 +109,10 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
     rows = [n for n in ROWS if n + 1 < engine.context]
     depths = [depth for depth in DEPTHS if depth + max(rows) < engine.context] or [1]
     slot.stand_in(depths[0])
-    by_rows = take_turns({n: pass_over(slot, n) for n in rows}, seconds / 2)
+    by_rows = time_turns({n: pass_over(slot, n) for n in rows}, seconds / 2)
     one = pass_over(slot, 1)
-    by_depth = take_turns(dict.fromkeys(depths, one), seconds / 2, prepare=slot.stand_in)
-    return Passes(by_rows, by_depth, depths[0])
+    by_depth = time_turns(dict.fromkeys(depths, one), seconds / 2, prepare=slot.stand_in)
+    return Passes(medians(by_rows), medians(by_depth), depths[0])
 
 
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
@@ -138,104 +133,123 @@ def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tu
     return [(kind, text) for kind, text in pieces if text]
 
 
-def memory_parts(engine: Engine, methods: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Predicted bytes by part of every method, the context full."""
-    return {
-        method: {part.name: part.private + part.file for part in engine.allowance.memory(method).parts}
-        for method in methods
-    }
-
-
 PLAIN, FAST, INK = "#9aa5b1", "#3b7dd8", "#24292f"
 WIDTH = 6.4  # inches
+MOST = 16  # candidates in a picture of a plan
 
 
-class _Picture:
-    """Axes to draw on; ``svg`` is the picture without a prologue, ready to stand in a page."""
+def _picture(height: float, title: str, across: str, up: str = "") -> tuple[Any, Any]:
+    """Make a figure and its axes."""
+    from matplotlib.figure import Figure  # without pyplot: nothing global
 
-    def __init__(self, height: float, title: str, across: str, up: str = "") -> None:
-        from matplotlib.figure import Figure  # without pyplot: nothing global
-
-        self.figure = Figure(figsize=(WIDTH, height))
-        self.axes = self.figure.subplots()
-        self.axes.set_title(title, parse_math=False, fontsize=10, loc="left")
-        self.axes.set_xlabel(across, fontsize=9)
-        self.axes.set_ylabel(up, fontsize=9)
-        self.axes.tick_params(labelsize=8)
-        self.axes.spines[["top", "right"]].set_visible(False)
-
-    def svg(self) -> str:
-        import matplotlib
-
-        self.figure.tight_layout()
-        out = io.StringIO()
-        # text stays text; the same picture is the same file
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "edgespec"}):
-            self.figure.savefig(out, format="svg", metadata={"Date": None})
-        text = out.getvalue()
-        return text[text.index("<svg") :]
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.subplots()
+    axes.set_title(title, parse_math=False, fontsize=10, loc="left")
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(up, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
-def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str = "Speed") -> _Picture:
+def _svg(figure: Any) -> str:
+    """Return the picture without a prologue, ready for a page."""
+    import matplotlib
+
+    figure.tight_layout()
+    out = io.StringIO()
+    # text stays text; the same picture is the same file
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "edgespec"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _bars(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Sequence[Any] = ()) -> float:
+    """Draw a stacked bar of MiB for each name; ``parts``: of all names, by part.  Returns where the longest ends."""
+    left = [0.0] * len(names)
+    for number, (name, sizes) in enumerate(parts.items()):
+        widths = [size / 2**20 for size in sizes]
+        colour = {"color": colours[number % len(colours)]} if colours else {}
+        axes.barh(range(len(names)), widths, left=left, label=name, **colour)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.invert_yaxis()
+    return max(left)
+
+
+def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str = "Speed") -> Any:
     """Draw bars of the speed-ups with their intervals."""
-    picture = _Picture(0.42 * len(rows) + 0.9, title, "speed over plain decoding: median, 95 % interval")
+    figure, axes = _picture(0.42 * len(rows) + 0.9, title, "speed over plain decoding: median, 95 % interval")
     values = [row["speedup"] for row in rows]
     low = [max(0.0, row["speedup"] - row["speedup_low"]) for row in rows]
     high = [max(0.0, row["speedup_high"] - row["speedup"]) for row in rows]
     colours = [PLAIN if row["method"] == "plain" else FAST for row in rows]
-    picture.axes.barh(range(len(rows)), values, xerr=[low, high], color=colours, ecolor=INK)
-    picture.axes.set_yticks(range(len(rows)), names, parse_math=False)
-    picture.axes.axvline(1, color=INK, linewidth=0.8)
-    picture.axes.invert_yaxis()
-    return picture
+    axes.barh(range(len(rows)), values, xerr=[low, high], color=colours, ecolor=INK)
+    axes.set_yticks(range(len(rows)), names, parse_math=False)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.invert_yaxis()
+    return figure
 
 
 def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
     """Draw the speed-ups into a PNG."""
     rows = [figure.as_dict() for figure in figures]
-    figure = speeds(rows, [row["method"] for row in rows], title).figure
+    figure = speeds(rows, [row["method"] for row in rows], title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def plot_plan(plan: Plan, path: Path) -> None:
+    """Stacked bars of the parts, a candidate each, with the budget as a line; a PNG."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    shown = dict(list({plan_label(one): one for one in plan.candidates}.items())[:MOST])  # labels must differ
+    names = dict.fromkeys(part.name for one in shown.values() for part in one.memory.parts)
+    parts = {name: [one.memory.part(name).all for one in shown.values()] for name in names}
+    figure = Figure(figsize=(10, max(4.5, 0.4 * len(shown) + 1.8)))
+    axes = figure.subplots()
+    longest = _bars(axes, list(shown), parts, [colormaps["tab20"](number) for number in range(20)])
+    peaks, budget = [one.memory.peak / 2**20 for one in shown.values()], plan.request.budget / 2**20
+    axes.plot(peaks, range(len(shown)), "k|", markersize=12, label="peak")
+    axes.axvline(budget, color="#c0392b", linewidth=1.2, label="budget")
+    axes.set_xlim(0, 1.05 * max(*peaks, longest, min(budget, 2 * max(peaks))))
+    axes.set_xlabel("MiB resident: private and mapped, context full")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
 
 def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up: str, log: bool = False) -> str:
-    """One line a name, through its points, which stand at whole numbers."""
+    """Draw one line a name, through its points, which are at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    picture = _Picture(2.6, title, across, up)
+    figure, axes = _picture(2.6, title, across, up)
     for name, found in points.items():
-        picture.axes.plot(list(found), list(found.values()), marker="o", markersize=3, label=name)
-    picture.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.plot(list(found), list(found.values()), marker="o", markersize=3, label=name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if log:
-        picture.axes.set_xscale("log", base=2)
-        picture.axes.set_xticks(places := sorted({at for found in points.values() for at in found}), map(str, places))
-    picture.axes.set_ylim(bottom=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places := sorted({at for found in points.values() for at in found}), map(str, places))
+    axes.set_ylim(bottom=0)
     if len(points) > 1:
-        picture.axes.legend(fontsize=8, frameon=False)
-    return picture.svg()
+        axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
 
 
-def stacks(parts: Mapping[str, Mapping[str, int]], title: str) -> str:
-    """Stacked bars in MiB, a method each."""
-    picture = _Picture(0.42 * len(parts) + 1.3, title, "MiB, the context full")
-    largest: dict[str, int] = {}
-    for of_it in parts.values():
-        for name, size in of_it.items():
-            largest[name] = max(size, largest.get(name, 0))
+def stacks(memories: Mapping[str, Memory], title: str) -> str:
+    """Draw stacked bars, a method each, of the six largest parts and the rest."""
+    figure, axes = _picture(0.42 * len(memories) + 1.3, title, "MiB, the context full")
+    largest = {name: 0 for memory in memories.values() for name in (part.name for part in memory.parts)}
+    for name in largest:
+        largest[name] = max(memory.part(name).all for memory in memories.values())
     shown = sorted(largest, key=lambda name: -largest[name])[:6]
-    left = [0.0] * len(parts)
-    for name in [*shown, "the rest"]:
-        wanted = shown if name == "the rest" else []
-        widths = [
-            sum(size for part, size in of_it.items() if (part not in wanted if wanted else part == name)) / 2**20
-            for of_it in parts.values()
-        ]
-        picture.axes.barh(range(len(parts)), widths, left=left, label=name)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    picture.axes.set_yticks(range(len(parts)), list(parts), parse_math=False)
-    picture.axes.invert_yaxis()
-    picture.axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return picture.svg()
+    parts = {name: [memory.part(name).all for memory in memories.values()] for name in shown}
+    parts["the rest"] = [sum(part.all for part in one.parts if part.name not in shown) for one in memories.values()]
+    _bars(axes, list(memories), parts)
+    axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
 
 
 def write_page(
@@ -260,6 +274,8 @@ def write_page(
         foreign: figures of llama.cpp to show beside them.
         busy: what else ran while they were measured, in words.
     """
+    from jinja2 import Environment, StrictUndefined
+
     rows = [figure.as_dict() for figure in figures]
     names = [label(row, rows) if len(engines) > 1 else row["method"] for row in rows]
     bundle, engine = next(iter(engines.items()))
@@ -270,17 +286,17 @@ def write_page(
     shown = {
         "title": path.stem,
         "machine": this_machine(engine.device),
-        "bundles": [_described(name, one) for name, one in engines.items()],
+        "bundles": [(Path(name).resolve().name, one) for name, one in engines.items()],
         "rows": [row | {"name": name} for row, name in zip(rows, names, strict=True)],
         "best": best,
-        "synthetic": [note for one in engines.values() if (note := _synthetic(one))],
-        "speeds": speeds(rows, names).svg(),
+        "synthetic": [note for one in engines.values() for note in _synthetic(one)],
+        "speeds": _svg(speeds(rows, names)),
         "curve": lines(
             {"passes": passes.curve}, f"Verify curve, depth {passes.depth}", "rows of a pass", "times a pass of one row"
         ),
         "depth": lines({"one row": passes.by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),
-        "memory": stacks(memory_parts(engine, methods), "Memory by part, predicted"),
+        "memory": stacks({name: engine.allowance.memory(name) for name in methods}, "Memory by part, predicted"),
         "text": coloured_text(engine, prompt, settings.changed(method=best["method"] if best else AR)),
         "text_method": best["method"] if best else AR,
         "settings": settings,
@@ -291,60 +307,26 @@ def write_page(
         "version": __version__,
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
-    text = _template().render(shown)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, "utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
-
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = (resources.files("edgespec.reports") / "page.html.jinja").read_text("utf-8")
-    return environment.from_string(source)
+    write_staged(path, environment.from_string(source).render(shown))
 
 
-def _described(name: str, engine: Engine) -> dict[str, Any]:
-    """Describe a bundle in a few words."""
-    manifest = engine.bundle.manifest
-    facts = manifest.target.facts
-    return {
-        "name": Path(name).resolve().name,
-        "architecture": facts.architecture,
-        "layers": facts.layers,
-        "hidden": facts.hidden,
-        "vocab": facts.vocab,
-        "format": manifest.target.format,
-        "weights": manifest.files[manifest.target.weights].size,
-        "operators": engine.operators.kind,
-        "attention": engine.attention.name,
-        "context": engine.context,
-        "device": engine.device,
-        "strict": engine.strict,
-    }
-
-
-def _synthetic(engine: Engine) -> str | None:
-    """Find what the bundle says of a size that is not real."""
+def _synthetic(engine: Engine) -> list[str]:
+    """Find what the bundle says of a size that is not real: at most one note."""
     notes = engine.bundle.manifest.provenance.get("notes") or []
-    return next((str(note) for note in notes if "synthetic" in str(note)), None)
+    return [str(note) for note in notes if "synthetic" in str(note)][:1]
 
 
 def _acceptance(figures: Sequence[MethodFigures], names: Sequence[str]) -> str | None:
-    """How often a guess stood, by its place, of every method that guessed."""
+    """Draw how often a guess was accepted, by its place, of every method that guessed."""
     found: dict[str, Mapping[int, float]] = {}
     for name, figure in zip(names, figures, strict=True):
-        offered: dict[int, int] = {}
-        accepted: dict[int, int] = {}
+        offered, accepted = Counter[int](), Counter[int]()
         for result in figure.results:
-            for place, (tried, stood) in enumerate(zip(result.stats.offered, result.stats.accepted_at, strict=True), 1):
-                offered[place] = offered.get(place, 0) + tried
-                accepted[place] = accepted.get(place, 0) + stood
+            offered.update(dict(enumerate(result.stats.offered, 1)))
+            accepted.update(dict(enumerate(result.stats.accepted_at, 1)))
         if offered:
             found[name] = {place: accepted[place] / tried for place, tried in offered.items() if tried}
     across = "place of the guess in its round"
-    return lines(found, "Acceptance by place", across, "share that stood") if found else None
+    return lines(found, "Acceptance by place", across, "share that was accepted") if found else None

@@ -164,7 +164,6 @@ class MethodProof:
         prompts: how many were tried.
         tokens: how many tokens were compared.
         equal: prompts whose tokens are all equal.
-        exact: all of them are.
         differences: the first difference of each other prompt.
     """
 
@@ -186,15 +185,9 @@ class MethodProof:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
-        return {
-            "method": self.method,
-            "prompts": self.prompts,
-            "tokens": self.tokens,
-            "equal": self.equal,
-            "exact": self.exact,
-            "lossless": self.lossless,
-            "differences": [difference.as_dict() for difference in self.differences],
-        }
+        names = ("method", "prompts", "tokens", "equal", "exact", "lossless")
+        found = {name: getattr(self, name) for name in names}
+        return found | {"differences": [difference.as_dict() for difference in self.differences]}
 
 
 def prove(
@@ -210,24 +203,22 @@ def prove(
     """
     wanted = settings.changed(fallback=False)
     expected = [engine.generate(prompt, wanted, method=AR).tokens for prompt in prompts]
+    chains = engine.bundle.manifest.target.origin == "optimum" or (engine.strict and not engine.exact_rows)
     proofs = []
     for number, name in enumerate(methods):
         proof = MethodProof(name, prompts=len(prompts))
-        of_trees: float | None = None  # their noise, measured at the first difference
-        for at, prompt in enumerate(prompts):
+        noise: float | None = None  # of trees, measured at the first difference
+        for at, (prompt, text) in enumerate(zip(prompts, expected, strict=True)):
             result = engine.generate(prompt, wanted, method=name)
-            optimum = engine.bundle.manifest.target.origin == "optimum"
-            chains = optimum or (engine.strict and not engine.exact_rows)
-            got, trees = result.tokens, result.exact is False and (engine.strict or chains)
-            proof.tokens += len(expected[at])
-            if got == expected[at]:
+            trees = result.exact is False and (engine.strict or chains)
+            proof.tokens += len(text)
+            if result.tokens == text:
                 proof.equal += 1
             else:
-                if trees and of_trees is None:
+                if trees and noise is None:
                     texts = zip(prompts[:TREE_TEXTS], expected, strict=False)
-                    noise = _chain_noise if chains else _tree_noise
-                    of_trees = max(noise(engine, _ids(engine, prompt) + text) for prompt, text in texts)
-                proof.differences.append(_difference(engine, wanted, at, prompt, expected[at], got, of_trees or 0.0))
+                    noise = max(_noise(engine, _ids(engine, each) + written, chains) for each, written in texts)
+                proof.differences.append(_difference(engine, wanted, at, prompt, text, result.tokens, noise or 0.0))
             if progress:
                 progress(number * len(prompts) + at + 1, len(methods) * len(prompts), name)
         proofs.append(proof)
@@ -239,9 +230,9 @@ def check_golden(engine: Engine) -> tuple[int, int]:
 
     None where another attention than the bundle's default decodes: it writes a text of its own.
     """
-    coded = engine.attention.kv is not None and engine.attention.name not in ("f32", "f16")
-    default = default_attention(engine.bundle.manifest.target)
-    if engine.attention.name != default and (coded or default not in ("f32", "f16")):
+    default, exact = default_attention(engine.bundle.manifest.target), ("f32", "f16")
+    coded = engine.attention.kv is not None and engine.attention.name not in exact
+    if engine.attention.name != default and (coded or default not in exact):
         return 0, 0
     vectors = engine.bundle.manifest.golden
     golden = [vector for vector in vectors if len(vector.prompt) + len(vector.tokens) <= engine.context]
@@ -305,45 +296,39 @@ def near_tie_limit(engine: Engine, tokens: Sequence[int]) -> float:
     return max(NEAR_TIE_FACTOR * largest, NEAR_TIE_FLOOR)
 
 
-def _tree_noise(engine: Engine, tokens: Sequence[int]) -> float:
+def _noise(engine: Engine, tokens: Sequence[int], chains: bool) -> float:
     """How much logits of a text differ, in standard deviations, if it is written by trees instead of row by row.
 
     The rows of a tree add up in another order, and what they leave in the cache carries that on.  Where activations are
     quantized, a last bit may turn into another level: rarely, but then it is hundredths of a deviation.
+
+    Args:
+        engine: that wrote it.
+        tokens: of the text.
+        chains: for a graph that takes chains alone: four rows a pass instead of row by row.
     """
     first = max(1, len(tokens) - TREE_PROBED)
-    chain, tree = (open_slot(engine.model, context=engine.context, reserve=len(tokens) + 8) for _ in range(2))
-    for slot in (chain, tree):
+    plain, other = (open_slot(engine.model, context=engine.context, reserve=len(tokens) + 8) for _ in range(2))
+    for slot in (plain, other):
         slot.prefill(tokens[:first])
     largest = 0.0
     for at in range(first, len(tokens) - 3, 4):
         block = np.array(tokens[at : at + 4], np.int64)
-        plain = chain.forward(block).logits.copy()  # [4, vocab]
-        chain.keep(range(4))
-        spread = np.repeat(block, 2)[:-1]  # [7]: before every row but the first a sibling that nothing continues
-        spread[1::2] = (block[1:] + 1) % tree.vocab_size
-        parents = np.array([-1, 0, 0, 2, 2, 4, 4])
-        rows = tree.forward(spread, parents).logits[::2]
-        largest = max(largest, float((np.abs(plain - rows).max(-1) / plain.std(-1)).max()))
-        tree.keep([0, 2, 4, 6])
-    return largest
-
-
-def _chain_noise(engine: Engine, tokens: Sequence[int]) -> float:
-    """Like ``_tree_noise`` for a graph that takes chains alone: written four rows a pass instead of row by row."""
-    first = max(1, len(tokens) - TREE_PROBED)
-    alone, among = (open_slot(engine.model, context=engine.context, reserve=len(tokens) + 8) for _ in range(2))
-    for slot in (alone, among):
-        slot.prefill(tokens[:first])
-    largest = 0.0
-    for at in range(first, len(tokens) - 3, 4):
-        block = np.array(tokens[at : at + 4], np.int64)
-        rows = among.forward(block).logits.copy()  # [4, vocab]
-        among.keep(range(4))
-        for row in range(4):
-            plain = alone.forward(block[row : row + 1]).logits[0]
-            alone.keep([0])
-            largest = max(largest, float(np.abs(plain - rows[row]).max() / plain.std()))
+        if chains:
+            expected = np.empty((4, plain.vocab_size), np.float32)
+            for row in range(4):
+                expected[row] = plain.forward(block[row : row + 1]).logits[0]
+                plain.keep([0])
+            rows, kept = other.forward(block).logits, [0, 1, 2, 3]
+        else:
+            expected = plain.forward(block).logits.copy()  # [4, vocab]
+            plain.keep(range(4))
+            spread = np.repeat(block, 2)[:-1]  # [7]: before every row but the first a sibling that nothing continues
+            spread[1::2] = (block[1:] + 1) % other.vocab_size
+            parents = np.array([-1, 0, 0, 2, 2, 4, 4])
+            rows, kept = other.forward(spread, parents).logits[::2], [0, 2, 4, 6]
+        largest = max(largest, float((np.abs(expected - rows).max(-1) / expected.std(-1)).max()))
+        other.keep(kept)
     return largest
 
 
@@ -357,7 +342,7 @@ def _scores(
     scores = adjusted(row, params, prefix).astype(np.float64)
     if not params.greedy:
         allowed = support(row, params, prefix).ids
-        drawn = np.full(len(row), -np.inf)
-        drawn[allowed] = scores[allowed] + params.temperature * noise.gumbel(len(prefix), allowed)
-        scores = drawn
+        drawn = scores[allowed] + params.temperature * noise.gumbel(len(prefix), allowed)
+        scores = np.full(len(row), -np.inf)
+        scores[allowed] = drawn
     return scores / float(row.std())

@@ -30,8 +30,6 @@ from edgespec.planning.footprint import (
     native_scratch,
     process_bytes,
     resident_now,
-    split_process,
-    tokenizer_bytes,
 )
 from edgespec.planning.traffic import look_bytes, weight_size
 from edgespec.planning.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
@@ -108,7 +106,7 @@ def test_weight_files_are_taken_apart(
     embedding = of(held, "embed_tokens", "lm_head", "wte")
     slack = 4096 * len(held)  # tensors begin at pages
     assert found.table + found.lm_head == pytest.approx(embedding, abs=slack)
-    assert needs(part, found, []) + found.table + found.angles == pytest.approx(size, abs=slack)
+    assert needs(found, []) + found.table + found.angles == pytest.approx(size, abs=slack)
     assert found.matrices == pytest.approx(sum(held.values()) - embedding - found.angles, abs=slack)
 
 
@@ -122,7 +120,7 @@ def test_a_drafter_has_no_embedding(tmp_path: Path, operators: Operators) -> Non
     found, slack = weight_parts(part, {part.weights: FileEntry(size=size, sha256="")}), 4096 * len(held)
     assert (found.table, of(held, "embed_tokens")) == (0, 0)
     assert 0 < found.lm_head <= of(held, "lm_head") + slack
-    assert needs(part, found, []) + found.angles == pytest.approx(size, abs=slack)
+    assert needs(found, []) + found.angles == pytest.approx(size, abs=slack)
     assert stock_weights(part, found).table == 0
 
 
@@ -134,7 +132,7 @@ def test_embeddings_of_layers_are_apart(writer: Callable[..., Written], form: Fo
     found, slack = weight_parts(part, {part.weights: FileEntry(size=size, sha256="")}), 4096 * len(held)
     assert found.layer_table == of(held, "embed_tokens_per_layer") == 160 * 6 * (64 if form == "fp32" else 16 + 4)
     assert found.angles == of(held, "rope_cos", "rope_sin", "rope_full") == (512 + 66) * 4 * (16 + 8)
-    assert needs(part, found, []) + found.table + found.angles + found.layer_table == pytest.approx(size, abs=slack)
+    assert needs(found, []) + found.table + found.angles + found.layer_table == pytest.approx(size, abs=slack)
 
 
 @pytest.mark.parametrize("operators", OPERATORS)
@@ -198,7 +196,7 @@ def test_kv_is_what_a_slot_allocates(exported: Callable[..., Path], operators: O
     part = bundle.manifest.target
     graph = "native" if operators == "native" else part.main
     slot = open_slot(Model(bundle.path, part, graph, 1), context=context, reserve=context)
-    predicted = kv_bytes(part, RunOptions(operators=operators, context=context), operators == "native").bytes
+    predicted = kv_bytes(part, RunOptions(operators=operators, context=context), operators == "native")[0]
     beyond = part.headroom + 128
     assert predicted <= slot.kv_bytes <= predicted * (context + beyond) / context
 
@@ -207,9 +205,9 @@ def test_kv_by_attention(manifest: Manifest) -> None:
     target, tokens = manifest.target, 1024
     sizes = []
     for name, kv in ATTENTION.items():
-        found = kv_bytes(target, RunOptions(context=tokens, attention=name), native=True)
-        assert found.bytes == kv.nbytes(target.facts, tokens)
-        sizes.append(found.bytes)
+        found, _ = kv_bytes(target, RunOptions(context=tokens, attention=name), native=True)
+        assert found == kv.nbytes(target.facts, tokens)
+        sizes.append(found)
     assert sizes[0] == tokens * target.facts.kv_bytes_per_token == 2 * sizes[1]
 
 
@@ -288,8 +286,10 @@ def test_manifests_that_say_little(manifest: Manifest) -> None:
 def test_a_measured_process_is_used(manifest: Manifest) -> None:
     usual, larger = memory_of(manifest, RunOptions()), memory_of(manifest, RunOptions(), PROCESS.all + 50 * MIB)
     assert 50 * MIB <= larger.peak - usual.peak < 51 * MIB
-    assert split_process(None) == PROCESS == split_process(PROCESS.all)
-    assert split_process(1001).all == 1001
+    for size in (PROCESS.all, 1001):
+        process = memory_of(manifest, RunOptions(), size).part("process")
+        assert process.all == size
+        assert process.private == size * PROCESS.private // PROCESS.all
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
@@ -305,11 +305,14 @@ def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert process_bytes() == PROCESS.all
 
 
-def test_tokenizers() -> None:
-    assert tokenizer_bytes(0) == (0, 0)
-    kept, loading = tokenizer_bytes(7 * MIB)
-    assert 50 * MIB < kept < 70 * MIB
-    assert 0 < loading < kept
+def test_tokenizers(manifest: Manifest) -> None:
+    found = []
+    for size in (0, 7 * MIB):
+        files = manifest.files | {"tokenizer.json": FileEntry(size=size, sha256="")}
+        found.append(memory_of(manifest.model_copy(update={"files": files}), RunOptions()).part("tokenizer"))
+    assert (found[0].private, found[0].loading) == (0, 0)
+    assert 50 * MIB < found[1].private < 70 * MIB
+    assert 0 < found[1].loading < found[1].private
 
 
 # -- predicted against measured ----------------------------------------------------------------------------------------

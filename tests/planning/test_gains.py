@@ -31,7 +31,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.formulas.cost import CostModel, rising
 from edgespec.formulas.tree import best_tree
-from edgespec.planning.costs import CURVES, PassTimes, line
+from edgespec.planning.costs import PassTimes, curve_of, line
 from edgespec.planning.cut import TYPICAL, first_ids, paying_size, typical_share
 from edgespec.planning.prediction import Curve, Guessing, best_gain
 from edgespec.planning.traffic import (
@@ -209,7 +209,7 @@ def played(rate: float, c: float, v: Curve, most: int, at_once: bool, seed: int)
 @pytest.mark.parametrize("form", ["int4", "fp32"])
 @pytest.mark.parametrize("operators", ["native", "stock"])
 def test_control_makes_of_a_method_what_is_predicted(operators: Operators, form: Format, at_once: bool) -> None:
-    points = rising(CURVES[operators][form])
+    points = curve_of(form, operators)
     for c in (0.03, 0.1, 0.5, 0.9):
         for rate in (0.0, 0.3, 0.5, 0.7, 0.9):
             expected = best_gain(Guessing([rate], 5, at_once=at_once), c, lambda rows: line(points, rows)).speedup
@@ -373,7 +373,7 @@ def test_experts_are_read_by_rows_and_each_has_few_of_them(tmp_path: Path) -> No
 
 def test_a_measured_mixture_is_as_dear_as_predicted(tmp_path: Path) -> None:
     """Passes of 1, 4 and 8 rows at depth 200 (docs/project/measurements.md): 11.0, 23.3 and 32.6 ms."""
-    part, curve = planned(tmp_path), rising(CURVES["native"]["int4"])
+    part, curve = planned(tmp_path), curve_of("int4", "native")
     for rows, measured in ((4, 2.12), (8, 2.97)):
         found = verify_curve(part, rows, "native", lambda n: line(curve, n))
         assert found == pytest.approx(measured, rel=0.12)

@@ -23,8 +23,7 @@ from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
-from edgespec.formulas.cost import rising
-from edgespec.planning.costs import CONTROL, CURVES, STRICT, assumed, line
+from edgespec.planning.costs import CONTROL, STRICT, costs_of, curve_of, line
 from edgespec.planning.prediction import Guessing, Speed, best_gain, speed_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
@@ -200,10 +199,10 @@ def test_another_format_has_the_documented_curve() -> None:
     c = read_bytes(found.draft, "native") / read_bytes(found.target, "native")
     prior = METHODS["speculative"].prior
     assert prior
-    a, more = prior.acceptance, CONTROL / (10 * ratio)
-    expected = best_gain(Guessing([a], 1), c, lambda rows: line(rising(CURVES["native"]["fp32"]), rows) + more)
+    a, more, curve = prior.acceptance, CONTROL / (10 * ratio), curve_of("fp32", "native")
+    expected = best_gain(Guessing([a], 1), c, lambda rows: line(curve, rows) + more)
     assert speed.speedup == pytest.approx(expected.speedup)
-    assert 1 < speed.speedup < (1 + a) / (c + CURVES["native"]["fp32"][2])
+    assert 1 < speed.speedup < (1 + a) / (c + dict(curve)[2])
     assert any("verify curve of native fp32" in note for note in speed.assumed)
     assert any("arXiv 2401.07851" in note for note in speed.assumed)
 
@@ -379,7 +378,7 @@ def test_steps_take_the_bytes_of_their_matrices(tmp_path: Path, kind: str, cut: 
     assert head == (cut or part.facts.vocab) * part.facts.hidden * BITS[HEADS[form]] / 8
     assert read_bytes(part, "native") == pytest.approx(every, rel=NORMS)
     entries = fuse + sum(size for name, size in sizes.items() if "k_proj" in name)
-    v = rising(CURVES["native"][form])
+    v = curve_of(form, "native")
     several = line(v, FIRST_ROWS)
     first, further = {
         "eagle": (every * several, every - fuse),
@@ -388,7 +387,7 @@ def test_steps_take_the_bytes_of_their_matrices(tmp_path: Path, kind: str, cut: 
         "dflash": ((every - fuse) * line(v, decoder.block or 0) + entries * several, every - fuse),
     }[kind]
     found = manifest().model_copy(update={"drafter": part, "methods": {kind: MethodPart()}})
-    costs = assumed(found, RunOptions(kind, "native", 1024), 0)  # the unit is a byte's time
+    costs = costs_of(found, RunOptions(kind, "native", 1024), None, 0)  # the unit is a byte's time
     assert costs.step_ms(kind, True) == pytest.approx(first, rel=NORMS)
     assert costs.step_ms(kind, False) == pytest.approx(further, rel=NORMS)
 
@@ -398,7 +397,7 @@ def test_an_assistant_reads_keys_and_values_of_the_target(tmp_path: Path) -> Non
     assert part.decoder is not None
     found = manifest().model_copy(update={"drafter": part, "methods": {"assistant": MethodPart()}})
     use = RunOptions("assistant", "native", 4096)
-    near, far = (assumed(found, use, depth).step_ms("assistant", False) for depth in (0, 1000))
+    near, far = (costs_of(found, use, None, depth).step_ms("assistant", False) for depth in (0, 1000))
     share = len(part.decoder.reads) / found.target.facts.layers
     assert far - near == pytest.approx(1000 * share * kv_token_bytes(found.target, "native"))
 

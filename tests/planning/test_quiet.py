@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from edgespec.planning import profiles as quiet
-from edgespec.planning.costs import exported
 from edgespec.planning.prediction import speed_of
 from edgespec.planning.profiles import Watch, busy_words, export_busy
 from edgespec.runtimes.options import RunOptions
@@ -69,7 +68,7 @@ def test_nobody_predicts_by_a_busy_export() -> None:
     cost = {"verify_ms": {"1": 1.0, "6": 2.0}, "plain_ms": 1.0}
     made = manifest().model_copy(update={"cost": cost})
     use = RunOptions("ngram", made.target.layout, 1024)
-    assert exported(made, use, 512) is not None
+    assert speed_of(made, use).basis == "exported"
     busy = made.model_copy(update={"cost": cost | {"spread": 3.0}})
-    assert exported(busy, use, 512) is None
+    assert speed_of(busy, use).basis == "assumed"
     assert any("the export's times are not used" in note for note in speed_of(busy, use).assumed)

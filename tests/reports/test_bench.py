@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding.settings import Settings
-from edgespec.decoding.stats import Stats
+from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
-from edgespec.formulas.cost import spread
+from edgespec.formulas.cost import LEAST, MOST, medians, spread, time_turns
 from edgespec.reports.advice import advise, label
 from edgespec.reports.bench import BASELINE, BenchEntry, MethodFigures, bench_all, bootstrap, check_output
-from edgespec.reports.calibrate import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
-from edgespec.reports.measuring import LEAST, MOST, profile_passes, take_turns, time_turns
+from edgespec.reports.calibrate import FEWEST_NEW, NEW, _length, _trials, mean_round, pass_times
+from edgespec.reports.measuring import profile_passes
 from edgespec.reports.pages import plot
 from edgespec.runtimes.ort.native_library import PARTS, Roofs
 from tests.conftest import PROMPTS
@@ -161,31 +161,26 @@ def test_how_often_is_what_time_allows(step: float, seconds: float, turns: int) 
     ran: Counter[str] = Counter()
     # a turn reads the clock once for the limit (from the fourth on) and twice for each of two timed runs
     runs = {name: lambda name=name: ran.update([name]) for name in ("a", "b")}
-    times = take_turns(runs, seconds, Ticks(step))
-    assert times == {"a": pytest.approx(1000 * step), "b": pytest.approx(1000 * step)}
+    times = time_turns(runs, seconds, Ticks(step))
+    assert medians(times) == {"a": pytest.approx(1000 * step), "b": pytest.approx(1000 * step)}
     assert ran == {"a": 1 + turns, "b": 1 + turns}
 
 
 def test_runs_take_turns_and_are_prepared() -> None:
     order: list[str] = []
     runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
-    take_turns(runs, 0.0, Ticks(1.0), prepare=lambda name: order.append(f"for {name}"), least=2)
+    time_turns(runs, 0.0, Ticks(1.0), prepare=lambda name: order.append(f"for {name}"), least=2)
     assert order == ["for a", "a", "for b", "b"] * 3
     order.clear()
-    take_turns(runs, 0.0, Ticks(1.0), least=1, warm=0)
+    time_turns(runs, 0.0, Ticks(1.0), least=1, warm=0)
     assert order == ["a", "b"]
-
-
-def test_the_median_is_not_moved_by_one_slow_turn() -> None:
-    now, slow = [0.0], iter([0, 0, 0, 50, 0, 0])
-    times = take_turns({"a": lambda: now.__setitem__(0, now[0] + 1 + next(slow))}, 0, lambda: now[0], least=5)
-    assert times == {"a": 1000.0}
 
 
 def test_times_of_each_turn_and_how_they_differ() -> None:
     now, slow = [0.0], iter([0, 0, 1, 2, 3, 4])
     times = time_turns({"a": lambda: now.__setitem__(0, now[0] + 1 + next(slow))}, 0, lambda: now[0], least=5)
     assert times == {"a": [1000.0, 2000.0, 3000.0, 4000.0, 5000.0]}
+    assert medians(times) == {"a": 3000.0}
     assert spread(times["a"]) == 2  # 4 s over 2 s
     assert spread([7.0]) == spread([7.0] * 9) == 1
 
@@ -198,34 +193,37 @@ def test_texts_are_as_long_as_time_allows() -> None:
     assert _length(7.5, 1.0, 5, 1) == 1
 
 
-def counted(times: dict[int, list[tuple[float, float]]], tokens: int, other: list[float]) -> Counts:
-    counts = Counts(rounds=sum(map(len, times.values())), tokens=tokens)
-    counts.times, counts.other_ms = times, other
-    return counts
+def text(rounds: Sequence[tuple[int, float, float]], tokens: int = 0, other: float = 0.0) -> Result:
+    """Make a text of rounds of (rows, drafts, pass) and what each took beside them, in milliseconds."""
+    made = result(tokens, len(rounds), 0, 0)
+    made.stats.other_ms = other * len(rounds)
+    made.stats.recent.extend(RoundTime(draft, ms, rows, drafted=rows - 1) for rows, draft, ms in rounds)
+    return made
 
 
 def test_a_mean_round_is_made_of_medians() -> None:
-    counts = counted({1: [(0.0, 10.0), (0.0, 11.0), (0.0, 900.0)], 3: [(1.0, 20.0), (3.0, 30.0)]}, 10, [0.5, 0.7, 9.0])
-    drafts, ms, rest = counts.means(pass_times([counts]))
-    assert drafts == pytest.approx((3 * 0 + 2 * 2) / 5)
-    assert ms == pytest.approx((3 * 11 + 2 * 25) / 5)
-    assert rest == 0.7
+    texts = [
+        text([(1, 0, 10), (3, 1, 20)], 4, 0.5),
+        text([(1, 0, 11), (3, 3, 30)], 4, 0.7),
+        text([(1, 0, 900)], 2, 9.0),
+    ]
+    found = mean_round(texts, pass_times(texts))
+    assert found == pytest.approx(((3 * 0 + 2 * 2) / 5, (3 * 11 + 2 * 25) / 5, 0.7))
 
 
 def test_passes_over_the_same_graph_are_timed_together() -> None:
-    plain = counted({1: [(0.0, 10.0)] * 3}, 3, [0.0])
-    slow = counted({1: [(1.0, 12.0)] * 2}, 2, [0.0])  # in a slow moment
-    drafting = counted({1: [(1.0, 11.0)] * 4, 2: [(2.0, 15.0)] * 4}, 12, [0.0])
-    exits = counted({1: [(5.0, 6.0)] * 2}, 2, [0.0])
-    counts = {"ar": plain, "ngram": slow, "speculative": drafting, "paradecode": exits}
-    found = _trials(counts, apart=False)
+    plain, slow = text([(1, 0, 10)] * 3, 3), text([(1, 1, 12)] * 2, 2)  # one in a slow moment
+    drafting, exits = text([(1, 1, 11)] * 4 + [(2, 2, 15)] * 4, 12), text([(1, 5, 6)] * 2, 2)
+    texts = {"ar": [plain], "ngram": [slow], "speculative": [drafting], "paradecode": [exits]}
+    found, apart = _trials(texts, apart=False), _trials(texts, apart=True)
     assert found["ar"].speedup == pytest.approx(1)
     assert found["ngram"].verify_ms == found["ar"].verify_ms == 11.0
     assert found["ngram"].speedup == pytest.approx(11 / 12)  # its drafter cost 1 ms, its passes what all do
     assert found["speculative"].speedup == pytest.approx(1.5 * 11 / (1.5 + 13))
+    assert found["speculative"].rows == {1: 4, 2: 4}
     assert found["paradecode"].speedup == pytest.approx(11 / 11)  # layers had run before
-    assert _trials(counts, apart=True)["ar"].verify_ms == 10.0  # a graph of its own
-    assert _trials(counts, apart=True)["ngram"].verify_ms == 11.0
+    assert apart["ar"].verify_ms == 10.0  # a graph of its own
+    assert apart["ngram"].verify_ms == 11.0
 
 
 @pytest.mark.parametrize("operators", ["native"], indirect=True)
@@ -233,24 +231,22 @@ def test_parts_of_a_pass(engine: Callable[..., Engine]) -> None:
     target = engine()
     facts = target.bundle.manifest.target.facts
     found = profile_passes(target, rows=(1, 4), depth=50, turns=1)
-    assert (list(found.counts), found.depth) == ([1, 4], 50)
-    one, four = (found.counts[rows] for rows in (1, 4))
-    for counts in (one, four):
-        assert counts.passes == 1
-        assert list(counts.parts) == list(PARTS)
-        assert sum(part.seconds for part in counts.parts.values()) == pytest.approx(counts.inside)
-        assert counts.inside < counts.wall
-    assert four.parts["linear"].macs == 4 * one.parts["linear"].macs
-    assert four.parts["linear"].bytes == one.parts["linear"].bytes  # weights are read once
-    assert one.parts["head"].macs >= facts.vocab * facts.hidden
-    tokens = one.parts["attention"].macs / (2 * facts.kv_layers * facts.heads * -(-facts.head_dim // 16) * 16)
-    assert tokens == 51
-    shown = found.as_dict()
-    assert [row["rows"] for row in shown["passes"]] == [1, 4]
-    assert shown["passes"][0]["v"] == 1
-    assert all(row["least_ms"] > 0 and row["python_ms"] > 0 for row in shown["passes"])
+    assert ([row["rows"] for row in found["passes"]], found["depth"]) == ([1, 4], 50)
+    one, four = (row["parts"] for row in found["passes"])
+    for row in found["passes"]:
+        assert list(row["parts"]) == list(PARTS)
+        assert sum(part["ms"] for part in row["parts"].values()) == pytest.approx(row["ms"] - row["python_ms"])
+        assert row["least_ms"] > 0
+        assert row["python_ms"] > 0
+    assert found["passes"][0]["v"] == 1
+    assert four["linear"]["gmac"] == pytest.approx(4 * one["linear"]["gmac"])
+    assert four["linear"]["mb"] == one["linear"]["mb"]  # weights are read once
+    assert one["head"]["gmac"] >= facts.vocab * facts.hidden / 1e9
+    tokens = one["attention"]["gmac"] * 1e9 / (2 * facts.kv_layers * facts.heads * -(-facts.head_dim // 16) * 16)
+    assert tokens == pytest.approx(51)
     target.generate("ROMEO:", max_new_tokens=4)  # is not counted: a profile begins with nothing
-    assert profile_passes(target, rows=(2,), depth=8, turns=1).counts[2].passes == 1
+    again = profile_passes(target, rows=(2,), depth=50, turns=1)["passes"][0]["parts"]
+    assert again["linear"]["gmac"] == pytest.approx(2 * one["linear"]["gmac"])
 
 
 def test_stock_operators_are_refused(engine: Callable[..., Engine]) -> None:

@@ -19,13 +19,13 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.formulas.cost import LEAST, MOST
 from edgespec.planning import profiles as quiet
 from edgespec.planning.budget import Available
 from edgespec.planning.prediction import speed_of
 from edgespec.planning.profiles import Profile, find_profile, manifest_hash, prompts_digest, save_profile
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.reports.calibrate import FEWEST_NEW, KV_SHARE, LEARN, ROWS, SHARES, Calibrator, calibrate, run_trials
-from edgespec.reports.measuring import LEAST, MOST
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import GoldenVector
