@@ -3,7 +3,7 @@
     python -m benchmarks.drafter_cost [--model qwen3-0.6b | --model FOLDER] [--heads 32768,8192] [--threads 2]
 
 The weights are random, so nothing is said about text.  The model is a shape of ``SHAPES``, or a folder's config.json;
-beside it stand EAGLE-3 as `edgespec train eagle` makes it, a layer for multi-token prediction, and DFlash of five
+beside it are EAGLE-3 as `edgespec train eagle` makes it, a layer for multi-token prediction, and DFlash of five
 layers.  All passes take turns.  Bytes are the matrices that a pass reads; bandwidth is measured before and after.  A
 round of EAGLE-3 makes its entries and its first guess in one pass, takes a step for each further guess, and is verified
 by one pass that taps; ``speed`` is that of a round over plain decoding if each guess is right with that chance.

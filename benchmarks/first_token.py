@@ -3,7 +3,7 @@
     python -m benchmarks.first_token BUNDLE [--prompt 10000] [--most 60] [--threads 2] [--serve] [--method ar]
 
 Short requests come at random moments while the long prompt is read: by the target, and by what drafts for it where
-``--method`` has a model of its own, whether that pays or not.  Printed are milliseconds to their first text,
+``--method`` has a model of its own, whether that helps or not.  Printed are milliseconds to their first text,
 alone and beside it, and the seconds that the long prompt took with all of them beside.
 """
 

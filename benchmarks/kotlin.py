@@ -4,7 +4,7 @@
     python -m benchmarks.kotlin BUNDLE --own      # what a plain round costs beyond ONNX Runtime's run, in Kotlin
     python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of two open engines that decode in turn
 
-Beside the second stands ``python -m benchmarks.overhead``.
+Compare the second with ``python -m benchmarks.overhead``.
 """
 
 from __future__ import annotations

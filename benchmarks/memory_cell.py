@@ -76,7 +76,7 @@ def zipf_text(vocab: int, tokens: int) -> NDArray[np.int64]:  # [tokens]
     return np.random.default_rng(0).choice(vocab, tokens, p=chance / chance.sum())
 
 
-def stand(slot: Slot, text: NDArray[np.int64]) -> None:
+def hold(slot: Slot, text: NDArray[np.int64]) -> None:
     """Let the slot hold a text."""
     slot.tokens[:] = text.tolist()
     if isinstance(slot, NativeRunner):
@@ -89,18 +89,18 @@ def fill(slot: Slot, text: NDArray[np.int64], chunk: int) -> None:
     write_cache(slot, tokens)
     for depth in range(0, tokens, STEP):
         look_up(slot, text[depth : depth + STEP])
-        stand(slot, text[:depth])
+        hold(slot, text[:depth])
         slot.forward(text[depth : depth + 1])
         if (depth + STEP) % SPLIT == 0 and depth + chunk <= tokens:
-            stand(slot, text[: depth + STEP - chunk])
+            hold(slot, text[: depth + STEP - chunk])
             slot.prefill(text[-chunk:].tolist())
-    stand(slot, text[: max(0, tokens - chunk)])
+    hold(slot, text[: max(0, tokens - chunk)])
     slot.prefill(text[-chunk:].tolist())
 
 
 def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
     """Read the rows of the embedding."""
-    stand(slot, text[:0])
+    hold(slot, text[:0])
     try:
         slot.forward_layers(text, 0, 0, 0)
     except InvalidRequest:  # this graph cannot run a part of itself

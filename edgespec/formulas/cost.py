@@ -19,7 +19,7 @@ from typing import TypeVar
 
 Curve = Callable[[int], float]  # n -> v(n)
 
-# Assumptions, for use until something was measured on the device at hand.  v: int4 linear layers on stock ONNX Runtime
+# Assumptions, for use until something was measured on this device.  v: int4 linear layers on stock ONNX Runtime
 # operators, 0.5B shape, 2 threads of a Cascade Lake machine (Zen 4: docs/methods.md).  c: a draft of a twentieth of
 # the target.
 ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
@@ -150,9 +150,9 @@ class Timings:
 class CostModel:
     """d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.
 
-    Both are linear between their points and continue with the last slope; d(0) = 0 and v(1) = 1 by
-    definition.  A drafter that first reads what the target wrote pays most for its first guess.  v grows a little with
-    the depth of the context; observations come from the depth at hand.
+    Both are linear between their points and continue with the last slope; d(0) = 0 and v(1) = 1 by definition.  A
+    drafter that first reads what the target wrote takes longest for its first guess.  v grows a little with the depth
+    of the context; observations come from the depth of the moment.
 
     Args:
         verify: points {rows: v}, or any times in proportion to them; None = ``ASSUMED_VERIFY``.
@@ -247,7 +247,7 @@ class CostModel:
         one = ms[smallest] / _interpolate(list(self._given.items()), smallest)
         self._plain_ms = one
         points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
-        # What was measured stands; a given point between measured ones may contradict them.
+        # What was measured is kept; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
         self._points, self._table = rising(known), array("d")
         if drafts := {k: median(times) / one for k, times in self.timings.drafts.items() if len(times) >= ENOUGH}:

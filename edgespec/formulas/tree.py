@@ -1,4 +1,4 @@
-"""Which tree of guesses pays: from how often a head's guess of each rank is right, and what rows cost.
+"""Which tree of guesses is fastest: from how often a head's guess of each rank is right, and what rows cost.
 
 A node is the path of ranks that leads to it: (0, 1) is the second guess of head 1 after the first guess of head 0.
 Heads are taken to be independent, so that a path is right with the product of its ranks' shares (Medusa,
@@ -31,7 +31,7 @@ def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
         return found
     heappush(best, (-shares[0][0], (0,)))
     while best and len(found) < most:
-        negative, places = heappop(best)  # where in those orders a path's guesses stand
+        negative, places = heappop(best)  # places of a path's guesses in those orders
         if negative >= 0:  # never right: no more of these
             break
         found.append((tuple(order[place] for order, place in zip(orders, places, strict=False)), -negative))
@@ -54,7 +54,7 @@ def best_tree(ranks: Ranks, v: Callable[[int], float], heads: float, most: int) 
         most: nodes at most.
 
     Returns:
-        (paths, predicted speed over plain decoding); no paths and 1.0 where no tree pays.
+        (paths, predicted speed over plain decoding); no paths and 1.0 where no tree helps.
     """
     nodes = grow(ranks, most)
     tokens, size, gain = 1.0, 0, 1.0

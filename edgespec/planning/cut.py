@@ -1,4 +1,4 @@
-"""How many tokens a draft's LM head should score where nobody said: as many as pay."""
+"""How many tokens a draft's LM head should score where nobody said: as many as are fastest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edgespec.planning.traffic import pass_weights
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts, ModelPart
 
 # Rows of a cut head -> share of a text's tokens among so many first ids of a byte-level BPE tokenizer: GPT-2's on the
-# answers of a 7B chat model.  Assumed where no text is at hand.
+# answers of a 7B chat model.  Assumed where there is no text.
 TYPICAL = {1024: 0.61, 2048: 0.69, 4096: 0.78, 8192: 0.87, 16384: 0.94, 32768: 0.98}
 ACCEPTED = 0.7  # of guesses with the whole vocabulary, an assumption
 LONGEST = 8  # guesses a round
 
 
-def paying_size(
+def fastest_size(
     target: ModelFacts,
     draft: ModelFacts,
     coverage: Callable[[int], float] = TYPICAL.__getitem__,

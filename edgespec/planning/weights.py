@@ -14,7 +14,7 @@ from edgespec.runtimes.files.packing import Packed
 # Linux maps this much around a page that is touched, about: 64 KiB to a MiB, by how large the pieces are in which the
 # page cache has the file (docs/planning.md)
 WINDOW = 256 << 10
-_ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank stands in a text; fitted to a text (docs/planning.md)
+_ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank is in a text; fitted to one (docs/planning.md)
 
 
 @dataclass(frozen=True)

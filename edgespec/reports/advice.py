@@ -25,7 +25,7 @@ class Advice:
         why: in words, with the figures it rests on.
         rests_on: the rows compared, as ``format method``; with several bundles of a format their folders instead.
         measured: whether the situation itself was measured; False = derived by a rule, which ``why`` names.
-        pays: whether it is more than plain decoding of the same bundle.
+        pays: whether it is faster than plain decoding of the same bundle.
     """
 
     situation: str

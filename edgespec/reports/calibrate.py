@@ -49,7 +49,7 @@ def pass_times(results: Iterable[Result]) -> dict[int, float]:
 def mean_round(results: Sequence[Result], passes: Mapping[int, float]) -> tuple[float, float, float]:
     """(drafts, pass, rest) of a mean round, in milliseconds; ``passes``: what those of so many rows take.
 
-    Of rounds with as many rows the median stands for all: one that the system interrupted says nothing.
+    Of rounds with as many rows the median counts for all: one that the system interrupted says nothing.
     """
     drafts: dict[int, list[float]] = {}
     for result in results:

@@ -34,7 +34,7 @@ def pass_over(slot: Slot, rows: int) -> Callable[[], object]:
 
 ROWS = (1, 2, 4, 8, 16, 32)
 DEPTH = 200
-TURNS = 9  # of each number of rows; the fastest stands for all, so that its parts add up
+TURNS = 9  # of each number of rows; the fastest counts for all, so that its parts add up
 WARM = 2
 
 

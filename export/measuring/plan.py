@@ -23,7 +23,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.derived import ExtendedCheckpoint
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE
-from edgespec.planning.cut import TYPICAL, paying_size
+from edgespec.planning.cut import TYPICAL, fastest_size
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import SPECS, Family, Format
 from edgespec.runtimes.files.kv import table_shape
@@ -216,8 +216,8 @@ def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: 
 def paying_rows(
     target: Architecture, draft: Architecture, coverage: Callable[[int], float] = TYPICAL.__getitem__
 ) -> int | None:
-    """As many rows of a draft's or drafter's LM head as pay (``paying_size``)."""
-    return paying_size(counted(target), counted(draft), coverage, draft.drafts)
+    """As many rows of a draft's or drafter's LM head as are fastest (``fastest_size``)."""
+    return fastest_size(counted(target), counted(draft), coverage, draft.drafts)
 
 
 def describe_export(

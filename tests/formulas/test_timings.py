@@ -81,7 +81,7 @@ def test_a_size_that_is_new_does_not_end_a_slow_time(times: int) -> None:
 
 
 def test_a_pass_is_compared_with_those_before_it() -> None:
-    """Not with itself, where one measurement stands for many."""
+    """Not with itself, where one measurement counts as many."""
     timings, sizes = Timings(), (1, 2, 4, 8, 16)
     for _ in range(10):
         for rows in sizes:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,30 +104,29 @@ def test_an_old_kernel_without_memavailable(machine: tuple[Path, Path]) -> None:
     assert available_memory(*machine).available == MIB
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_control_group_counts_without_its_page_cache(machine: tuple[Path, Path], old: bool) -> None:
+@pytest.mark.parametrize(
+    ("lines", "groups", "total", "available"),
+    [
+        ("0::/a/b", [("a/b", str(1000 * MIB), 300, 200, False)], 1000, 900),  # the page cache can be had
+        ("7:cpu,memory:/a/b\n3:cpu:/x", [("memory/a/b", str(1000 * MIB), 300, 200, True)], 1000, 900),
+        # the tightest on the way up: a neighbour has most of it
+        ("0::/a/b", [("a/b", "max", 10, 0, False), ("a", str(500 * MIB), 450, 0, False)], 500, 50),
+        ("4:memory:/docker/0123", [("memory", str(256 * MIB), 6, 0, True)], 256, 250),  # a container: the outer path
+        ("0::/a", [("a", str(MIB), 2, 0, False)], 1, 0),  # full
+        ("rubbish\n0::/a\n::", [("a", "many", 0, 0, False)], 8 << 10, 6 << 10),  # rubbish is no limit
+    ],
+)
+def test_control_groups(
+    machine: tuple[Path, Path], lines: str, groups: list[tuple[Any, ...]], total: int, available: int
+) -> None:
+    """Limit, use and page cache of groups by folder; what there is, in MiB."""
     proc, cgroups = machine
-    write(proc / "self" / "cgroup", "7:cpu,memory:/a/b\n3:cpu:/x\n" if old else "0::/a/b\n")
-    base = cgroups / "memory" if old else cgroups
-    group(base / "a" / "b", str(1000 * MIB), 300 * MIB, 200 * MIB, old=old)
+    write(proc / "self" / "cgroup", f"{lines}\n")
+    for folder, limit, used, cache, old in groups:
+        group(cgroups / folder, limit, used * MIB, cache * MIB, old=old)
     found = available_memory(proc, cgroups)
-    assert (found.total, found.available, found.limit_name) == (1000 * MIB, 900 * MIB, "the cgroup")
-
-
-def test_the_tightest_group_on_the_way_up_counts(machine: tuple[Path, Path]) -> None:
-    proc, cgroups = machine
-    write(proc / "self" / "cgroup", "0::/a/b\n")
-    group(cgroups / "a" / "b", "max", 10 * MIB, 0)
-    group(cgroups / "a", str(500 * MIB), 450 * MIB, 0)  # a neighbour has most of it
-    found = available_memory(proc, cgroups)
-    assert (found.total, found.available) == (500 * MIB, 50 * MIB)
-
-
-def test_a_container_that_sees_the_outer_path(machine: tuple[Path, Path]) -> None:
-    proc, cgroups = machine
-    write(proc / "self" / "cgroup", "4:memory:/docker/0123\n")
-    group(cgroups / "memory", str(256 * MIB), 6 * MIB, 0, old=True)
-    assert available_memory(proc, cgroups).available == 250 * MIB
+    assert (found.total, found.available) == (total * MIB, available * MIB)
+    assert found.limit_name == ("the machine" if total > 1000 else "the cgroup")
 
 
 def test_groups_of_both_versions_and_a_soft_limit(machine: tuple[Path, Path]) -> None:
@@ -136,20 +136,6 @@ def test_groups_of_both_versions_and_a_soft_limit(machine: tuple[Path, Path]) ->
     write(cgroups / "unified" / "s" / "memory.high", str(64 * MIB))
     write(cgroups / "unified" / "s" / "memory.current", str(4 * MIB))
     assert available_memory(proc, cgroups).available == 60 * MIB
-
-
-def test_a_group_that_is_full_leaves_nothing(machine: tuple[Path, Path]) -> None:
-    proc, cgroups = machine
-    write(proc / "self" / "cgroup", "0::/a\n")
-    group(cgroups / "a", str(MIB), 2 * MIB, 0)
-    assert available_memory(proc, cgroups).available == 0
-
-
-def test_rubbish_in_the_files_is_no_limit(machine: tuple[Path, Path]) -> None:
-    proc, cgroups = machine
-    write(proc / "self" / "cgroup", "rubbish\n0::/a\n::\n")
-    group(cgroups / "a", "many", 0, 0)
-    assert available_memory(proc, cgroups).limit_name == "the machine"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the process are known on Linux")
@@ -233,23 +219,24 @@ def total(method: str, tokens: int, chunk: int) -> int:
     return WEIGHTS + private(method, tokens, chunk)
 
 
-def test_what_fits_is_let_in_as_it_is() -> None:
-    found = admit(allow(total("speculative", 640, 128)))
-    assert (found.method, found.chunk, found.reason) == ("speculative", 128, "")
-    assert found.predicted == total("speculative", 640, 128)
-
-
-def test_first_the_prefill_is_cut_in_smaller_chunks() -> None:
-    found = admit(allow(total("speculative", 640, 128) - 1))
-    assert (found.method, found.chunk) == ("speculative", 64)
-    assert admit(allow(total("speculative", 640, 16))).chunk == 16
-
-
-def test_then_a_cheaper_method_is_taken_and_the_reason_said() -> None:
-    found = admit(allow(total("speculative", 640, 16) - 1))
-    assert found.method == "ngram"
-    assert "speculative needs" in found.reason
-    assert "ngram instead" in found.reason
+@pytest.mark.parametrize(
+    ("chunk", "less", "expected"),
+    [
+        (128, 0, ("speculative", 128)),
+        (128, 1, ("speculative", 64)),  # first the prefill is cut in smaller chunks
+        (16, 0, ("speculative", 16)),
+        (16, 1, ("ngram", 128)),  # then a cheaper method is taken
+    ],
+)
+def test_what_fits_is_let_in(chunk: int, less: int, expected: tuple[str, int]) -> None:
+    found = admit(allow(total("speculative", 640, chunk) - less))
+    assert (found.method, found.chunk) == expected
+    assert found.predicted == total(*expected[:1], 640, expected[1])
+    if found.method == "speculative":
+        assert found.reason == ""
+    else:
+        assert found.reason.startswith("speculative needs")
+        assert found.reason.endswith("ngram instead")
 
 
 def test_then_the_request_is_refused_with_what_would_fit() -> None:

@@ -32,7 +32,7 @@ from edgespec.export.planned import planned_bundle
 from edgespec.formulas.cost import CostModel, rising
 from edgespec.formulas.tree import best_tree
 from edgespec.planning.costs import PassTimes, curve_of, line
-from edgespec.planning.cut import TYPICAL, first_ids, paying_size, typical_share
+from edgespec.planning.cut import TYPICAL, fastest_size, first_ids, typical_share
 from edgespec.planning.prediction import Curve, Guessing, best_gain
 from edgespec.planning.traffic import (
     attention_bytes,
@@ -172,7 +172,7 @@ def test_sequences_share_a_pass_and_draft_in_turn() -> None:
 
     found = best_gain(Guessing([0.99], 1), 0.1, v, width=4)
     assert found.speedup == pytest.approx(1.99 / (4 * 0.1 / v(4) + v(8) / v(4)))
-    # where rows are all that costs, guesses of many sequences do not pay
+    # where rows are all that costs, guesses of many sequences do not help
     assert best_gain(Guessing([0.5], 4), 0.1, lambda rows: rows, width=8).gamma == 0
 
 
@@ -259,11 +259,11 @@ def facts(pair: tuple[Path, Path]) -> tuple[ModelFacts, ModelFacts]:
 
 def test_the_size_weighs_what_a_guess_costs_against_what_is_never_guessed(facts: tuple[ModelFacts, ModelFacts]) -> None:
     target, draft = facts
-    assert paying_size(target, draft, lambda size: 1.0) == min(TYPICAL)
-    assert paying_size(target, draft, lambda size: 0.97 if size >= 8192 else 0.5) == 8192
-    assert paying_size(target, draft, lambda size: 0.3) is None
+    assert fastest_size(target, draft, lambda size: 1.0) == min(TYPICAL)
+    assert fastest_size(target, draft, lambda size: 0.97 if size >= 8192 else 0.5) == 8192
+    assert fastest_size(target, draft, lambda size: 0.3) is None
     small = draft.model_copy(update={"vocab": 2 * min(TYPICAL) - 1})
-    assert paying_size(target, small, lambda size: 1.0) is None
+    assert fastest_size(target, small, lambda size: 1.0) is None
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle", "assistant"])
@@ -276,10 +276,10 @@ def test_a_drafter_has_no_embedding(facts: tuple[ModelFacts, ModelFacts], kind: 
         model = draft.model_copy(update={"tied": False, "parameters": layers + 2 * outside})
         for share in (0.5, 0.8, 0.95):
             covered = {size: share + (1 - share) * i / len(TYPICAL) for i, size in enumerate(TYPICAL)}.__getitem__
-            assert paying_size(target, drafter, covered, kind) == paying_size(target, model, covered)
+            assert fastest_size(target, drafter, covered, kind) == fastest_size(target, model, covered)
     small, large = (draft.model_copy(update={"tied": False, "parameters": n * outside}) for n in (2, 100))
-    assert paying_size(target, small, lambda size: 0.95, kind) is not None
-    assert paying_size(target, large, lambda size: 0.95, kind) is None  # next to such layers no head is large
+    assert fastest_size(target, small, lambda size: 0.95, kind) is not None
+    assert fastest_size(target, large, lambda size: 0.95, kind) is None  # next to such layers no head is large
 
 
 @pytest.mark.parametrize("layers", [10**6, 10**7, 3 * 10**7])
@@ -304,14 +304,14 @@ def test_a_block_reads_its_layers_once_a_round(
 
     gains = {rows: best(rows, 0.9) for rows in TYPICAL if 2 * rows <= drafter.vocab}
     wanted = min(gains) if gains[min(gains)] > 1.05 * best(drafter.vocab, 1.0) else None
-    assert paying_size(target, drafter, lambda size: 0.9, kind) == wanted
+    assert fastest_size(target, drafter, lambda size: 0.9, kind) == wanted
 
 
 def test_first_ids_cover_a_text() -> None:
     assert first_ids([1, 5000, 4095, 4096])(4096) == 0.5
 
 
-def test_a_draft_is_cut_where_it_pays(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_draft_is_cut_where_that_is_faster(pair: tuple[Path, Path], tmp_path: Path) -> None:
     target, draft = map(str, pair)
     options = ExportOptions(target, tmp_path / "cut", ["speculative"], draft=draft, threads=1)
     made = Exporter(options).run()
@@ -371,7 +371,7 @@ def test_experts_are_read_by_rows_and_each_has_few_of_them(tmp_path: Path) -> No
     assert read_bytes(part, "native") == pytest.approx(dense + 2 * one, rel=0.01)
 
 
-def test_a_measured_mixture_is_as_dear_as_predicted(tmp_path: Path) -> None:
+def test_a_measured_mixture_costs_what_is_predicted(tmp_path: Path) -> None:
     """Passes of 1, 4 and 8 rows at depth 200 (docs/project/measurements.md): 11.0, 23.3 and 32.6 ms."""
     part, curve = planned(tmp_path), curve_of("int4", "native")
     for rows, measured in ((4, 2.12), (8, 2.97)):

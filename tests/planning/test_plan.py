@@ -118,26 +118,13 @@ def test_a_busy_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert any("its times are not used" in hint for hint in make_plan(found, asked).hints) == said
 
 
-GOAL_PICKS: list[tuple[Goal, str]] = [
-    ("auto", "int4 speculative"),
-    ("chat", "int4 speculative"),
-    ("batch", "int4 speculative"),
-    ("memory", "int4 self-spec"),
-    ("quality", "fp32 speculative"),
-]
-
-
-@pytest.mark.parametrize("goal, expected", GOAL_PICKS)
-def test_goals(goal: Goal, expected: str) -> None:
-    assert picked(planned(4000 * MIB, "int4", "int8", "fp32", goal=goal)) == expected
-
-
-def test_every_goal_is_tested() -> None:
-    assert sorted(goal for goal, _ in GOAL_PICKS) == sorted(GOALS)
-
-
-def test_quality_takes_the_finest_format_that_fits() -> None:
-    assert picked(planned(1000 * MIB, "int4", "int8", "fp32", goal="quality")) == "int8 speculative"
+def test_goals() -> None:
+    picks = {goal: picked(planned(4000 * MIB, "int4", "int8", "fp32", goal=goal)) for goal in GOALS}
+    fast = dict.fromkeys(("auto", "chat", "batch"), "int4 speculative")
+    assert picks == {**fast, "memory": "int4 self-spec", "quality": "fp32 speculative"}
+    assert (
+        picked(planned(1000 * MIB, "int4", "int8", "fp32", goal="quality")) == "int8 speculative"
+    )  # fp32 is too large
 
 
 def test_the_context_is_cut_only_if_nobody_asked_for_it() -> None:

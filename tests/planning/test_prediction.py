@@ -136,14 +136,14 @@ def test_a_trial_is_moved_to_another_depth() -> None:
     assert of(found, "speculative", growing, depth=1000).speedup == pytest.approx(1.5 * 11 / (2 + 13))
 
 
-def test_where_guessing_no_longer_pays_control_stops() -> None:
+def test_where_guessing_no_longer_helps_control_stops() -> None:
     found = manifest(methods=SPECULATIVE)
     wide = trial(rows={1: 50, 17: 50}, verify_ms=18.0, draft_ms=0.0, speedup=1.1)
     known = profile(found, trials={"speculative": wide}, drafts={"speculative": {0: 0.5}})
     speed = of(found, "speculative", known, depth=4000)
     assert speed.speedup == pytest.approx(14 / (14 + CONTROL))  # a plain round of the method
     slow = profile(found, trials={"speculative": trial(speedup=0.8)})
-    assert of(found, "speculative", slow, depth=0).speedup == pytest.approx(0.8)  # what was measured stands
+    assert of(found, "speculative", slow, depth=0).speedup == pytest.approx(0.8)  # as measured
 
 
 def test_depths_far_beyond_what_was_measured_are_said() -> None:
