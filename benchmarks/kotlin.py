@@ -23,6 +23,7 @@ from typing import Any
 
 from edgespec import load
 from edgespec.reports.bench import bootstrap
+from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.ort.native_library import native_library
 from tests.support import jvm
 
@@ -30,7 +31,7 @@ WARM_TURNS = 8  # the JVM compiles what runs often
 PROMPT = [2 + at % 29 for at in range(32)]
 
 
-def serve(bundle: str, operators: str, method: str, tokens: int) -> dict[str, float]:
+def serve(bundle: str, operators: WantedOperators, method: str, tokens: int) -> dict[str, float]:
     """Load a bundle and decode: the figures of the Kotlin side, but for garbage."""
     start = perf_counter()
     engine = load(bundle, threads=2, operators=operators, check=False)
@@ -51,7 +52,7 @@ def serve(bundle: str, operators: str, method: str, tokens: int) -> dict[str, fl
             "pss_mib": int(found[1]) / 1024, "load_again_ms": 1000 * (perf_counter() - again)}  # fmt: skip
 
 
-def answer(bundle: str, operators: str, method: str, tokens: int) -> None:
+def answer(bundle: str, operators: WantedOperators, method: str, tokens: int) -> None:
     """Keep an engine open and decode at every line of standard input; print the milliseconds a token of each time."""
     with load(bundle, threads=2, operators=operators, check=False) as engine:
         for _ in sys.stdin:

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.decoding.settings import Grammar, Settings
     from edgespec.engine.engine import Engine
-    from edgespec.engine.loading import load
     from edgespec.engine.result import Result
     from edgespec.errors import EdgespecError
     from edgespec.export.front import export
     from edgespec.export.options import ExportOptions
+    from edgespec.library import load
     from edgespec.runtimes.options import LoadOptions
 
 _WHERE = {
@@ -56,7 +56,7 @@ _WHERE = {
     "Grammar": "edgespec.decoding.settings",
     "LoadOptions": "edgespec.runtimes.options",
     "Result": "edgespec.engine.result",
-    "load": "edgespec.engine.loading",
+    "load": "edgespec.library",
     "EdgespecError": "edgespec.errors",
     "SamplingParams": "edgespec.decoding.sampling",
     "Settings": "edgespec.decoding.settings",

@@ -13,7 +13,8 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec
-from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
+from edgespec.export.bundle.progress import Progress
+from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import add_device_graphs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from edgespec.errors import ExportError, InvalidRequest, unknown_name
-from edgespec.export.bundle.source_model import Progress
+from edgespec.export.bundle.progress import Progress, shown
 from edgespec.export.bundle.writer import save_manifest, staged_folder
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -62,7 +62,7 @@ def export(
         model: folder, .gguf file, hub id or ``builtin:NAME``.
         output: the bundle's folder.
         options: how.
-        progress: is told stage, steps done, all steps, and what is done.
+        progress: is told stage, steps done, all steps, and what is done; None = a bar at a terminal.
         **changes: fields of ``ExportOptions`` (methods, format, draft, context, overwrite, ...), set on top.
 
     Returns:
@@ -90,9 +90,6 @@ def export(
         raise InvalidRequest(f"format {form!r}: expected one of {', '.join(get_args(Format))}")
     folder = Path(output)
     base = options or ExportOptions(os.fspath(model), folder)
-    write_bundle(replace(base, model=os.fspath(model), output=folder, **changes), progress or _silent)
+    with shown(progress) as report:
+        write_bundle(replace(base, model=os.fspath(model), output=folder, **changes), report)
     return folder
-
-
-def _silent(stage: str, done: int, of: int, detail: str) -> None:
-    pass

@@ -18,7 +18,8 @@ from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
-from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
+from edgespec.export.bundle.progress import Progress
+from edgespec.export.bundle.source_model import SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import (
     GENAI,
     copy_tokenizer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, SupportsIndex, get_args
+from typing import Any, SupportsIndex, TypedDict, get_args
 
 from edgespec.errors import InvalidRequest, unknown_name
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -17,6 +17,22 @@ from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 
 LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
 GAMMA = 8  # most guesses a round that adaptive control takes
+
+
+class LoadChanges(TypedDict, total=False):
+    """Fields of ``LoadOptions`` by name, for editors."""
+
+    threads: int | None
+    context: int | None
+    strict: bool
+    check: bool
+    operators: WantedOperators
+    device: DeviceName
+    device_precision: Precision | None
+    attention: Attention | None
+    draft_attention: Attention | None
+    ngram_store: str | os.PathLike[str] | None
+    budget: str | int | None
 
 
 @dataclass(frozen=True)

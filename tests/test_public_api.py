@@ -13,13 +13,13 @@ import pytest
 
 import edgespec
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.settings import DraftOptions, Settings
+from edgespec.decoding.settings import DraftOptions, Settings, SettingsChanges
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.verify import Accept
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
-from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.options import LoadChanges, LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
@@ -59,30 +59,34 @@ def test_public_names_are_imported_on_first_use() -> None:
     [
         (
             edgespec.load,
-            "(bundle: str | os.PathLike[str] | Path, options: LoadOptions | None = None, **changes: Any) -> Engine",
+            "(bundle: str | os.PathLike[str], options: LoadOptions | None = None, *, progress: Progress | None = None, "
+            "**changes: Unpack[LoadChanges]) -> Engine",
         ),
         (
             Engine.generate,
             "(self, prompt: Prompt, settings: Settings | None = None, *, "
             "on_chunk: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None, "
-            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, **changes: Any) -> Result",
+            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, "
+            "**changes: Unpack[SettingsChanges]) -> Result",
         ),
         (
             Engine.stream,
             "(self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, "
-            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, **changes: Any) -> Stream",
+            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, "
+            "**changes: Unpack[SettingsChanges]) -> Stream",
         ),
         (
             Engine.generate_batch,
             "(self, prompts: Sequence[Prompt], settings: Settings | None = None, *, "
-            "seeds: Sequence[int | None] | None = None, cancel: threading.Event | None = None, **changes: Any) "
-            "-> list[Result]",
+            "seeds: Sequence[int | None] | None = None, cancel: threading.Event | None = None, "
+            "on_result: Callable[[int, Result], None] | None = None, "
+            "**changes: Unpack[SettingsChanges]) -> list[Result]",
         ),
         (
             Engine.chat,
             "(self, messages: Sequence[Message], settings: Settings | None = None, *, "
             "tools: Sequence[Any] | None = None, template_options: Mapping[str, Any] | None = None, "
-            "**changes: Any) -> Result",
+            "**changes: Unpack[SettingsChanges]) -> Result",
         ),
         (
             Engine.conversation,
@@ -116,6 +120,13 @@ def test_settings() -> None:
     assert defaults(Accept) == {
         "rule": "exact", "epsilon": 0.09, "delta": 0.3, "k": 1, "distance": 0, "min_block": 0
     }  # fmt: skip
+
+
+def test_editors_know_what_may_be_changed() -> None:
+    assert SettingsChanges.__annotations__.keys() == {
+        *names(Settings), *names(SamplingParams), *names(DraftOptions)
+    } - {"constraint"}  # fmt: skip
+    assert list(LoadChanges.__annotations__) == names(LoadOptions)
 
 
 def test_results() -> None:

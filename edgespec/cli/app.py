@@ -27,7 +27,9 @@ COMMANDS = {
     "plan": "Say what fits a memory budget, how fast it will be, and why.",
     "calibrate": "Measure this device with a bundle.",
     "train": "Train heads or a draft for a model.",
-    "run": "Generate text from a bundle.",
+    "run": "Generate text from a bundle or a model, or chat with it.",
+    "list": "Show the bundles that `run` has made of models.",
+    "rm": "Remove some of them.",
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
     "serve": "Serve a bundle over HTTP, by OpenAI's API.",
@@ -38,7 +40,14 @@ COMMANDS = {
 }
 
 
-ELSEWHERE = {"pull": "models", "devices": "info", "cache": "info"}  # commands that lie beside another, by their names
+# commands that lie in another module: its name, and theirs there
+ELSEWHERE = {
+    "pull": ("models", "pull"),
+    "list": ("models", "listing"),
+    "rm": ("models", "removal"),
+    "devices": ("info", "devices"),
+    "cache": ("info", "cache"),
+}
 
 
 class Lazy(click.Group):
@@ -50,8 +59,8 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = import_module(f"edgespec.cli.{ELSEWHERE.get(name, name)}")
-        command: click.Command = getattr(module, name if name in ELSEWHERE else "command")
+        module, attribute = ELSEWHERE.get(name, (name, "command"))
+        command: click.Command = getattr(import_module(f"edgespec.cli.{module}"), attribute)
         return command
 
     def resolve_command(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import Grammar, Settings
     from edgespec.decoding.verify import Accept
     from edgespec.engine.engine import Engine
+    from edgespec.export.bundle.progress import Progress
     from edgespec.runtimes.files.manifest import AttentionPart, Manifest
     from edgespec.runtimes.options import LoadOptions
 
@@ -212,7 +212,16 @@ def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
 
 
 json_option = group(OUTPUT, option("--json", "Print one JSON object on stdout.", bool, dest="as_json"))
-bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+
+
+def _bundle(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """Find the folder of a bundle that `edgespec run` has made; what is none stays as it is, to be refused later."""
+    from edgespec.library import located
+
+    return located(value) or value
+
+
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path), callback=_bundle)
 threads_option = option("--threads", "Threads of ONNX Runtime.  [default: all]", THREADS)
 operators_option = option("--operators", "edgespec's own, or ONNX Runtime's.", ["auto", "native", "stock"], "auto")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
@@ -367,45 +376,11 @@ def table_console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int, str], None]]:
+def progress() -> AbstractContextManager[Progress]:
     """Show a progress bar on stderr; plain lines where that is not a terminal."""
-    if not sys.stderr.isatty():
-        seen: list[str] = []
+    from edgespec.export.bundle.progress import shown
 
-        def line(stage: str, done: int, of: int, detail: str) -> None:
-            if stage not in seen:
-                seen.append(stage)
-                click.echo(f"{stage}: {detail}", err=True)
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.fields[stage]:<12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(stage: str, done: int, of: int, detail: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(detail, total=of, stage=stage)
-            bar.update(tasks[stage], completed=done, total=of, description=detail)
-
-        yield update
+    return shown(lines=True)
 
 
 def attention_lines(part: AttentionPart | None) -> list[str]:

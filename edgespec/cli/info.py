@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import attention_lines, emit_json, json_option, option, table_console
+from edgespec.cli.common import attention_lines, bundle_argument, emit_json, json_option, option, table_console
 from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.cache import KINDS, Entry, cache_folder, entries, remove, set_limit, size_limit
 from edgespec.runtimes.files.formats import BLOCK_FORMATS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("info")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@bundle_argument
 @option("--no-check", "Do not compare the files' SHA-256.", bool)
 @option("--forget-skip-sets", "First delete the skip sets that swift has found and kept.", bool)
 @json_option

@@ -1,7 +1,8 @@
-"""``edgespec models`` and ``edgespec pull``."""
+"""``edgespec models``, ``edgespec pull``, ``edgespec list`` and ``edgespec rm``."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,50 @@ def _list(as_json: bool) -> None:
     for row in rows:
         table.add_row(row["model"], show_bytes(row["bytes"]))
     table_console().print(table)
+
+
+@click.command("list")
+@json_option
+def listing(as_json: bool) -> None:
+    """Show the bundles that `edgespec run MODEL` has made; commands take their names in place of a folder.
+
+    \b
+    edgespec list
+    edgespec list --json
+    """
+    from edgespec.library import made
+
+    found = list(made())
+    if as_json:
+        emit_json({"bundles": [one.as_dict() for one in found]})
+        return
+    if not found:
+        click.echo(
+            "no bundle was made yet: edgespec run MODEL makes one; those of `edgespec export` are where you put them"
+        )
+        return
+    from rich.table import Table
+
+    table = Table("name", "size", "last used", "model", box=None, pad_edge=False)
+    for one in found:
+        table.add_row(one.name, show_bytes(one.bytes), time.strftime("%Y-%m-%d", time.localtime(one.used)), one.model)
+    table_console().print(table)
+
+
+@click.command("rm")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@json_option
+def removal(names: tuple[str, ...], as_json: bool) -> None:
+    """Remove bundles that `edgespec run MODEL` has made; the models stay.
+
+    \b
+    edgespec rm Qwen2.5-0.5B-Instruct
+    """
+    from edgespec.library import remove
+
+    found = [remove(name) for name in dict.fromkeys(names)]
+    if as_json:
+        emit_json({"removed": found})
+        return
+    for one in found:
+        click.echo(f"removed {one['name']}, {show_bytes(one['bytes'])}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import at_terminal, conclude, drain, end, read_tools, template_options
+from edgespec.cli.batch import answer_file
 from edgespec.cli.chat import Chat, typing
 from edgespec.cli.common import (
     COMMON,
@@ -18,17 +19,19 @@ from edgespec.cli.common import (
     OUTPUT,
     PATH,
     GroupedCommand,
-    bundle_argument,
     emit_json,
     group,
     json_option,
     make_settings,
     open_engine,
     option,
+    progress,
     request_options,
 )
 from edgespec.cli.markdown import show
 from edgespec.errors import InvalidRequest
+from edgespec.library import ready
+from edgespec.runtimes.files.manifest import read_manifest
 
 if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run", cls=GroupedCommand)
-@bundle_argument
+@click.argument("bundle")
 @group(
     COMMON,
     option(
@@ -66,6 +69,12 @@ if TYPE_CHECKING:
 @group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
 @request_options
 @group(
+    "Many prompts",
+    option("--input", "JSONL: an object a line, with `prompt` or `messages`, perhaps `id` and `seed`.", PATH),
+    option("--output", "JSONL of the answers, in the same order; what is there already is not made again.", PATH),
+    option("--batch", "Sequences that are decoded together.", COUNT, 4),
+)
+@group(
     "Chat",
     option("--system", "System message of a chat."),
     option("--tools", "JSON file: functions that the model may call.", PATH),
@@ -80,7 +89,7 @@ if TYPE_CHECKING:
 @group(OUTPUT, option("--stats", "All of it: method, acceptance, speed, work.", bool, dest="show_stats"))
 @json_option
 def command(
-    bundle: Path,
+    bundle: str,
     prompts: tuple[str, ...],
     chat: bool,
     method: str | None,
@@ -88,7 +97,10 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Generate text from a bundle; it streams to stdout, one line about it goes to stderr.
+    """Generate text from a bundle, or chat with it; text streams to stdout, one line about it goes to stderr.
+
+    A MODEL (folder, .gguf file, hub id, builtin:NAME) is pulled and exported first, in the format that fits the memory,
+    and found again the next time (`edgespec list`).  At a terminal a chat model without --prompt chats.
 
     A terminal shows the prompt before the text; a pipe gets the text alone, as does a text that a grammar binds.  A
     text that a grammar binds and that was cut exits with 3.  In a chat at a terminal, /reset forgets what was said,
@@ -96,6 +108,7 @@ def command(
 
     \b
     edgespec run demo --prompt "ROMEO:"
+    edgespec run Qwen/Qwen2.5-0.5B-Instruct
     edgespec run demo --prompt "ROMEO:" --method self-spec --show-drafts
     edgespec run demo --prompt "ROMEO:" --method chain --set proposers=ngram,self-spec
     edgespec run demo --prompt "def f(" --method swift --set kind=code
@@ -105,53 +118,84 @@ def command(
     edgespec run my-chat-model --chat --session talk.session
     edgespec run my-chat-model --chat --prompt "What is a bundle?"
     echo "What is a bundle?" | edgespec run my-chat-model --chat
+    edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     """
-    if not chat and not prompts:
+    typed = _check(prompts, chat, as_json, options)
+    make_settings(method, options)  # what cannot be is refused before anything is loaded
+    texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
+    with progress() as report:
+        folder = ready(bundle, report)
+    if typed and not chat and not read_manifest(folder).tokenizer.chat_template:
+        raise click.UsageError("give --prompt TEXT: this model has no chat template")
+    with typing() if typed else nullcontext():
+        engine = open_engine(folder, options)
+        settings = make_settings(method, options, engine.defaults)
+        if options["input"]:
+            many = settings.changed(batch=options["batch"])
+            answer_file(engine, options["input"], options["output"], many, as_json)
+        elif chat or typed:
+            _chat(engine, texts, settings, session, bundle, as_json, options)
+        else:
+            _complete(engine, texts[0], settings, session, bundle, as_json, options)
+
+
+def _check(prompts: tuple[str, ...], chat: bool, as_json: bool, options: dict[str, Any]) -> bool:
+    """Refuse options that do not fit together; gives whether questions are typed.
+
+    Raises:
+        click.UsageError: what does not fit is named.
+    """
+    if (options["input"] is None) != (options["output"] is None):
+        raise click.UsageError("--input and --output belong together")
+    if options["input"] is not None:
+        if chat or prompts:
+            raise click.UsageError("--input has the prompts: leave --prompt and --chat out")
+        return False
+    if not chat and not prompts and (as_json or not at_terminal()):
         raise click.UsageError("give --prompt TEXT, --chat, or both")
     if len(prompts) > 1 and not chat:
         raise click.UsageError("several --prompt belong to --chat, which asks them in turn")
-    typed = chat and not prompts and at_terminal()
+    typed = not prompts and at_terminal()
     if as_json and (typed or len(prompts) > 1):
         raise click.UsageError("--json prints one answer: give one --prompt TEXT, or pipe the question in")
-    system, show_drafts, show_stats = (options[name] for name in ("system", "show_drafts", "show_stats"))
-    for name, given in (
-        ("--system", system), ("--tools", options["tools"]), ("--template-option", options["template"] or None),
-    ):  # fmt: skip
-        if given is not None and not chat:
-            raise click.UsageError(f"{name} belongs to --chat")
-    make_settings(method, options)  # what cannot be is refused before anything is loaded
-    texts = [] if typed else [_read_stdin() if text == "-" else text for text in prompts or "-"]
-    how: dict[str, Any] = {
-        "tools": read_tools(options["tools"]),
-        "template_options": template_options(options["template"]),
-    }
-    with typing() if typed else nullcontext():
-        engine = open_engine(bundle, options)
-        settings = make_settings(method, options, engine.defaults)
-        kept = engine.restore_session(session) if session is not None and session.exists() else []
-        if not chat:
-            _complete(engine, texts[0], settings, session, bundle, show_drafts, show_stats, as_json)
-            return
-        first = [{"role": "system", "content": system}] if system else []
-        if kept and first and kept[:1] != first:
-            raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
-        conversation = engine.conversation(kept or first, settings, **how)
-        # no template: say so before the first question
-        hello = [*conversation.messages, {"role": "user", "content": "hello"}]
-        engine.codec.chat(hello, conversation.tools, options=conversation.options)
-        shown = {name for name, on in (("drafts", show_drafts), ("stats", show_stats), ("markdown", typed)) if on}
-        talk = Chat(engine, conversation, settings, shown)
-        try:
-            if typed:
-                talk.talk()
-            elif as_json:
-                _answer_json(engine, conversation, texts[0], settings, bundle)
-            else:
-                for text in texts:
-                    end(engine, talk.ask(_question(text)), settings)
-        finally:
-            if session is not None:
-                conversation.save(session)
+    for name in ("system", "tools", "template"):
+        if options[name] and not (chat or typed):
+            raise click.UsageError(f"--{'template-option' if name == 'template' else name} belongs to --chat")
+    return typed
+
+
+def _chat(
+    engine: Engine,
+    texts: list[str],
+    settings: Settings,
+    session: Path | None,
+    bundle: str,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    """Answer questions, or what is typed where there are none."""
+    kept = engine.restore_session(session) if session is not None and session.exists() else []
+    first = [{"role": "system", "content": options["system"]}] if options["system"] else []
+    if kept and first and kept[:1] != first:
+        raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
+    tools, template = read_tools(options["tools"]), template_options(options["template"])
+    conversation = engine.conversation(kept or first, settings, tools=tools, template_options=template)
+    # no template: say so before the first question
+    hello = [*conversation.messages, {"role": "user", "content": "hello"}]
+    engine.codec.chat(hello, conversation.tools, options=conversation.options)
+    switches = {"drafts": options["show_drafts"], "stats": options["show_stats"], "markdown": not texts}
+    talk = Chat(engine, conversation, settings, {name for name, on in switches.items() if on})
+    try:
+        if not texts:
+            talk.talk()
+        elif as_json:
+            _answer_json(engine, conversation, texts[0], settings, bundle)
+        else:
+            for text in texts:
+                end(engine, talk.ask(_question(text)), settings)
+    finally:
+        if session is not None:
+            conversation.save(session)
 
 
 def _complete(
@@ -159,36 +203,35 @@ def _complete(
     text: str,
     settings: Settings,
     session: Path | None,
-    bundle: Path,
-    show_drafts: bool,
-    show_stats: bool,
+    bundle: str,
     as_json: bool,
+    options: dict[str, Any],
 ) -> None:
     """Go on with a text as it is."""
     stream = engine.stream(text, settings)
     if as_json:
         drain(stream)
         _keep(engine, stream, session)
-        emit_json({"bundle": str(bundle), "prompt": text} | stream.result.as_dict())
+        emit_json({"bundle": bundle, "prompt": text} | stream.result.as_dict())
         end(engine, stream.result, settings, told=False)
         return
     if engine.codec.chat_template is not None:
-        click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(str(bundle))} --chat", err=True)
+        click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(bundle)} --chat", err=True)
     if sys.stdout.isatty() and settings.grammar is None:
         click.echo(text, nl=False)
-    show(engine, stream, show_drafts)
+    show(engine, stream, options["show_drafts"])
     _keep(engine, stream, session)
-    conclude(engine, stream.result, settings, show_stats)
+    conclude(engine, stream.result, settings, options["show_stats"])
     end(engine, stream.result, settings)
 
 
-def _answer_json(engine: Engine, conversation: Conversation, text: str, settings: Settings, bundle: Path) -> None:
+def _answer_json(engine: Engine, conversation: Conversation, text: str, settings: Settings, bundle: str) -> None:
     """Answer one question with one JSON object."""
     question = _question(text)
     stream = conversation.stream(question)
     drain(stream)
     conversation.take(stream.result)
-    emit_json({"bundle": str(bundle), "prompt": question} | stream.result.as_dict())
+    emit_json({"bundle": bundle, "prompt": question} | stream.result.as_dict())
     end(engine, stream.result, settings, told=False)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
@@ -96,6 +96,42 @@ class DraftOptions:
                 f"branch {self.branch} makes a tree of {nodes} guesses: expected numbers from 1, and at most "
                 f"{MOST_NODES} guesses"
             )
+
+
+class SettingsChanges(TypedDict, total=False):
+    """Fields of ``Settings``, ``SamplingParams`` and ``DraftOptions`` by name, for editors (``Settings.changed``)."""
+
+    method: str | None
+    max_new_tokens: int | None
+    gamma: int | None
+    fallback: bool
+    adaptive: bool
+    sampling: SamplingParams
+    drafts: DraftOptions
+    stop: str | tuple[str, ...]
+    ignore_eos: bool
+    logprobs: bool
+    batch: int
+    shadow: int | None
+    accept: Accept | str
+    grammar: Grammar | None
+    proposer: Proposer | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    acceptance: Literal["rejection", "coupled"]
+    verification: Literal["token", "block"]
+    branch: int | Sequence[int] | None
+    nodes: int | None
+    threshold: float | None
+    kind: str
+    cycles: int | None
+    proposers: tuple[str, ...]
+    search: float
 
 
 @dataclass(frozen=True)

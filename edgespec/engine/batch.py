@@ -73,6 +73,7 @@ class Batches:
         prompts: Sequence[list[int]],
         settings: Sequence[Settings],
         cancel: threading.Event | None = None,
+        on_result: Callable[[int, Result], None] | None = None,
     ) -> list[Result]:
         """Complete prompts, as many at a time as were asked for or fit the memory.
 
@@ -81,6 +82,7 @@ class Batches:
             prompts: token ids.
             settings: of each prompt; they differ in their seeds alone.
             cancel: set it to end all after the round at hand.
+            on_result: called with the number of each prompt that has its answer, and the result.
         """
         engine = engine.usable
         if not prompts:
@@ -95,6 +97,7 @@ class Batches:
                 lambda number: Stream(engine.usable, prompts[number], settings[number], cancel, sessions=pool),
                 sessions.batch if sessions else None,
                 engine.lock,
+                on_result,
             )
         finally:
             if sessions:
@@ -130,6 +133,7 @@ def run_batch(
     start: Callable[[int], Stream],
     batch: NativeBatch | None,
     lock: AbstractContextManager[object],
+    on_result: Callable[[int, Result], None] | None = None,
 ) -> list[Result]:
     """Complete requests, ``width`` at a time.
 
@@ -139,6 +143,7 @@ def run_batch(
         start: begins a request, given its number.
         batch: the batch whose slots the requests decode on; None = they take turns, a round each.
         lock: held while the model is used.
+        on_result: called with the number of each request that has ended, and its result.
 
     Returns:
         their results, in order.
@@ -165,6 +170,8 @@ def run_batch(
                     stream.end()
                     results[number] = stream.result
                     stream.close()
+                    if on_result:
+                        on_result(number, stream.result)
         return [results[number] for number in range(count)]
     finally:
         for stream in running.values():

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import Settings, SettingsChanges
 from edgespec.decoding.target import common_prefix
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat import Message
 from edgespec.runtimes.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Conversation:
@@ -52,7 +55,7 @@ class Conversation:
         self.left_out, self._context = 0, context
         self._prompt: list[int] = []
 
-    def ask(self, content: Any = None, **changes: Any) -> Result:
+    def ask(self, content: Any = None, **changes: Unpack[SettingsChanges]) -> Result:
         """Ask, and keep the answer; arguments as for ``stream``."""
         stream = self.stream(content, **changes)
         for _ in stream:
@@ -60,7 +63,7 @@ class Conversation:
         self.take(stream.result)
         return stream.result
 
-    def stream(self, content: Any = None, **changes: Any) -> Stream:
+    def stream(self, content: Any = None, **changes: Unpack[SettingsChanges]) -> Stream:
         """Start to answer a question; give the result to ``take`` at the end.
 
         Args:

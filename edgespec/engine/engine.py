@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import Settings, SettingsChanges
 from edgespec.decoding.stats import Stats
 from edgespec.engine.batch import Batches
 from edgespec.engine.conversation import Conversation
@@ -22,6 +22,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.chat import Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Prompt = str | Sequence[int]
 STATS_EVERY = 16  # rounds
@@ -60,7 +63,7 @@ class Engine(LoadedBundle):
         cancel: threading.Event | None = None,
         on_stats: Callable[[Stats], None] | None = None,
         stats_every: int = STATS_EVERY,
-        **changes: Any,
+        **changes: Unpack[SettingsChanges],
     ) -> Stream:
         """Start a request.
 
@@ -90,7 +93,7 @@ class Engine(LoadedBundle):
         cancel: threading.Event | None = None,
         on_stats: Callable[[Stats], None] | None = None,
         stats_every: int = STATS_EVERY,
-        **changes: Any,
+        **changes: Unpack[SettingsChanges],
     ) -> Result:
         """Complete a prompt; arguments as for ``stream``, and ``on_chunk`` is called with every piece."""
         stream = self.stream(prompt, settings, cancel=cancel, on_stats=on_stats, stats_every=stats_every, **changes)
@@ -106,7 +109,8 @@ class Engine(LoadedBundle):
         *,
         seeds: Sequence[int | None] | None = None,
         cancel: threading.Event | None = None,
-        **changes: Any,
+        on_result: Callable[[int, Result], None] | None = None,
+        **changes: Unpack[SettingsChanges],
     ) -> list[Result]:
         """Complete several prompts, ``Settings.batch`` at a time; results in the order of the prompts.
 
@@ -118,6 +122,7 @@ class Engine(LoadedBundle):
             settings: of all of them; None = ``defaults``.
             seeds: one for each prompt; None = the seed of the settings for all.
             cancel: set it to end all of them after the round at hand; what was not begun has no tokens.
+            on_result: called with the number of each prompt whose answer is complete, and the result, as they end.
             **changes: as for ``stream``.
 
         Raises:
@@ -134,7 +139,7 @@ class Engine(LoadedBundle):
         if seeds is not None and len(seeds) != len(encoded):
             raise InvalidRequest(f"{len(seeds)} seeds for {len(encoded)} prompts: expected one for each prompt")
         each = [common] * len(encoded) if seeds is None else [common.changed(seed=seed) for seed in seeds]
-        return self._batches.run(self, encoded, each, cancel)
+        return self._batches.run(self, encoded, each, cancel, on_result)
 
     def chat(
         self,
@@ -143,7 +148,7 @@ class Engine(LoadedBundle):
         *,
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
-        **changes: Any,
+        **changes: Unpack[SettingsChanges],
     ) -> Result:
         """Answer a conversation, rendered by the model's own template.  Earlier turns still in a slot are reused.
 

@@ -1,4 +1,4 @@
-"""The front door: load a bundle."""
+"""Load the folder of a bundle."""
 
 from __future__ import annotations
 

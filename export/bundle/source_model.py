@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.emit.fill import Errors
 from edgespec.export.quantization.weights import WeightChoice
@@ -18,8 +19,6 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import ModelPart, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.slots.slot import Slot
-
-Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
 @dataclass(frozen=True)

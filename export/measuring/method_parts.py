@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE
-from edgespec.export.bundle.source_model import Progress
+from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.heads import measure_heads

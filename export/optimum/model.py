@@ -14,7 +14,8 @@ from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import describe, refusal, text_kind
 from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import model_facts
-from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
+from edgespec.export.bundle.progress import Progress
+from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.optimum.graph import ForeignGraph, choose_strict
 from edgespec.export.optimum.write import HEADROOM, WORK, export_graph, foreign_parity, optimum_missing, write_foreign

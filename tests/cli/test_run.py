@@ -210,8 +210,10 @@ def test_wrong_input(command: Command, demo: Path, arguments: Any, code: int, pa
 
 
 def test_not_a_bundle(command: Command, tmp_path: Path) -> None:
-    command("run", tmp_path / "none", "--prompt", "x").refused(1, "none: expected a bundle", "hint: make one with")
-    command("run", tmp_path, "--prompt", "x").refused(1, "has no edgespec.json", "hint: ")
+    command("run", tmp_path / "none", "--prompt", "x").refused(
+        1, "none: no such bundle or model", "hint: give a bundle's folder"
+    )
+    command("run", tmp_path, "--prompt", "x").refused(1, "neither a bundle nor a model", "hint: ")
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------

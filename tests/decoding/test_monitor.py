@@ -240,7 +240,7 @@ def test_shadow_of_a_request(engine: Callable[..., Engine]) -> None:
     assert engine().generate(PROMPTS[0], **how).stats.shadow_every == 0
     for wrong in (-1, "x"):
         with pytest.raises(InvalidRequest, match="shadow"):
-            engine().generate(PROMPTS[0], shadow=wrong)
+            engine().generate(PROMPTS[0], shadow=wrong)  # type: ignore[arg-type]
 
 
 def test_a_lossy_rule_is_shadowed_unasked(engine: Callable[..., Engine]) -> None:

@@ -325,6 +325,6 @@ def test_drawn_guesses_are_not_exact(engine: Callable[..., Engine]) -> None:
 def test_what_is_no_proposer(engine: Callable[..., Engine]) -> None:
     made = engine()
     with pytest.raises(InvalidRequest, match="propose"):
-        made.generate(PROMPTS[0], proposer=object())
+        made.generate(PROMPTS[0], proposer=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="one of them"):
         made.generate(PROMPTS[0], proposer=Fixed([1]), method="ngram")

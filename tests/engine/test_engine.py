@@ -104,9 +104,9 @@ def test_settings_may_be_given_once_and_changed_by_name(engine: Get) -> None:
 
 def test_wrong_types_are_named(engine: Get) -> None:
     with pytest.raises(InvalidRequest, match="max_new_tokens is '5'"):
-        engine().generate(PROMPT, max_new_tokens="5")
+        engine().generate(PROMPT, max_new_tokens="5")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"gamma is 2\.5"):
-        engine().generate(PROMPT, gamma=2.5)
+        engine().generate(PROMPT, gamma=2.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="expected a list of prompts"):
         engine().generate_batch("ROMEO")
 

@@ -22,6 +22,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
 from tests.support import arm64, jvm
@@ -61,7 +62,9 @@ def ways() -> list[dict[str, Any]]:
     return found
 
 
-def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any], str]], length: int) -> dict[str, Any]:
+def serve(
+    bundle: Path, operators: WantedOperators, requests: Sequence[tuple[dict[str, Any], str]], length: int
+) -> dict[str, Any]:
     """Give what Python writes for (settings, prompt), for the Kotlin side; every answer has ``length`` tokens."""
     engine = load(bundle, threads=THREADS, operators=operators)
     cases = []

@@ -1,0 +1,198 @@
+"""``edgespec run --input FILE --output FILE``: a file of prompts, a file of answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.common import emit_json, progress
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.files.json_file import parse_json
+
+if TYPE_CHECKING:
+    from edgespec.decoding.settings import Settings
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.result import Result
+
+HINT = 'give an object a line, as in {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
+AT_ONCE = 64  # prompts that are encoded and answered before the next are read
+
+
+@dataclass(frozen=True)
+class Line:
+    """A prompt of the input.
+
+    Attributes:
+        number: of the line, from 0; blank lines are not counted.
+        id: what the line calls itself; None = nothing.
+        tokens: of the prompt; empty where ``error`` says why.
+        seed: of sampling; None = that of the settings.
+        key: a digest of the line and of what decides the answer.
+        error: why it cannot be answered.
+    """
+
+    number: int
+    id: Any
+    tokens: list[int]
+    seed: int | None
+    key: str
+    error: EdgespecError | None = None
+
+
+def answer_file(engine: Engine, source: Path, output: Path, settings: Settings, as_json: bool) -> None:
+    """Answer every prompt of a JSONL file into another one, in order; what was answered before is kept.
+
+    Args:
+        engine: of the bundle.
+        source: an object a line: ``prompt`` or ``messages``, and where wanted ``id`` and ``seed``.
+        output: an object a line: ``index``, ``id``, ``key``, and ``text``, ``finish``, ``tokens``, ``prompt_tokens``,
+            ``method_used``, ``exact``; or ``error``, and the others go on.
+        settings: of all answers.
+        as_json: print the sum as JSON.
+
+    Raises:
+        InvalidRequest: no readable input, or an output of other prompts or other settings.
+    """
+    lines = _read(engine, source, settings)
+    done, failed = _resume(output, [line.key for line in lines])
+    count = {"prompts": len(lines), "answered_before": done, "answered": 0, "failed": failed, "tokens": 0}
+    try:
+        with output.open("a", encoding="utf-8") as file, progress() as report:
+            for at in range(done, len(lines), AT_ONCE):
+                part = lines[at : at + AT_ONCE]
+                writer = _Writer(file, part, count, partial(report, "answers"), len(lines))
+                good = [line for line in part if line.error is None]
+                seeds = [settings.sampling.seed if line.seed is None else line.seed for line in good]
+                engine.generate_batch(
+                    [line.tokens for line in good],
+                    settings,
+                    seeds=seeds,
+                    on_result=lambda number, result, writer=writer, good=good: writer.take(good[number], result),  # type: ignore[misc]
+                )
+                writer.flush()
+    except OSError as error:
+        raise InvalidRequest(f"{output}: cannot be written: {error.strerror}") from error
+    if as_json:
+        emit_json({"input": str(source), "output": str(output)} | count)
+    else:
+        click.echo(
+            f"{output}: {count['answered']} answers, {count['answered_before']} were there before, "
+            f"{count['failed']} of {count['prompts']} prompts failed; {count['tokens']} tokens",
+            err=True,
+        )
+    if count["failed"]:
+        raise InvalidRequest(f"{count['failed']} of {count['prompts']} prompts failed", f"see `error` in {output}")
+
+
+class _Writer:
+    """Writes answers in the order of their prompts, whatever the order in which they end."""
+
+    def __init__(self, file: IO[str], part: list[Line], count: dict[str, int], report: Any, of: int) -> None:
+        self._file, self._count, self._report, self._of = file, count, report, of
+        self._waiting = list(part)
+        self._made: dict[int, dict[str, Any]] = {line.number: _failed(line) for line in part if line.error}
+
+    def take(self, line: Line, result: Result) -> None:
+        self._made[line.number] = _answered(line, result)
+        self.flush()
+
+    def flush(self) -> None:
+        while self._waiting and self._waiting[0].number in self._made:
+            found = self._made.pop(self._waiting.pop(0).number)
+            self._file.write(json.dumps(found) + "\n")
+            self._count["failed" if "error" in found else "answered"] += 1
+            self._count["tokens"] += found.get("tokens", 0)
+            self._report(found["index"] + 1, self._of, f"{self._count['tokens']} tokens")
+        self._file.flush()
+
+
+def _answered(line: Line, result: Result) -> dict[str, Any]:
+    return {
+        "index": line.number,
+        "id": line.id,
+        "key": line.key,
+        "text": result.text,
+        "finish": result.finish,
+        "tokens": len(result.tokens),
+        "prompt_tokens": len(line.tokens),
+        "method_used": result.method_used,
+        "exact": result.exact,
+    }
+
+
+def _failed(line: Line) -> dict[str, Any]:
+    assert line.error is not None
+    what = {"type": type(line.error).__name__, "message": line.error.message, "hint": line.error.hint}
+    return {"index": line.number, "id": line.id, "key": line.key, "error": what}
+
+
+def _read(engine: Engine, source: Path, settings: Settings) -> list[Line]:
+    """Read all prompts, and encode them."""
+    try:
+        text = source.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{source}: cannot be read: {error}", HINT) from error
+    found = [line for line in text.splitlines() if line.strip()]
+    if not found:
+        raise InvalidRequest(f"{source}: has no prompts", HINT)
+    same = f"{engine.bundle.manifest.model_dump_json()}{settings}"
+    decides = hashlib.sha256(same.encode()).digest()
+    return [_line(engine, number, line, decides) for number, line in enumerate(found)]
+
+
+def _line(engine: Engine, number: int, text: str, decides: bytes) -> Line:
+    key = hashlib.sha256(decides + text.encode()).hexdigest()[:16]
+    name = None
+    try:
+        item = parse_json(text)
+        if not isinstance(item, dict) or ("prompt" in item) == ("messages" in item):
+            raise InvalidRequest(f"line {number + 1}: expected `prompt` or `messages`", HINT)
+        name, seed = item.get("id"), item.get("seed")
+        if not (seed is None or isinstance(seed, int)):
+            raise InvalidRequest(f"line {number + 1}: seed is {seed!r}: expected a whole number")
+        if "messages" in item:
+            tokens = engine.codec.chat(item["messages"])
+        elif isinstance(item["prompt"], str) and item["prompt"].strip():
+            tokens = engine.codec.encode(item["prompt"])
+        else:
+            raise InvalidRequest(f"line {number + 1}: the prompt is {item['prompt']!r}: expected text")
+        if len(tokens) >= engine.context:
+            raise InvalidRequest(f"line {number + 1}: {len(tokens)} tokens, the context has {engine.context}")
+        return Line(number, name, tokens, seed, key)
+    except ValueError as error:
+        return Line(number, name, [], None, key, InvalidRequest(f"line {number + 1}: no JSON: {error}", HINT))
+    except EdgespecError as error:
+        return Line(number, name, [], None, key, error)
+
+
+def _resume(output: Path, keys: list[str]) -> tuple[int, int]:
+    """Count the answers that are there, and those of them that failed; a line that was cut is taken off.
+
+    Raises:
+        InvalidRequest: they are answers to something else.
+    """
+    if not output.exists():
+        return 0, 0
+    with output.open("rb+") as file:
+        content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        try:
+            found = [json.loads(line) for line in lines]
+            same = [line["key"] for line in found] == keys[: len(found)]
+        except (ValueError, KeyError, TypeError):
+            same = False
+        if not same:
+            raise InvalidRequest(
+                f"{output}: holds answers to other prompts, or of another bundle or settings", "name another file"
+            )
+        file.truncate(len(whole))
+        os.fsync(file.fileno())
+    return len(found), sum("error" in line for line in found)

@@ -1,0 +1,122 @@
+"""Models that are run as they are: bundles made, found again, listed and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import library
+from edgespec.errors import EdgespecError, InvalidRequest
+from tests.cli.conftest import Command
+from tests.conftest import THREADS
+from tests.support import hf
+
+ASKED = ("--max-new-tokens", 4, "--threads", THREADS)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return hf.write_checkpoint(tmp_path / "tiny", hf.CONFIGS["llama_tied_gqa"], 3, chat_template=hf.CHAT_TEMPLATE)
+
+
+def test_a_model_is_made_once_found_again_listed_and_removed(command: Command, cache: Path, model: Path) -> None:
+    assert command("list", "--json").json == {"bundles": []}
+    first = command("run", model, "--prompt", "how", *ASKED)
+    assert first.code == 0
+    assert "plan: int4" in first.err
+    (made,) = command("list", "--json").json["bundles"]
+    assert (made["name"], made["model"]) == ("tiny", str(model.resolve()))
+    assert Path(made["path"]).is_relative_to(cache)
+    for name in (model, "tiny"):
+        again = command("run", name, "--prompt", "how", *ASKED)
+        assert (again.out, "plan:" in again.err) == (first.out, False)
+    assert command("info", "tiny", "--json").json["bundle"] == made["path"]
+    with edgespec.load(model, threads=THREADS) as engine:
+        assert engine.generate("how", max_new_tokens=4).text == first.out.removesuffix("\n")
+        assert str(engine.bundle.path) == made["path"]
+    assert command("rm", "tiny", "--json").json["removed"][0]["name"] == "tiny"
+    assert not Path(made["path"]).exists()
+    command("rm", "tiny").refused(1, "unknown bundle 'tiny'")
+    assert model.is_dir()
+
+
+def test_a_model_that_changed_is_another_bundle(cache: Path, model: Path, tmp_path: Path) -> None:
+    first = library.ready(model)
+    assert library.ready(model) == first == library.located(model)
+    used = library.Made("tiny", "", "", first).used
+    os.utime(first.with_name("tiny.json"), (1, 1))
+    library.ready(model)
+    assert library.Made("tiny", "", "", first).used > used - 1
+    other = tmp_path / "other" / "tiny"
+    shutil.copytree(model, other)
+    assert library.ready(other) != first  # the name is taken
+    weights = model / "model.safetensors"
+    os.utime(weights, (2, 2))
+    assert library.located(model) is None
+    assert library.ready(model) == first  # in the place of the older one
+    assert library.located(model) == first
+
+
+def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: Path, demo: Path) -> None:
+    near = command("run", f"{demo}s", "--prompt", "x")
+    near.refused(1, "no such bundle or model", f"did you mean {demo}?")
+    command("run", "tinyy", "--prompt", "x").refused(1, "no such bundle or model", "edgespec list")
+    library.ready(model)
+    command("run", "tinyy", "--prompt", "x").refused(1, "did you mean tiny?")
+    (model / "config.json").write_text("{}", "utf-8")
+    with pytest.raises(EdgespecError):
+        library.ready(model)
+    assert [one.name for one in library.made()] == ["tiny"]  # the older one is still there, for its name
+
+
+def test_a_hub_id_is_asked_of_the_hub_alone_where_it_is_no_path(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert library.is_model("owner/name")
+    (tmp_path / "owner").mkdir()
+    assert not library.is_model("owner/name")  # a bundle that was misspelled
+    assert not library.is_model("name")
+    with pytest.raises(InvalidRequest, match="no such bundle or model"):
+        library.ready("owner/name")
+
+
+def test_progress_is_told(cache: Path, model: Path) -> None:
+    stages: list[str] = []
+    with edgespec.load(model, threads=THREADS, progress=lambda stage, *_: stages.append(stage)):
+        pass
+    assert {"model", "plan", "weights", "golden"} <= set(stages)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_a_chat_model_chats_at_a_terminal(cache: Path, model: Path, demo: Path, tmp_path: Path) -> None:
+    from tests.support.terminal import Terminal
+
+    with Terminal(["-m", "edgespec", "run", model, *ASKED], tmp_path) as terminal:
+        terminal.wait_for("you>")
+        terminal.type("how?\r")
+        terminal.wait_for("tokens at")
+        terminal.type("/exit\r")
+        assert terminal.end() == 0
+    with Terminal(["-m", "edgespec", "run", demo, *ASKED], tmp_path) as terminal:
+        assert terminal.end() == 2
+    assert "has no chat template" in terminal.shown
+
+
+def test_broken_facts_are_passed_over(cache: Path, model: Path) -> None:
+    path = library.ready(model)
+    (path.with_name("tiny.json")).write_text(json.dumps({"model": 1, "more": 2}), "utf-8")
+    assert list(library.made()) == []
+    assert library.ready(model) == path
