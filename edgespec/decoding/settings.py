@@ -116,6 +116,7 @@ class SettingsChanges(TypedDict, total=False):
     accept: Accept | str
     grammar: Grammar | None
     proposer: Proposer | None
+    markers: tuple[str, ...]
     temperature: float
     top_k: int
     top_p: float
