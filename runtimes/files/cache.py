@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.runtimes.files.json_file import parse_json
-from edgespec.runtimes.files.regular import read_regular
+from edgespec.runtimes.files.json_file import parse_json, read_regular
 from edgespec.runtimes.files.sealed import MOST_BYTES, write_sealed
 from edgespec.runtimes.files.staged import write_staged
 

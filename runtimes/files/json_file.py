@@ -1,4 +1,4 @@
-"""JSON of strangers, read in one way: bundles, models, adapters, heads, profiles, caches.
+"""Files of strangers, and the JSON in them, read in one way: bundles, models, adapters, heads, profiles, caches.
 
 What is too large, too deep, not finite, ambiguous or not what a schema wants is one error of the caller's kind, which
 says what was expected.
@@ -7,6 +7,8 @@ says what was expected.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -14,7 +16,6 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edgespec.errors import BundleError, EdgespecError
-from edgespec.runtimes.files.regular import read_regular
 
 MOST_BYTES = 32 << 20
 MOST_DEPTH = 48
@@ -22,6 +23,27 @@ _DIGITS = 64  # of a number
 
 Made = TypeVar("Made", bound=BaseModel)
 Kind = type[EdgespecError]
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once.
+
+    Args:
+        path: the file; a link is followed, and what it leads to must be a regular file too.
+        most: bytes that it may have.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+        ValueError: it is larger.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(None, "is no regular file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"more than {most} bytes")
+    return data
 
 
 def parse_json(text: str | bytes, infinite: bool = False) -> Any:

@@ -111,14 +111,14 @@ class DecoderPart(Part):
 
     ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840); ``mtp``, the multi-token prediction layer inside a checkpoint
     (arXiv 2412.19437), which sees the residual stream after the last layer; ``dflash`` (arXiv 2602.06036), whose
-    entries are made of hidden states alone, and which guesses a block in one pass: its rows are the pending token and
-    ``mask`` after it, they see each other, and there were ``block`` of them in training.
+    draft cache is made of hidden states alone, and which guesses a block in one pass: its rows are the pending token
+    and ``mask`` after it, they see each other, and there were ``block`` of them in training.
 
     ``assistant``, Gemma 4's: its layers read keys and values of the target's layers ``reads``.  All steps of a round
     stand where the pending token does and see the tokens before it.
 
-    The others have keys and values of their own.  Entry i of them is made of token i + 1 and of the target's hidden
-    states at token i; then it goes on with its own guesses and its own hidden states.
+    The others have a draft cache.  Row i of it is made of token i + 1 and of the target's hidden states at token i;
+    then it goes on with its own guesses and its own hidden states.
 
     A row that it is given has ``columns`` columns: first the embedding of its token as the target sees it, then either
     the hidden states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.

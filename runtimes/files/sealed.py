@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec.runtimes.files.json_file import parse_json
-from edgespec.runtimes.files.regular import read_regular
+from edgespec.runtimes.files.json_file import parse_json, read_regular
 from edgespec.runtimes.files.staged import write_staged
 
 KEY_BYTES = 32

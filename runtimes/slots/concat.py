@@ -190,9 +190,7 @@ class ConcatSlot(Slot):
             raise self._cannot("leave layers out")
         starts = np.flatnonzero(parents < 0)
         ends = np.append(starts[1:], len(tokens))
-        if not np.array_equal(
-            np.where(parents < 0, -1, parents), np.where(parents < 0, -1, np.arange(-1, len(parents) - 1))
-        ):
+        if not np.array_equal(np.maximum(parents, -1), np.where(parents < 0, -1, np.arange(-1, len(parents) - 1))):
             raise self._cannot("run trees")
         self._trim()
         held = list(self.tokens)

@@ -32,7 +32,7 @@ class Gates:
     Args:
         layers: of the model.
         groups: of heads.
-        tapped: whether auxiliary hidden states are read off between layers.
+        aux_hidden: whether auxiliary hidden states can be given.
 
     Attributes:
         embed: look tokens up.
@@ -44,11 +44,11 @@ class Gates:
         count: how many there are.
     """
 
-    def __init__(self, layers: int, groups: int = 0, tapped: bool = False) -> None:
+    def __init__(self, layers: int, groups: int = 0, aux_hidden: bool = False) -> None:
         self.embed, self.load, self.hidden, self.lm = range(2 * layers, 2 * layers + 4)
         self.heads = range(2 * layers + 4, 2 * layers + 4 + groups)
         self.aux_hidden = self.heads.stop
-        self.count = self.aux_hidden + tapped
+        self.count = self.aux_hidden + aux_hidden
 
 
 def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.bundle import TEMPLATE_FILE as TEMPLATE_FILE
 from edgespec.runtimes.files.bundle import TEMPLATE_FOLDER as TEMPLATE_FOLDER
-from edgespec.runtimes.files.regular import read_regular
+from edgespec.runtimes.files.json_file import read_regular
 from edgespec.runtimes.text.apart import ApartError, render_apart
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, of a tool's call also "tool_calls"

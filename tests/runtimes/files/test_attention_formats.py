@@ -149,36 +149,6 @@ def test_rows_of_any_pass_equal_plain_decoding(made: Callable[[str], Prepared], 
     np.testing.assert_array_equal(slot.forward(ids(tokens[-1:])).logits[0], plain[-1])
 
 
-@pytest.mark.parametrize("depth", [2, 250])  # the tree crosses the sinks; a block and a split
-@pytest.mark.parametrize("name, kv", CODED.items(), ids=list(CODED))
-def test_a_tree_equals_its_paths(made: Callable[[str], Prepared], name: str, kv: KvFormat, depth: int) -> None:
-    model = made("whole")
-    past = random_tokens(model.part.facts.vocab, depth, 3)
-    nodes, parents = random_tokens(model.part.facts.vocab, 9, 4), [-1, 0, 0, 2, 1, 3, 3, 6, 6]
-    slot, plain = model.slot(kv), model.slot(kv)
-    slot.prefill(past)
-    logits = slot.forward(ids(nodes), ids(parents)).logits.copy()
-    for leaf in range(len(nodes)):
-        path = [leaf]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        plain.follow(past)
-        plain.prefill(past[len(plain.tokens) :])
-        rows = plain.forward(ids([nodes[node] for node in path])).logits
-        # values are summed by where they lie, int8 weights in groups of 32 places, and a code may then round away
-        assert np.abs(logits[leaf] - rows[-1]).max() < 0.05 * rows.std()
-    path = [0, 2, 3, 6, 8]
-    slot.keep(path)
-    plain.follow(past)
-    plain.prefill([*past[len(plain.tokens) :], *(nodes[node] for node in path)])
-    after = random_tokens(model.part.facts.vocab, 40, 5)
-    first, other = advance(slot, after, [1, 7]), advance(plain, after, [1, 7])
-    assert np.abs(first[0] - other[0]).max() < 0.05 * other.std()
-    for kind in ("key", "value"):  # those of the first layer depend on no attention
-        name_of_first = f"past_key_values.0.{kind}"
-        np.testing.assert_array_equal(slot.snapshot()[name_of_first], plain.snapshot()[name_of_first])
-
-
 @pytest.mark.parametrize("name, kv", CODED.items(), ids=list(CODED))
 def test_rollback(made: Callable[[str], Prepared], name: str, kv: KvFormat) -> None:
     model = made("padded")

@@ -18,7 +18,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files import operators as operators_module
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import ModelPart, Operators
-from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.ort import native_library as library_module
 from edgespec.runtimes.ort.native_library import NativeLibrary, native_library
 from edgespec.runtimes.ort.session import make_session
@@ -49,59 +49,72 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Callable[[NativeLibrary], None]:
 # -- the choice ------------------------------------------------------------------------------------------------------
 
 
-def test_native_where_both_are_there(part: ModelPart, library: Callable[[NativeLibrary], None]) -> None:
-    library(FAST)
-    for wanted in ("auto", "native"):
-        choice = choose_operators(wanted, part)
-        assert (choice.kind, choice.reason) == ("native", FAST.reason)
-        assert choice.graph(part, True) == choice.graph(part, False) == "native"
-
-
-def test_stock_where_asked_for(part: ModelPart, library: Callable[[NativeLibrary], None]) -> None:
-    library(FAST)
-    choice = choose_operators("stock", part)
-    assert (choice.kind, choice.reason) == ("stock", "asked for")
-    assert choice.graph(part, True) == choice.graph(part, False) == "gated"
+def ungated(part: ModelPart) -> ModelPart:
     graphs = {"strict": part.graphs["gated"].model_copy(update={"gated": False}), "plain": part.graphs["plain"]}
-    ungated = part.model_copy(update={"graphs": graphs})
-    assert (choice.graph(ungated, True), choice.graph(ungated, False)) == ("strict", "plain")
+    return part.model_copy(update={"graphs": graphs})
 
 
-def test_without_the_library(part: ModelPart, library: Callable[[NativeLibrary], None]) -> None:
-    library(NONE)
-    choice = choose_operators("auto", part)
-    assert (choice.kind, choice.reason) == ("stock", NONE.reason)
-    with pytest.raises(BundleError, match=r"without a C\+\+ compiler(.|\n)*or use stock operators"):
-        choose_operators("native", part)
+def older(part: ModelPart) -> ModelPart:
+    graphs = {name: graph for name, graph in part.graphs.items() if name != "native"}
+    return part.model_copy(update={"graphs": graphs, "index": None, "layout": "stock"})
 
 
-def test_a_machine_without_kernels_of_its_own(
+def stock_layout(part: ModelPart) -> ModelPart:
+    return part.model_copy(update={"layout": "stock"})
+
+
+def as_it_is(part: ModelPart) -> ModelPart:
+    return part
+
+
+NO_GRAPH, ASKED = "the bundle has no graph for native operators", "asked for"
+NO_KERNELS = "there are no kernels for this processor: the portable ones are slower than stock"
+
+
+@pytest.mark.parametrize(
+    "found, change, wanted, kind, reason, graphs",
+    [
+        (FAST, as_it_is, "auto", "native", FAST.reason, ("native", "native")),
+        (FAST, as_it_is, "native", "native", FAST.reason, ("native", "native")),
+        (FAST, as_it_is, "stock", "stock", ASKED, ("gated", "gated")),
+        (FAST, ungated, "stock", "stock", ASKED, ("strict", "plain")),
+        (FAST, stock_layout, "auto", "stock", "the bundle was exported for stock operators", ("gated", "gated")),
+        (FAST, stock_layout, "native", "native", FAST.reason, ("native", "native")),  # after a conversion
+        (FAST, older, "auto", "stock", NO_GRAPH, ("gated", "gated")),
+        (FAST, older, "native", None, "export it again", ()),
+        (NONE, as_it_is, "auto", "stock", NONE.reason, ("gated", "gated")),
+        (NONE, as_it_is, "native", None, r"without a C\+\+ compiler(.|\n)*or use stock operators", ()),
+        (SCALAR, as_it_is, "auto", "stock", NO_KERNELS, ("gated", "gated")),
+        (SCALAR, as_it_is, "native", "native", SCALAR.reason, ("native", "native")),
+    ],
+)
+def test_what_is_chosen(
+    part: ModelPart,
+    library: Callable[[NativeLibrary], None],
+    found: NativeLibrary,
+    change: Callable[[ModelPart], ModelPart],
+    wanted: WantedOperators,
+    kind: Operators | None,
+    reason: str,
+    graphs: tuple[str, ...],  # in strict mode and without
+) -> None:
+    library(found)
+    part = change(part)
+    if kind is None:
+        with pytest.raises(BundleError, match=reason):
+            choose_operators(wanted, part)
+        return
+    choice = choose_operators(wanted, part)
+    assert (choice.kind, choice.reason) == (kind, reason)
+    assert (choice.graph(part, True), choice.graph(part, False)) == graphs
+
+
+def test_portable_kernels_that_are_asked_for(
     part: ModelPart, library: Callable[[NativeLibrary], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library(SCALAR)
-    choice = choose_operators("auto", part)
-    assert (choice.kind, "no kernels for this processor" in choice.reason) == ("stock", True)
-    assert choose_operators("native", part).kind == "native"
-    monkeypatch.setenv("EDGESPEC_ISA", "scalar")  # asked for by name
+    monkeypatch.setenv("EDGESPEC_ISA", "scalar")
     assert choose_operators("auto", part).kind == "native"
-
-
-def test_a_bundle_in_the_stock_layout(bundles: Bundles, library: Callable[[NativeLibrary], None]) -> None:
-    library(FAST)
-    part = Bundle.open(bundles("stock"), check=False).manifest.target
-    choice = choose_operators("auto", part)
-    assert (choice.kind, choice.reason) == ("stock", "the bundle was exported for stock operators")
-    assert choose_operators("native", part).kind == "native"  # after a conversion
-
-
-def test_a_bundle_of_an_older_version(part: ModelPart, library: Callable[[NativeLibrary], None]) -> None:
-    library(FAST)
-    graphs = {name: graph for name, graph in part.graphs.items() if name != "native"}
-    old = part.model_copy(update={"graphs": graphs, "index": None, "layout": "stock"})
-    choice = choose_operators("auto", old)
-    assert (choice.kind, choice.reason) == ("stock", "the bundle has no graph for native operators")
-    with pytest.raises(BundleError, match="export it again"):
-        choose_operators("native", old)
 
 
 # -- the library -----------------------------------------------------------------------------------------------------

@@ -202,49 +202,31 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 # -- what can go wrong -------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_leaves_nothing(copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["_to_stock", "shutil.copyfile"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()], ids=repr)
+def test_what_ends_a_conversion_leaves_nothing(
+    copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
+) -> None:
+    """In the middle of the weights, or with the graph."""
     original, calls = repack._to_stock, 0
 
-    def fail_later(*arguments: Any) -> Any:
+    def fail(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 4:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if where == "shutil.copyfile" or calls == 4:
+            raise error
         return original(*arguments)
 
-    monkeypatch.setattr(repack, "_to_stock", fail_later)
-    with pytest.raises(BundleError, match=r"cannot convert the weights: .*No space left(.|\n)*EDGESPEC_CACHE"):
+    monkeypatch.setattr(f"edgespec.runtimes.files.repack.{where}", fail)
+    with pytest.raises((BundleError, KeyboardInterrupt)) as caught:
         convert(copied)
-    assert list(cache.iterdir()) == []
+    if isinstance(error, OSError):
+        assert all(word in str(caught.value) for word in ("No space left", "EDGESPEC_CACHE"))
+    weights = ("model.stock.data", "origin.json") if where == "shutil.copyfile" else ()  # whole, and of use
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.name not in weights]
     monkeypatch.undo()
     monkeypatch.setenv("EDGESPEC_CACHE", str(cache))
     assert convert(copied).is_file()
-
-
-def test_a_disk_that_fills_with_the_graph_is_named_too(
-    copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("edgespec.runtimes.files.repack.shutil.copyfile", fail)
-    with pytest.raises(BundleError, match="No space left"):
-        convert(copied)
-    assert not [
-        path for path in cache.rglob("*") if path.is_file() and path.name not in ("model.stock.data", "origin.json")
-    ]
-
-
-def test_an_interrupted_conversion_leaves_nothing(
-    copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(repack, "_to_stock", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        convert(copied)
-    assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written(copied: Written, cache: Path) -> None:
