@@ -100,6 +100,8 @@ EXTRAS = {
     "optuna": "export",
     "llguidance": "guidance",
     "matplotlib": "bench",
+    "anyio": "mcp",
+    "mcp": "mcp",
     "torch": "train",
     "transformers": "train",
     "accelerate": "train",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,6 +16,7 @@ from edgespec.cli.answer import conclude, template_value
 from edgespec.cli.common import NAMES, progress, table_console
 from edgespec.cli.common import apply as apply_settings
 from edgespec.cli.markdown import show
+from edgespec.cli.tool_calls import Call, Tools, answer_shape, read_answer
 from edgespec.drafters.registry import AR, AUTO
 from edgespec.errors import EdgespecError, InvalidRequest, unknown_name
 
@@ -34,6 +36,7 @@ SWITCHES = {
     "stats": "all figures after an answer",
 }
 BENCH_TOKENS, BENCH_REPEATS = 48, 3
+MOST_CALLS = 16  # rounds of calls that one question may cause
 
 
 @contextmanager
@@ -145,10 +148,19 @@ class Chat:
         conversation: with the messages so far.
         settings: of the next answers.
         shown: names of ``SWITCHES`` that are on.
+        tools: that the model may call; None = none.
     """
 
-    def __init__(self, engine: Engine, conversation: Conversation, settings: Settings, shown: set[str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        conversation: Conversation,
+        settings: Settings,
+        shown: set[str],
+        tools: Tools | None = None,
+    ) -> None:
         self.engine, self.conversation, self.settings, self.shown = engine, conversation, settings, shown
+        self.tools = tools
         self.ended = False
 
     def talk(self) -> None:
@@ -157,6 +169,8 @@ class Chat:
         click.echo("/help lists the commands; Alt-Enter begins a new line", err=True)
         pressed = False  # Ctrl-C, and nothing since
         with line_editor(asked, self.complete, self.status) as editor:
+            if self.tools is not None:
+                self.tools.ask = partial(click.prompt, default="n", show_default=False, prompt_suffix="", err=True)
             while not self.ended:
                 try:
                     text = editor.prompt("you> ")
@@ -193,17 +207,39 @@ class Chat:
         Raises:
             InvalidRequest: the template refuses it, or it has no room.
         """
+        result, calls = self._answer(question, self.settings.changed(**changes))
+        for _ in range(MOST_CALLS):
+            if not calls or self.tools is None or result.finish == "cancelled":
+                break
+            for call in calls:
+                said = self.tools.answer(call)
+                message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said}
+                self.conversation.messages.append(message)
+            result, calls = self._answer(None, self.settings.changed(**changes))
+        return result
+
+    def _answer(self, question: str | None, settings: Settings) -> tuple[Result, list[Call]]:
+        """Answer once -> the result, and the calls in it."""
         conversation, before = self.conversation, self.conversation.left_out
-        settings = self.settings.changed(**changes)
+        calls: list[Call] = []
+        shape = None
+        if self.tools is not None:
+            shape = answer_shape(self.engine.codec, conversation, question)
+            settings = settings.changed(markers=tuple(self.engine.codec.special_ids(shape.markers)))
         conversation.settings = settings
         stream = conversation.stream(question)
         if conversation.left_out > before:
             left = conversation.left_out
             click.echo(f"the context is full: the oldest {left} messages are not seen now", err=True)
-        show(self.engine, stream, "drafts" in self.shown, "markdown" in self.shown)
-        conversation.take(stream.result)
+        if shape is None:
+            show(self.engine, stream, "drafts" in self.shown, "markdown" in self.shown)
+            conversation.take(stream.result)
+        else:
+            text, calls = read_answer(stream, shape)
+            said: dict[str, Any] = {"role": "assistant", "content": text}
+            conversation.messages.append(said | ({"tool_calls": [one.as_message() for one in calls]} if calls else {}))
         conclude(self.engine, stream.result, settings, "stats" in self.shown)
-        return stream.result
+        return stream.result, calls
 
     def status(self) -> str:
         """Say how the next answer is made, and how full the context is."""

@@ -29,6 +29,7 @@ from edgespec.cli.common import (
     request_options,
 )
 from edgespec.cli.markdown import show
+from edgespec.cli.tool_calls import mcp_tools
 from edgespec.errors import InvalidRequest
 from edgespec.library import ready
 from edgespec.runtimes.files.manifest import read_manifest
@@ -79,6 +80,11 @@ if TYPE_CHECKING:
     option("--system", "System message of a chat."),
     option("--tools", "JSON file: functions that the model may call.", PATH),
     option(
+        "--mcp",
+        "Tools of a local MCP server, its command or a JSON file with mcpServers; each call is asked for first.",
+        multiple=True,
+    ),
+    option(
         "--template-option",
         "For the chat template, as in enable_thinking=false; may be repeated.",
         dest="template",
@@ -118,6 +124,7 @@ def command(
     edgespec run my-chat-model --chat --session talk.session
     edgespec run my-chat-model --chat --prompt "What is a bundle?"
     echo "What is a bundle?" | edgespec run my-chat-model --chat
+    edgespec run my-chat-model --mcp "uvx mcp-server-time"
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     """
     typed = _check(prompts, chat, as_json, options)
@@ -158,6 +165,8 @@ def _check(prompts: tuple[str, ...], chat: bool, as_json: bool, options: dict[st
     typed = not prompts and at_terminal()
     if as_json and (typed or len(prompts) > 1):
         raise click.UsageError("--json prints one answer: give one --prompt TEXT, or pipe the question in")
+    if options["mcp"] and not typed:
+        raise click.UsageError("--mcp belongs to a chat at a terminal, where each call can be asked for")
     for name in ("system", "tools", "template"):
         if options[name] and not (chat or typed):
             raise click.UsageError(f"--{'template-option' if name == 'template' else name} belongs to --chat")
@@ -187,7 +196,10 @@ def _chat(
     talk = Chat(engine, conversation, settings, {name for name, on in switches.items() if on})
     try:
         if not texts:
-            talk.talk()
+            with mcp_tools(options["mcp"]) as talk.tools:
+                if talk.tools is not None:
+                    conversation.tools = [*(tools or ()), *talk.tools.schemas]
+                talk.talk()
         elif as_json:
             _answer_json(engine, conversation, texts[0], settings, bundle)
         else:

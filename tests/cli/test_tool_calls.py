@@ -1,0 +1,130 @@
+"""Tools of MCP servers in a chat: a real server, started and spoken to by the SDK."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import chat as chat_module
+from edgespec.cli.chat import Chat
+from edgespec.cli.tool_calls import Tools, mcp_tools
+from edgespec.decoding.settings import Grammar, Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.errors import InvalidRequest
+from tests.cli.conftest import Command
+from tests.conftest import THREADS
+
+pytest.importorskip("mcp")
+pytest.importorskip("llguidance")
+
+SERVER = """
+from mcp.server import MCPServer
+
+server = MCPServer("sums")
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    "Add two numbers."
+    return str(a + b)
+
+@server.tool()
+def fail() -> str:
+    "Fail."
+    raise ValueError("broken on purpose")
+
+server.run("stdio")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("mcp") / "server.py"
+    file.write_text(SERVER, "utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def tools(server: Path) -> Iterator[Tools]:
+    with mcp_tools([f"{sys.executable} {server}"]) as found:
+        assert found is not None
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chat_engine(chatty: Path) -> Engine:
+    return load(chatty, threads=THREADS)
+
+
+def test_tools_are_listed_and_called(tools: Tools) -> None:
+    by_name = {schema["function"]["name"]: schema["function"] for schema in tools.schemas}
+    assert by_name["add"]["description"] == "Add two numbers."
+    assert by_name["add"]["parameters"]["required"] == ["a", "b"]
+    assert tools.run("add", {"a": 2, "b": 40}) == "42"
+    assert "The call failed" in tools.run("fail", {})
+
+
+def test_two_servers_of_a_file_may_have_tools_of_one_name(server: Path, tmp_path: Path) -> None:
+    one = {"command": sys.executable, "args": [str(server)]}
+    file = tmp_path / "servers.json"
+    file.write_text(json.dumps({"mcpServers": {"first": one, "second": one}}), "utf-8")
+    with mcp_tools([str(file)]) as found:
+        assert found is not None
+        names = {schema["function"]["name"] for schema in found.schemas}
+        assert names == {"add", "fail", "second_add", "second_fail"}
+        assert found.run("second_add", {"a": 1, "b": 1}) == "2"
+
+
+@pytest.mark.parametrize("servers, part", [
+    ("no-such-program-here", "no MCP server that works"),
+    (f"{sys.executable} -c pass", "no MCP server that works"),
+    ({"mcpServers": {"far": {"url": "https://example.com/mcp"}}}, "only local servers"),
+    ({"servers": {}}, "expected an object mcpServers"),
+])  # fmt: skip
+def test_what_is_no_local_server(servers: object, part: str, tmp_path: Path) -> None:
+    given = str(servers)
+    if not isinstance(servers, str):
+        (tmp_path / "servers.json").write_text(json.dumps(servers), "utf-8")
+        given = str(tmp_path / "servers.json")
+    with pytest.raises(InvalidRequest, match=part), mcp_tools([given]):
+        pass
+
+
+def test_without_somebody_to_ask_no_tool_is_called(command: Command, chatty: Path) -> None:
+    command("run", chatty, "--chat", "--prompt", "x", "--mcp", "y").refused(2, "where each call can be asked for")
+
+
+@pytest.mark.parametrize("typed, said", [("y", "42"), ("n", "does not allow"), ("", "does not allow"), ("a", "42")])
+def test_a_call_is_asked_for_run_and_answered(
+    chat_engine: Engine, tools: Tools, typed: str, said: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The model, which is random, is made to write a call each time; so its last answer has one, too."""
+    monkeypatch.setattr(chat_module, "MOST_CALLS", 2)
+    asked: list[str] = []
+    tools.allowed.clear()
+    tools.ask = lambda question: asked.append(question) or typed  # type: ignore[func-returns-value]
+    written = '{"name": "add", "arguments": {"a": 40, "b": 2}}'
+    settings = Settings(
+        max_new_tokens=200, grammar=Grammar.regex('\\{"name": "add", "arguments": \\{"a": 40, "b": 2\\}\\}')
+    )
+    talk = Chat(chat_engine, chat_engine.conversation([], settings, tools=tools.schemas), settings, set(), tools)
+    talk.ask("what is 40 + 2?")
+    messages = talk.conversation.messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert messages[1]["tool_calls"][0]["function"] == json.loads(written)
+    assert said in messages[2]["content"]
+    assert len(asked) == (1 if typed == "a" else 2)
+    assert "call: add" in capsys.readouterr().err
+    assert talk.conversation.undo() == "what is 40 + 2?"
+    assert talk.conversation.messages == []
+
+
+def test_a_tool_that_nobody_has_is_said_to_the_model(tools: Tools) -> None:
+    from edgespec.cli.tool_calls import Call
+
+    assert "no tool drop" in tools.answer(Call("1", "drop", "{}"))
