@@ -1,4 +1,4 @@
-"""The program of a ``Decoder`` node (runtimes/native/program.h): steps, buffers, gates and weights.
+"""The program of a ``Decoder`` node (runtimes/native/steps.inl): steps, buffers, gates and weights.
 
 A program is written from shapes alone, and the plan stores what it names, in that order.  ``native_graph`` reads the
 small tensors and puts the node down.
@@ -74,7 +74,7 @@ class Program:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def step(self, op: str, **fields: Field) -> None:
-        """Add a step as it stands in program.h."""
+        """Add a step, with fields as its row of steps.inl has them."""
         self._steps.append((op, fields))
 
     def gated(self, index: int, body: Callable[[], None], other: int | None = None) -> None:

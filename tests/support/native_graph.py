@@ -140,7 +140,7 @@ class Node:
 
     Args:
         folder: where its graph goes.
-        program: the steps, as in runtimes/native/program.h.
+        program: the steps, as in runtimes/native/steps.inl.
         weights: what the steps name.
         hidden: width of hidden states.
         threads: of the session.

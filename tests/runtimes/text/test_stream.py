@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
 from hypothesis import given, settings
@@ -113,6 +114,91 @@ def test_the_pieces_make_the_text(codecs: dict[str, TextCodec], kind: str, data:
         assert decoder.text == whole(codec, prompt, tokens)
     in_one = StreamDecoder(codec, prompt)
     assert in_one.push(tokens) + in_one.finish() == decoder.text
+    if "\ufffd" not in decoder.text:
+        assert not [piece for piece in pieces if "\ufffd" in piece]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama"])
+def test_half_a_character_is_never_shown(codecs: dict[str, TextCodec], kind: str) -> None:
+    codec = codecs[kind]
+    tokens = codec.encode("a\U0001f600b", special=False)
+    assert len(tokens) > 4
+    decoder = StreamDecoder(codec)
+    pieces = [decoder.push([token]) for token in tokens]
+    assert "".join(pieces) + decoder.finish() == "a\U0001f600b"
+    assert {piece for piece in pieces if not piece.isascii()} == {"\U0001f600"}
+    unfinished = StreamDecoder(codec)
+    shown = [unfinished.push([token]) for token in tokens[:3]]
+    assert "\ufffd" not in "".join(shown)
+    assert unfinished.finish() == whole(codec, [], tokens[:3])[len("".join(shown)) :]
+
+
+def test_a_word_after_a_prompt_keeps_its_space(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["llama"]
+    prompt = codec.encode("The harbour")
+    tokens = codec.encode("lights", special=False)  # written with a leading space
+    assert codec.decode(tokens) == "lights"
+    decoder = StreamDecoder(codec, prompt)
+    assert decoder.push(tokens) + decoder.finish() == " lights"
+    alone = StreamDecoder(codec)
+    assert alone.push(tokens) + alone.finish() == "lights"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama"])
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.text(st.sampled_from("ab\n\u00e9\U0001f600"), max_size=25),
+    stops=st.lists(st.text(st.sampled_from("ab\n\u00e9\U0001f600"), min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_a_stream_ends_before_the_first_stop_string(
+    codecs: dict[str, TextCodec], kind: str, text: str, stops: list[str], cuts: list[int]
+) -> None:
+    codec = codecs[kind]
+    tokens = codec.encode(text, special=False)
+    shown = codec.decode(tokens)
+    decoder = StreamDecoder(codec, (), stops)
+    pieces: list[str] = []
+    for token in tokens:
+        pieces.append(decoder.push([token]))
+        if decoder.stopped is not None:
+            break
+    pieces.append(decoder.finish())
+    found = {stop: shown.find(stop) for stop in stops if stop in shown}
+    if not found:
+        assert decoder.stopped is None
+        assert "".join(pieces) == decoder.text == shown
+        return
+    assert decoder.stopped in found
+    assert "".join(pieces) == decoder.text == shown[: found[decoder.stopped]]
+    assert not [stop for stop in stops if stop in decoder.text]
+    assert decoder.push(tokens) == decoder.finish() == ""
+    in_chunks = StreamDecoder(codec, (), stops)
+    for at, size in zip(np.cumsum([0, *cuts * len(tokens)]), cuts * len(tokens), strict=False):
+        in_chunks.push(tokens[at : at + size])
+    in_chunks.finish()
+    assert in_chunks.text == decoder.text
+    assert in_chunks.stopped == decoder.stopped
+
+
+def test_text_that_may_begin_a_stop_string_is_held_back(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["byte_level"]
+
+    def push(decoder: StreamDecoder, text: str) -> str:
+        return decoder.push(codec.encode(text, special=False))
+
+    decoder = StreamDecoder(codec, (), ["END", ""])
+    assert push(decoder, "xE") == "x"
+    assert push(decoder, "N") == ""
+    assert push(decoder, "E") == "EN"
+    assert push(decoder, "ND y") == ""
+    assert (decoder.stopped, decoder.text) == ("END", "xEN")
+    assert push(decoder, "more") == ""
+    assert decoder.finish() == ""
+    open_end = StreamDecoder(codec, (), ["END"])
+    assert push(open_end, "xEN") == "x"
+    assert open_end.finish() == "EN"
+    assert (open_end.stopped, open_end.text) == (None, "xEN")
 
 
 @pytest.mark.parametrize("kind", KINDS)
