@@ -26,7 +26,6 @@ from edgespec.server.app import Access, make_app
 from edgespec.server.guard import client_of, is_local
 from edgespec.server.scheduler import Limits
 from edgespec.server.serving import with_limits
-from tests.fuzz.http import try_all
 from tests.server.conftest import Served, start, stop
 from tests.stress.attacks import ATTACKS, Place
 from tests.stress.hostile import attack
@@ -416,6 +415,8 @@ def test_a_short_request_overtakes_a_large_one(attacked: Served) -> None:
 
 
 def test_requests_made_from_the_description(attacked: Served) -> None:
+    from tests.fuzz.http import try_all  # schemathesis takes long to import
+
     found = try_all(attacked.url, EXAMPLES)
     assert found.wrong == []
     assert {200, 400} <= found.statuses.keys()
