@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import edgespec
 from edgespec.cli.answer import summary
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
-from edgespec.cli.common import NAMES, SAMPLING
+from edgespec.cli.common import COMMON, NAMES, OUTPUT, SAMPLING, GroupedCommand
 from edgespec.cli.export import default_output
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
@@ -53,6 +53,18 @@ def test_every_command_explains_itself(name: str) -> None:
         assert isinstance(option, click.Option)
         assert option.help, option.name
         assert option.opts[-1] in result.stdout
+
+
+@pytest.mark.parametrize("name", ["run", "bench", "verify", "export", "train", "plan"])
+def test_few_options_come_first(name: str) -> None:
+    command = find(name)
+    assert isinstance(command, GroupedCommand)
+    sections = list(command.sections(click.Context(command)).items())
+    assert (sections[0][0], sections[-1][0]) == (COMMON, OUTPUT)
+    assert 5 <= len(sections[0][1]) <= 10
+    shown = CliRunner().invoke(cli, [name, "--help"]).stdout
+    places = [shown.index(f"\n{heading}:\n") for heading, _ in sections]
+    assert places == sorted(places)
 
 
 def test_settings_of_one_method_are_listed() -> None:

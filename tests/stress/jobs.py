@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,15 +82,6 @@ def _look_at_store(work: Path) -> None:
 def _look_at_heads(work: Path) -> None:
     if (folder := work / "out" / "heads" / "edgespec_heads.json").exists():
         json.loads(folder.read_text("utf-8"))
-
-
-def digest(folder: Path) -> str:
-    """Of the files of a folder that are not hidden."""
-    found = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.name.startswith("."):
-            found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()
 
 
 EXPORT = ["export", MODEL, "--threads", "1", "--quantizer", "rtn"]
