@@ -9,10 +9,8 @@ import pytest
 
 from edgespec.decoding.target import GreedyTarget
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import FORMATS, Attention, Format
+from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
-from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.shared import Model
 from tests.support.coded import Prepared, prepare, random_tokens
 from tests.support.planned import NATIVE, Planned, final, text
 from tests.support.slots import assert_same_kv
@@ -90,26 +88,14 @@ def test_segments_of_layers_one_after_another(planned: Callable[..., Planned], f
     assert_same_kv(slot, whole)
 
 
-@NATIVE
-@pytest.mark.parametrize("attention", ["f16", "int8"])
-def test_layers_over_compact_caches(planned: Callable[..., Planned], attention: Attention) -> None:
-    made = planned("shared", "int4").written
-    model = Model(made.folder, made.part, made.main, 2, ATTENTION[attention])
-    slot, whole = open_slot(model, reserve=1), open_slot(model, reserve=1)
-    tokens = text(slot, 300, 7)
-    for one in (slot, whole):
-        one.prefill(tokens[:250].tolist())
-    expected = whole.forward(tokens[250:260]).logits.copy()
-    front = np.concatenate([slot.forward_layers(tokens[250 + i : 251 + i], i, 0, 2) for i in range(10)])
-    np.testing.assert_array_equal(slot.forward_from(tokens[250:260], front, 2).logits, expected)
-
-
 @pytest.fixture(scope="module")
 def coded(native: None, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(tmp_path_factory.mktemp("coded"), "padded")
 
 
 CODED = {
+    "f16": ATTENTION["f16"],
+    "int8": ATTENTION["int8"],
     "int4": ATTENTION["int4"],
     "nomad": ATTENTION["nomad"],
     "codes for drafts": KvFormat("f16", "f16", codes="nomad2", sinks=4, draft_window=64),
@@ -117,8 +103,8 @@ CODED = {
 
 
 @pytest.mark.parametrize("name", CODED)
-def test_layers_over_coded_keys(coded: Prepared, name: str) -> None:
-    """With a ring of exact keys, and beside codes that only drafts read."""
+def test_layers_over_caches_of_any_format(coded: Prepared, name: str) -> None:
+    """Among them with a ring of exact keys, and beside codes that only drafts read."""
     slot, whole = coded.slot(CODED[name], 2), coded.slot(CODED[name])
     tokens = np.array(random_tokens(slot.vocab_size, 340))
     for one in (slot, whole):
