@@ -192,18 +192,10 @@ def _elsewhere() -> Available:
     return Available(total, total, "the machine") if total > 0 else Available(sys.maxsize, sys.maxsize, "nothing known")
 
 
-class _MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX of the Windows API."""
-
-    _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32)] + [
-        (name, ctypes.c_uint64)
-        for name in ("total", "available", "page_total", "page_left", "virtual_total", "virtual_left", "extended")
-    ]
-
-
 def _windows() -> Available:
-    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    # MEMORYSTATUSEX: its length and the load in the first 8 bytes, then bytes in all, bytes available, and five more
+    status = (ctypes.c_uint64 * 8)(64)
     kernel = getattr(getattr(ctypes, "windll", None), "kernel32", None)
     if kernel is None or not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
         return Available(sys.maxsize, sys.maxsize, "nothing known")
-    return Available(int(status.total), int(status.available), "the machine")
+    return Available(status[1], status[2], "the machine")

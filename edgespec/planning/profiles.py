@@ -39,14 +39,14 @@ class Watch:
     """Counts what other processes, and other virtual machines, take of this process's processors from now on."""
 
     def __init__(self) -> None:
-        self._begun, self._busy, self._own = perf_counter(), _busy(), _own()
+        self._begun, self._busy, self._own = perf_counter(), _busy(), sum(os.times()[:4])  # children that ended, too
 
     def others(self) -> float | None:
         """Return the share of the processors that others took since the start, 0 to 1; None = not known here."""
         elapsed = (perf_counter() - self._begun) * len(processors())
         if self._busy is None or (busy := _busy()) is None or elapsed <= 0:
             return None
-        return min(1.0, max(0.0, (busy - self._busy) - (_own() - self._own)) / elapsed)
+        return min(1.0, max(0.0, (busy - self._busy) - (sum(os.times()[:4]) - self._own)) / elapsed)
 
 
 def busy_words(spread: float, others: float | None = None) -> str:
@@ -67,12 +67,6 @@ def busy_words(spread: float, others: float | None = None) -> str:
 def export_busy(cost: Mapping[str, Any]) -> str:
     """Say why the times of a bundle's export (``Manifest.cost``) may be wild; empty = they should hold."""
     return busy_words(float(cost.get("spread", 1.0)), float(cost.get("others", 0.0)))
-
-
-def _own() -> float:
-    """Seconds of processor time of this process and of its children that ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _busy() -> float | None:
@@ -269,7 +263,7 @@ def this_machine(device: DeviceName = "cpu") -> Machine:
         onnxruntime=onnxruntime.__version__,
         edgespec=__version__,
         isa=library.isa,
-        library=_digest(library.path) if library.path else "",
+        library=hashlib.sha256(library.path.read_bytes()).hexdigest()[:16] if library.path else "",
         driver="" if device == "cpu" else driver(device),
     )
 
@@ -291,12 +285,9 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(filter(None, (platform.machine(), name, flags)))
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-HOW = ("operators", "threads", "device", "attention", "strict")
-"""What of the way that a bundle is run decides its speed: of ``RunOptions``, and of a profile."""
+def _how(run: RunOptions | Profile) -> dict[str, Any]:
+    """Name what of the way that a bundle is run decides its speed."""
+    return {name: getattr(run, name) for name in ("operators", "threads", "device", "attention", "strict")}
 
 
 def profile_folder() -> Path:
@@ -403,7 +394,3 @@ def why_none(bundle: str, run: RunOptions, name: str) -> list[str]:
         elif profile.name == name:
             found.append(["the bundle has changed", *staleness(profile, profile.bundle, run)])
     return min(found, key=len, default=[])
-
-
-def _how(run: RunOptions | Profile) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in HOW}

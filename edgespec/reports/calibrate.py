@@ -195,8 +195,12 @@ def calibrate(
     Raises:
         EdgespecError: the bundle cannot be run in this way.
     """
-    with Calibrator(bundle, options, seconds, prompts, progress, clock) as made:
+    made = Calibrator(bundle, options, seconds, prompts, progress, clock)
+    try:
         return made.run(process, trials)
+    finally:
+        made.plain.close()
+        made.engine.close()
 
 
 @dataclass
@@ -216,15 +220,8 @@ class Calibrator:
         self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF))
         self.plain = self.engine.plain()
 
-    def __enter__(self) -> Calibrator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.plain.close()
-        self.engine.close()
-
     def run(self, process: int, trials: bool) -> Profile:
-        """Everything."""
+        """Measure everything."""
         self.begun, watch = self.clock(), profiles.Watch()
         engine, manifest = self.engine, self.bundle.manifest
         slot = open_slot(engine.model, context=engine.context)
@@ -295,22 +292,28 @@ class Calibrator:
         sizes = [rows for rows in ROWS if rows <= self.engine.context - 1]
         found: dict[int, dict[int, float]] = {}
         plain: dict[int, float] = {}
-        seconds, begun = self._seconds("passes"), self.clock()
-        for number, depth in enumerate(depths):
-            if number >= FEWEST_DEPTHS and self.clock() - begun > seconds:
-                self.notes.append(f"no passes beyond depth {depths[number - 1]}: the time was up")
-                break
-            self.progress("passes", number, len(depths), f"depth {depth}")
+        for depth, seconds in self._each("passes", depths, FEWEST_DEPTHS):
             runs = {rows: pass_over(slot, rows) for rows in sizes}
             slot.stand_in(depth)
             if other is not None:
                 other.stand_in(depth)
                 runs[0] = pass_over(other, 1)
-            times = self._steadiest(runs, seconds / len(depths))
+            times = self._steadiest(runs, seconds)
             plain[depth] = times.pop(0, times[1])
             found[depth] = times
-        self.progress("passes", len(depths), len(depths), "done")
+        if len(found) < len(depths):
+            self.notes.append(f"no passes beyond depth {max(found)}: the time was up")
         return found, plain
+
+    def _each(self, part: str, depths: Sequence[int], fewest: int) -> Iterator[tuple[int, float]]:
+        """Go through depths until a part's time is over, at least ``fewest``; each with the seconds it may take."""
+        seconds, begun = self._seconds(part), self.clock()
+        for number, depth in enumerate(depths):
+            if number >= fewest and self.clock() - begun > seconds:
+                break
+            self.progress(part, number, len(depths), f"depth {depth}")
+            yield depth, seconds / len(depths)
+        self.progress(part, len(depths), len(depths), "done")
 
     def _steadiest(self, runs: Mapping[K, Callable[[], object]], seconds: float) -> dict[K, float]:
         """Median time of each run, of the steadiest of several tries: something else may run on the machine."""
@@ -337,16 +340,13 @@ class Calibrator:
             }
             slots = [slot for one in drafters if isinstance(slot := getattr(one, "model", None), Slot)]
             found: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first
-            seconds = self._seconds("drafts") / len(wanted)
-            for number, depth in enumerate(wanted):
-                self.progress("drafts", number, len(wanted), f"depth {depth}")
+            for depth, seconds in self._each("drafts", wanted, len(wanted)):
                 session.target.stand_in(depth)
                 for slot in slots:  # of draft models
                     slot.stand_in(min(depth, slot.context - 2))
                 times = medians(time_turns(steps, seconds, self.clock))
                 for (name, first), ms in times.items():
                     found[first].setdefault(name, {})[depth] = ms
-        self.progress("drafts", len(wanted), len(wanted), "done")
         return found[False], found[True]
 
     @contextmanager
@@ -373,17 +373,12 @@ class Calibrator:
         wanted = [depth for depth in depths if depth <= room] or [0]
         size = min(PREFILL, self.engine.context - 1 - wanted[0])
         tokens = [0] * size
-        seconds, begun = self._seconds("prefill"), self.clock()
         found: dict[int, float] = {}
-        for number, depth in enumerate(wanted):
-            if number and self.clock() - begun > seconds:
-                break
-            self.progress("prefill", number, len(wanted), f"{size} tokens at a time")
+        for depth, seconds in self._each("prefill", wanted, 1):
             # a slot that holds something else is cropped, so that each begins where it should
-            run, limit = {depth: lambda: slot.prefill(tokens)}, seconds / len(wanted)
-            times = time_turns(run, limit, self.clock, prepare=slot.stand_in, least=1, warm=int(not number))
+            run, warm = {depth: lambda: slot.prefill(tokens)}, 0 if found else 1
+            times = time_turns(run, seconds, self.clock, prepare=slot.stand_in, least=1, warm=warm)
             found[depth] = 1000 * size / median(times[depth])
-        self.progress("prefill", len(wanted), len(wanted), "done")
         return found
 
     def _trials(self, step_ms: float) -> dict[str, Trial]:

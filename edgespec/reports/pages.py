@@ -6,7 +6,6 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
@@ -83,24 +82,12 @@ SECONDS = 6.0  # of all timed passes together
 Kind = Literal["accepted", "rejected", "own", "prompt"]
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Times of passes of the target.
-
-    Attributes:
-        by_rows: milliseconds by rows, at the first depth.
-        by_depth: milliseconds of one row by the tokens before it.
-        depth: the first depth.
-    """
+class Passes(NamedTuple):
+    """Milliseconds of passes of the target: by rows, at the first depth; of one row, by the tokens before it."""
 
     by_rows: dict[int, float]
     by_depth: dict[int, float]
     depth: int
-
-    @property
-    def curve(self) -> dict[int, float]:
-        """The verify curve: v(n), the time of n rows over that of one."""
-        return {rows: ms / self.by_rows[1] for rows, ms in self.by_rows.items()}
 
 
 def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
@@ -282,6 +269,7 @@ def write_page(
     own = [row for row in rows if row["bundle"] == bundle]
     best = max((row for row in own if row["method"] != BASELINE), key=lambda row: row["speedup"], default=None)
     passes = time_passes(engine)
+    curve = {rows: ms / passes.by_rows[1] for rows, ms in passes.by_rows.items()}
     methods = [AR, *(row["method"] for row in own if row["method"] in engine.methods and row["method"] != AR)]
     shown = {
         "title": path.stem,
@@ -292,7 +280,7 @@ def write_page(
         "synthetic": [note for one in engines.values() for note in _synthetic(one)],
         "speeds": _svg(speeds(rows, names)),
         "curve": lines(
-            {"passes": passes.curve}, f"Verify curve, depth {passes.depth}", "rows of a pass", "times a pass of one row"
+            {"passes": curve}, f"Verify curve, depth {passes.depth}", "rows of a pass", "times a pass of one row"
         ),
         "depth": lines({"one row": passes.by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),

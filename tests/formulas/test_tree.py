@@ -60,13 +60,10 @@ def test_the_fastest_tree() -> None:
     assert set(paths) == {(0,), (0, 0), (1,)}
 
 
-def test_nothing_pays() -> None:
+def test_guesses_that_are_never_right() -> None:
     assert best_tree([[0.1]], lambda rows: float(rows), 0.3, 16) == ([], 1.0)
-    assert grow([], 4) == []
-    assert grow([[0.0, 0.0]], 4) == []
-
-
-def test_a_first_guess_that_was_never_right_hides_no_other() -> None:
+    assert grow([], 4) == grow([[0.0, 0.0]], 4) == []
+    # a first guess hides no other
     assert [path for path, _ in grow([[0.0, 0.3, 0.1], [0.0, 0.5]], 4)] == [(1,), (1, 1), (2,), (2, 1)]
 
 

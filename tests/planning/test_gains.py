@@ -147,33 +147,29 @@ def test_a_tree_is_the_best_one() -> None:
     assert limited.speedup == pytest.approx((1 + 0.6 + 0.24) / (v(3) + 0.1), rel=1e-3)
 
 
-def test_a_rounds_first_step_may_take_longer() -> None:
-    found = best_gain(Guessing([0.9], 3), 0.1, lambda rows: 1.0, first=0.4)
-    assert found.gamma == 3
-    assert found.speedup == pytest.approx((1 + 0.9 + 0.9**2 + 0.9**3) / (0.4 + 0.1 + 0.1 + 1))
-    at_once = best_gain(Guessing([0.9], 3, at_once=True), 0.1, lambda rows: 1.0, first=0.4)
-    assert at_once.speedup == pytest.approx((1 + 0.9 + 0.9**2 + 0.9**3) / 1.4)
-
-
-def test_heads_cost_the_same_however_many_guesses() -> None:
-    found = best_gain(Guessing([0.9], 3, at_once=True), 0.5, lambda rows: 1.0)
-    assert found.speedup == pytest.approx((1 + 0.9 + 0.81 + 0.729) / 1.5)
-
-
-def test_drafters_that_stop_by_themselves() -> None:
-    found = best_gain(Guessing([0.5], 8, fixed=(1.5, 1.9)), 0.0, lambda rows: 1 + 0.2 * (rows - 1))
-    assert found.speedup == pytest.approx(1.9 / 1.3)
-    assert found.tokens == 1.9
-
-
-def test_sequences_share_a_pass_and_draft_in_turn() -> None:
-    def v(rows: float) -> float:
-        return 1 + 0.1 * (rows - 1)
-
-    found = best_gain(Guessing([0.99], 1), 0.1, v, width=4)
-    assert found.speedup == pytest.approx(1.99 / (4 * 0.1 / v(4) + v(8) / v(4)))
-    # where rows are all that costs, guesses of many sequences do not help
-    assert best_gain(Guessing([0.5], 4), 0.1, lambda rows: rows, width=8).gamma == 0
+@pytest.mark.parametrize(
+    ("guessing", "c", "row", "how", "speedup", "gamma"),
+    [
+        (Guessing([0.9], 3), 0.1, 0.0, {"first": 0.4}, 3.439 / 1.6, 3),  # a round's first step takes longer
+        (Guessing([0.9], 3, at_once=True), 0.1, 0.0, {"first": 0.4}, 3.439 / 1.4, 3),
+        (Guessing([0.9], 3, at_once=True), 0.5, 0.0, {}, 3.439 / 1.5, 3),  # heads cost the same for any number
+        (Guessing([0.5], 8, fixed=(1.5, 1.9)), 0.0, 0.2, {}, 1.9 / 1.3, 2),  # a drafter that stops by itself
+        # sequences share a pass and draft in turn
+        (Guessing([0.99], 1), 0.1, 0.1, {"width": 4}, 1.99 / (4 * 0.1 / 1.3 + 1.7 / 1.3), 1),
+        # where rows are all that costs, guesses of many sequences do not help
+        (Guessing([0.5], 4), 0.1, 1.0, {"width": 8}, 1.0, 0),
+    ],
+)
+def test_gains_counted_by_hand(
+    guessing: Guessing, c: float, row: float, how: dict[str, Any], speedup: float, gamma: int
+) -> None:
+    """``row``: what each row but the first adds to a pass."""
+    found = best_gain(guessing, c, lambda rows: 1 + row * (rows - 1), **how)
+    assert found.speedup == pytest.approx(speedup)
+    assert found.gamma == gamma
+    assert found.tokens == (
+        1.9 if guessing.fixed else pytest.approx(sum(guessing.rates[0] ** n for n in range(gamma + 1)))
+    )
 
 
 class Dice(Drafter):

@@ -36,29 +36,13 @@ SLOW = settings(max_examples=20, deadline=None)
 
 
 @SLOW
-@given(values=RATIOS)
-def test_an_interval_lies_among_the_values(values: list[float]) -> None:
-    low, high = bootstrap(values)
-    assert min(values) <= low <= high <= max(values)
-    assert (low, high) == bootstrap(values)  # the same every time
-
-
-@SLOW
 @given(values=RATIOS, factor=st.sampled_from([0.25, 2.0, 16.0]))
-def test_an_interval_scales_with_its_values(values: list[float], factor: float) -> None:
-    low, high = bootstrap(values)
-    assert bootstrap([factor * value for value in values]) == (factor * low, factor * high)
-
-
-@SLOW
-@given(values=RATIOS)
-def test_a_smaller_share_is_inside_a_larger(values: list[float]) -> None:
+def test_an_interval_lies_among_the_values_and_scales_with_them(values: list[float], factor: float) -> None:
     low, high = bootstrap(values)
     inner = bootstrap(values, share=0.5)
-    assert low <= inner[0] <= inner[1] <= high
-
-
-def test_equal_values_leave_no_doubt() -> None:
+    assert min(values) <= low <= inner[0] <= inner[1] <= high <= max(values)
+    assert (low, high) == bootstrap(values)  # the same every time
+    assert bootstrap([factor * value for value in values]) == (factor * low, factor * high)
     assert bootstrap([1.5]) == bootstrap([1.5] * 9) == (1.5, 1.5)
 
 
@@ -101,11 +85,8 @@ def test_figures_of_a_method() -> None:
         "weight_bytes": 0,
         "batch_tokens_per_second": None,
     }
-
-
-def test_figures_of_a_method_that_drafted_nothing() -> None:
-    figures = MethodFigures("ar", [1.0], [1.0], [result(0, 0, 0, 0)]).as_dict()
-    assert (figures["tokens_per_round"], figures["acceptance_rate"]) == (0, 0)
+    nothing = MethodFigures("ar", [1.0], [1.0], [result(0, 0, 0, 0)]).as_dict()
+    assert (nothing["tokens_per_round"], nothing["acceptance_rate"]) == (0, 0)
 
 
 def test_methods_take_turns(engine: Get) -> None:
@@ -185,12 +166,18 @@ def test_times_of_each_turn_and_how_they_differ() -> None:
     assert spread([7.0]) == spread([7.0] * 9) == 1
 
 
-def test_texts_are_as_long_as_time_allows() -> None:
-    assert _length(8.0, 10.0, 5, 1000) == 40  # four texts, five runs each, 10 ms a token
-    assert _length(7.5, 1.0, 5, 1000) == NEW
-    assert _length(7.5, 500.0, 5, 1000) == FEWEST_NEW
-    assert _length(7.5, 1.0, 5, 10) == 9
-    assert _length(7.5, 1.0, 5, 1) == 1
+@pytest.mark.parametrize(
+    ("seconds", "step_ms", "room", "tokens"),
+    [
+        (8.0, 10.0, 1000, 40),  # four texts, five runs each, 10 ms a token
+        (7.5, 1.0, 1000, NEW),
+        (7.5, 500.0, 1000, FEWEST_NEW),
+        (7.5, 1.0, 10, 9),
+        (7.5, 1.0, 1, 1),
+    ],
+)
+def test_texts_are_as_long_as_time_allows(seconds: float, step_ms: float, room: int, tokens: int) -> None:
+    assert _length(seconds, step_ms, 5, room) == tokens
 
 
 def text(rounds: Sequence[tuple[int, float, float]], tokens: int = 0, other: float = 0.0) -> Result:

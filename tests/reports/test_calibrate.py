@@ -122,19 +122,16 @@ def test_what_was_measured_predicts(opened: Bundle, operators: Any) -> None:
 def test_prompts_are_the_bundles_or_ones_own(opened: Bundle) -> None:
     golden = [GoldenVector(prompt=list(prompt), method="ar", tokens=[1]) for prompt in OWN]
     known = Bundle(opened.path, opened.manifest.model_copy(update={"golden": golden}))
-    made = calibrate(known, **short(prompts=()))
+    made, own, none = (
+        calibrate(bundle, **short(0.1, prompts)) for bundle, prompts in ((known, ()), (known, OWN), (opened, ()))
+    )
     assert made.trials
-    assert made.prompts == ""
-    other = calibrate(known, **short())
-    assert other.prompts == prompts_digest(OWN) != prompts_digest(OWN[:1])
-    assert other.trials
-
-
-def test_a_bundle_without_prompts(opened: Bundle) -> None:
-    made = calibrate(opened, **short(prompts=()))
-    assert made.trials == {}
-    assert any("no prompts" in note for note in made.notes)
-    assert calibrate(opened, **short(), trials=False).trials == {}
+    assert own.trials
+    assert (made.prompts, own.prompts) == ("", prompts_digest(OWN))
+    assert own.prompts != prompts_digest(OWN[:1])
+    assert none.trials == {}
+    assert any("no prompts" in note for note in none.notes)
+    assert calibrate(opened, **short(0.1), trials=False).trials == {}
 
 
 def test_a_method_that_fails_costs_only_itself(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,6 @@ def test_the_text_is_the_models_own_once_the_refused_guesses_are_out(own: Engine
 
 def test_passes_are_timed_by_rows_and_depth(own: Engine) -> None:
     passes = time_passes(own, seconds=0.05)
-    assert passes.curve[1] == 1
     assert list(passes.by_rows) == [1, 2, 3, 4, 6, 8, 12, 16]
     assert list(passes.by_depth) == [64, 256]  # the context is 1024
     assert min(*passes.by_rows.values(), *passes.by_depth.values()) > 0
