@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -120,23 +121,14 @@ def needs(weights: WeightParts, groups: list[str]) -> int:
     return weights.matrices + weights.lm_head + cut + sum(weights.heads.get(name, 0) for name in groups)
 
 
-@dataclass(frozen=True)
-class StockWeights:
-    """Weights as ONNX Runtime's operators keep them.
+class StockWeights(NamedTuple):
+    """Weights as ONNX Runtime's operators keep them, in bytes."""
 
-    Attributes:
-        packed: private bytes.
-        mapped: of the file, for good.
-        loading: of the file, while it is packed.
-        table: levels that serve as LM head and as embedding, of which the rows in use stay mapped.
-        row: of a token in them.
-    """
-
-    packed: int
-    mapped: int
-    loading: int
-    table: int
-    row: int
+    packed: int  # private
+    mapped: int  # of the file, for good
+    loading: int  # of the file, while it is packed
+    table: int  # levels that serve as LM head and as embedding, of which the rows in use stay mapped
+    row: int  # of a token in them
 
 
 def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:

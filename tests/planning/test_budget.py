@@ -186,9 +186,8 @@ def test_a_budget_larger_than_the_machine() -> None:
     assert "7.00 GiB can be had now" in str(caught.value.hint)
 
 
-MIB_ALLOWANCE = 1 << 20
-WEIGHTS, PRIVATE, TOKEN = 300 * MIB_ALLOWANCE, 50 * MIB_ALLOWANCE, 100_000
-EXTRA = {"speculative": 120 * MIB_ALLOWANCE, "self-spec": 0}
+WEIGHTS, PRIVATE, TOKEN = 300 * MIB, 50 * MIB, 100_000
+EXTRA = {"speculative": 120 * MIB, "self-spec": 0}
 METHODS = ("ar", "ngram", "self-spec", "speculative")
 
 
@@ -255,7 +254,7 @@ def test_other_requests_count_and_idle_ones_go_first() -> None:
     assert not admit(allow(limit), "ar", idle=0).crowded
     assert admit(allow(limit), "ar", busy=1).chunk == CHUNKS[1]
     with pytest.raises(BudgetError):
-        admit(allow(limit), "ar", busy=10 * MIB_ALLOWANCE)
+        admit(allow(limit), "ar", busy=10 * MIB)
 
 
 def test_what_is_free_counts_private_memory_alone() -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError, ProfileError
-from edgespec.planning import profiles as machines
-from edgespec.planning import profiles as profile_cache
-from edgespec.planning import profiles as quiet
+from edgespec.planning import profiles
 from edgespec.planning.profiles import (
     find_profile,
     foreign,
@@ -52,7 +50,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     known = this_machine()
 
     def change(**what: Any) -> None:
-        monkeypatch.setattr(profile_cache, "this_machine", lambda device="cpu": known.model_copy(update=what))
+        monkeypatch.setattr(profiles, "this_machine", lambda device="cpu": known.model_copy(update=what))
 
     return change
 
@@ -233,7 +231,7 @@ def test_every_difference_of_setting_is_a_reason() -> None:
 
 
 def test_a_profile_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "BUSY", 1.5)
+    monkeypatch.setattr(profiles, "BUSY", 1.5)
     made = profile(manifest(), spread=1.49)
     assert not staleness(made, *where(manifest()))
     (reason,) = staleness(made.model_copy(update={"spread": 1.5}), *where(manifest()))
@@ -260,7 +258,7 @@ def test_this_machine_is_described() -> None:
 def test_processors_by_their_name_and_what_kernels_need(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: Some CPU @ 3GHz\nflags\t\t: fpu avx2 avx512f sse\n")
-    assert machines._processor(file).endswith("Some CPU @ 3GHz avx2 avx512f")
+    assert profiles._processor(file).endswith("Some CPU @ 3GHz avx2 avx512f")
     file.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n")
-    assert machines._processor(file).endswith("asimddp i8mm")
-    assert machines._processor(tmp_path / "none")
+    assert profiles._processor(file).endswith("asimddp i8mm")
+    assert profiles._processor(tmp_path / "none")

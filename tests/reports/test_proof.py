@@ -15,7 +15,6 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.reports import proof
-from edgespec.reports import proof as golden
 from edgespec.reports.proof import Difference, MethodProof, check_golden, prove
 from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.opening import open_slot
@@ -28,25 +27,25 @@ TEXT = "First line of the text here\n\nok\n" + "".join(f"This is line number {n}
 
 
 def test_golden_vectors_are_what_plain_decoding_writes(bundle: Callable[..., Path], engine: Get) -> None:
-    vectors, made_by = golden.make_golden(bundle("int4"), TEXT, THREADS)
-    assert made_by == golden.made_by(load(bundle("int4"), threads=THREADS))
-    assert len(vectors) == golden.PROMPTS
+    vectors, made_by = proof.make_golden(bundle("int4"), TEXT, THREADS)
+    assert made_by == proof.made_by(load(bundle("int4"), threads=THREADS))
+    assert len(vectors) == proof.PROMPTS
     lines = [engine().codec.encode(line) for line in TEXT.splitlines()]
     for vector in vectors:
         assert vector.method == "ar"
-        assert 4 <= len(vector.prompt) <= golden.PROMPT_TOKENS
-        assert any(line[: golden.PROMPT_TOKENS] == vector.prompt for line in lines)
+        assert 4 <= len(vector.prompt) <= proof.PROMPT_TOKENS
+        assert any(line[: proof.PROMPT_TOKENS] == vector.prompt for line in lines)
         for method in ("ar", "ngram", "self-spec", "speculative"):
-            made = engine().generate(vector.prompt, method=method, max_new_tokens=golden.NEW_TOKENS)
+            made = engine().generate(vector.prompt, method=method, max_new_tokens=proof.NEW_TOKENS)
             assert made.tokens == vector.tokens
-    assert golden.make_golden(bundle("int4"), TEXT, THREADS)[0] == vectors
+    assert proof.make_golden(bundle("int4"), TEXT, THREADS)[0] == vectors
 
 
 @pytest.mark.parametrize("text, count", [("a\nb\n" * 40, 8), ("word " * 400, 1), ("x", 1)])
 def test_any_text_gives_golden_prompts(engine: Get, text: str, count: int) -> None:
-    prompts = golden.golden_prompts(engine(), text)
+    prompts = proof.golden_prompts(engine(), text)
     assert len(prompts) == count
-    assert all(0 < len(prompt) <= golden.PROMPT_TOKENS for prompt in prompts)
+    assert all(0 < len(prompt) <= proof.PROMPT_TOKENS for prompt in prompts)
 
 
 def test_golden_vectors_that_fit_are_checked(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +59,6 @@ def test_golden_vectors_that_fit_are_checked(engine: Get, monkeypatch: pytest.Mo
     assert check_golden(made) == (1, 2)
 
 
-Get_proof = Callable[..., Engine]
-
-
 def rows_after(engine: Engine, tokens: list[int]) -> np.ndarray:
     """float32 [vocab]: the logits that follow ``tokens``."""
     slot = open_slot(engine.model, context=engine.context)
@@ -71,7 +67,7 @@ def rows_after(engine: Engine, tokens: list[int]) -> np.ndarray:
 
 
 @pytest.fixture
-def plain(engine: Get_proof) -> tuple[Engine, list[int], list[int]]:
+def plain(engine: Get) -> tuple[Engine, list[int], list[int]]:
     """Make an engine, a prompt and what plain decoding writes after it."""
     made = engine()
     prompt = made.codec.encode(PROMPTS[0])
@@ -121,7 +117,7 @@ def test_a_later_token_that_plain_decoding_would_not_write_is_no_near_tie(
     ],
 )
 def test_sampled_text_is_compared_with_its_noise(
-    engine: Get_proof, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+    engine: Get, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What plain decoding draws after a changed token is the best of the scores there."""
     made = engine()
@@ -165,7 +161,7 @@ def test_what_a_proof_says() -> None:
         }
 
 
-def test_every_method_is_proven_on_every_prompt(engine: Get_proof) -> None:
+def test_every_method_is_proven_on_every_prompt(engine: Get) -> None:
     seen: list[tuple[int, int, str]] = []
     wanted = Settings(max_new_tokens=16, ignore_eos=True)
     found = prove(engine(), PROMPTS[:4], wanted, ["ngram", "self-spec"], lambda *at: seen.append(at))
