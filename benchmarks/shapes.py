@@ -13,7 +13,6 @@ import argparse
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ from numpy.typing import NDArray
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.bundle.writer import write_manifest
+from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
-from edgespec.export.source.derived import ExtendedCheckpoint
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS
 
@@ -136,18 +136,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 """What config.json of published models says of their text part, where it differs from the defaults."""
 
 
-@dataclass(frozen=True)
-class Noise:
-    """A tensor of random numbers, the same ones again and again: quantizing them takes as long as any."""
+def noise(shape: tuple[int, ...]) -> Extra:
+    """Make a tensor of random numbers, the same ones again and again: quantizing them takes as long as any."""
 
-    shape: tuple[int, ...]
-
-    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Extra."""
-        start, stop, _ = rows.indices(self.shape[0])
-        shape = (stop - start, *self.shape[1:])
-        found = np.resize(_NOISE, prod(shape)).reshape(shape) / np.float32(self.shape[-1] ** 0.5)
+    def read(rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        start, stop, _ = rows.indices(shape[0])
+        part = (stop - start, *shape[1:])
+        found = np.resize(_NOISE, prod(part)).reshape(part) / np.float32(shape[-1] ** 0.5)
         return found if columns is None else found[:, columns]
+
+    return Extra(lambda: shape, read)
 
 
 _NOISE = np.random.default_rng(0).standard_normal(65521).astype(np.float32)  # a prime, so that rows differ
@@ -169,12 +167,12 @@ def write_shape(config: dict[str, Any], folder: Path, form: Any = "int4", contex
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(small / name, source / name)
         arch = open_described(source, context)
-        arch.source = ExtendedCheckpoint(arch.source, {name: Noise(shape) for name, shape in arch.tensors.items()})
+        arch.source = ExtendedCheckpoint(arch.source, {name: noise(shape) for name, shape in arch.tensors.items()})
         folder.mkdir(parents=True)
         part = write_model(folder, arch, ModelSpec(form)).part
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(source / name, folder / name)
-        planned = planned_bundle(source, form=form, context=context)
+        planned = planned_bundle(ExportOptions(str(source), format=form, context=context))
     write_manifest(folder, planned.model_copy(update={"target": part}))
 
 

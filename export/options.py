@@ -44,7 +44,7 @@ class ExportOptions:
     """
 
     model: str
-    output: Path
+    output: Path = Path()
     methods: Sequence[str] = ()
     format: Format = "int4"
     quantizer: str | None = None

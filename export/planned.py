@@ -6,14 +6,14 @@ said under ``provenance.assumed``, and left out where a number would be a guess:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
-from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
+from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.words import approximations, remedies, traits
@@ -25,23 +25,19 @@ from edgespec.export.bundle.model_part import (
     open_described,
 )
 from edgespec.export.bundle.writer import GENAI, genai_config
+from edgespec.export.drafters.head_choice import HeadChoice
+from edgespec.export.drafters.heads import TrainedHeads
 from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.drafters.read import PUBLISHED
-from edgespec.export.measuring.plan import PlannedModel, copied_files, entries, paying_rows
-from edgespec.export.measuring.planned_heads import (
-    PlannedHeads,
-    assumed_draft,
-    assumed_drafter,
-    planned_heads,
-)
+from edgespec.export.measuring.plan import PlannedModel, copied_files, entries, first_tokens, paying_rows
+from edgespec.export.measuring.planned_heads import assumed_draft, assumed_drafter, planned_heads
 from edgespec.export.measuring.skip_search import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
-from edgespec.export.tokenizers.facts import PADDING
-from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.formats import LEARNT, Attention, Format
+from edgespec.export.tokenizers.facts import check_sizes
+from edgespec.runtimes.files.formats import LEARNT, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
     SCHEMA,
@@ -58,40 +54,11 @@ from edgespec.runtimes.text.special import read_object
 UNWRITTEN = "a draft"  # stands for one where the options must name one
 
 
-def planned_bundle(  # noqa: PLR0913 - ExportOptions asks for an output, and has much that a plan would ignore
-    model: str | Path,
-    *,
-    form: Format = "int4",
-    head_format: Format | None = None,
-    methods: Sequence[str] = (),
-    draft: str | None = None,
-    context: int | None = None,
-    layout: Layout = "native",
-    quantizer: str | None = None,
-    heads: Sequence[str] = (),
-    head_vocab: int | None = None,
-    draft_vocab: int | None = None,
-    attention: Sequence[str] = (),
-    devices: Sequence[DeviceName] = (),
-    revision: str | None = None,
-    text_only: bool = False,
-) -> Manifest:
-    """Return what ``edgespec export`` with these options would write.
+def planned_bundle(options: ExportOptions) -> Manifest:
+    """Return what ``edgespec export`` with these options would write; where to is of no use here.
 
-    Args:
-        model: a folder, which may have no weights; a .gguf file; a hub id, of which no weights are fetched;
-            ``builtin:NAME``.
-        form, head_format, quantizer: of the weights.
-        methods: beside ar and ngram.
-        draft: for speculative, named as ``model``; None = one as ``edgespec train draft`` makes.
-        context: most tokens; None = the model's limit.
-        layout: of the weights.
-        heads: folders of trained heads; methods without get those that ``edgespec train`` makes.
-        head_vocab, draft_vocab: rows of a cut LM head, as in ``ExportOptions``.
-        attention: the first is the default, as if it had passed its gate.
-        devices: with graphs of their own.
-        revision: of a hub model.
-        text_only: of a model that reads more than text, its text half.
+    A draft, a drafter and heads that are not named are such as ``edgespec train`` makes, or as others publish them; the
+    first attention is the default, as if it had passed its gate.  Of a hub model no weights are fetched.
 
     Returns a manifest without measurements: ``provenance.planned`` is true, and ``provenance.assumed`` lists what is
     not there yet.
@@ -99,73 +66,53 @@ def planned_bundle(  # noqa: PLR0913 - ExportOptions asks for an output, and has
     Raises:
         ExportError: as an export with these options, as far as it can be known.
     """
-    name = str(model)
-    speculative = UNWRITTEN if SPECULATIVE in methods else None
-    options = ExportOptions(name, Path(), methods, form, quantizer, head_format, draft or speculative, context,
-                            head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices,
-                            drafter=UNWRITTEN if set(drafters_apart()) & set(methods) else None)  # fmt: skip
-    wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
-    path = resolve(name, revision, weights=False)
-    arch = _opened(path, context, text_only)
-    check_devices(arch, devices)
+    name, drafts = options.model, SPECULATIVE in options.methods
+    given = replace(options, draft=options.draft or (UNWRITTEN if drafts else None),
+                    drafter=UNWRITTEN if set(drafters_apart()) & set(options.methods) else None)  # fmt: skip
+    wanted, choice = given.wanted(), WeightChoice.of(options.format, options.quantizer, options.head_format)
+    layout = options.layout
+    path = resolve(name, options.revision, weights=False)
+    arch = _opened(path, options.context, options.text_only)
+    check_devices(arch, options.devices)
     check_layers(wanted, arch.facts)
-    check_operators(arch, layout)
-    its_heads = planned_heads(name, heads, wanted, arch.facts)
-    assumed = list(its_heads.assumed)
+    check_operators(arch, options.operators)
+    trained, assumed = planned_heads(name, options.heads, wanted, arch)
     skip = _skip_set(arch.facts.layers)
+    drafter, tapped = _drafter(arch, wanted, options, choice, assumed)
+    cut = options.head_vocab is not None and bool(trained)
+    tokens = first_tokens(options.head_vocab or 0, arch, "--head-vocab") if cut else None
+    gated = bool(set(needing("layers", "heads", "drafter")) & set(wanted))
+    target = PlannedModel(arch, choice, layout, heads=HeadChoice(trained, tokens, tapped), gated=gated)
+    target.part = target.part.model_copy(update={"attention": _attention(options.attention, layout, assumed)})
+    check_coded_keys(arch.facts, cast(Sequence[Attention], options.attention))
+    target.for_devices(options.devices, skip if SELF_SPEC in wanted else None)
+    draft = _planned_draft(arch, options, choice, assumed) if drafts else None
+    models = {"target": target, "draft": draft, "drafter": drafter}
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
-    target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
-    drafter: PlannedModel | None = None
-    if set(needing("drafter")) & set(wanted):
-        its_own: Architecture
-        rows: int | None = None
-        if EAGLE in wanted:
-            its_own, tapped = assumed_drafter(arch)
-            rows = draft_vocab or None  # its LM head is its own: what it cannot guess it was not trained for
-            assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
-        else:
-            if (kind := next((PUBLISHED[name] for name in wanted if name in PUBLISHED), None)) is not None:
-                its_own, tapped = kind.assumed(arch)
-                assumed.append(kind.says)
-            else:
-                its_own, tapped = planned_mtp(arch), (arch.facts.layers,)
-            rows = paying_rows(arch, its_own) if draft_vocab is None else draft_vocab or None
-        drafter = PlannedModel(its_own, replace(choice, head=choice.drafter_head), layout, (), rows, "drafter/")
-        drafter.as_draft()
-        files |= drafter.files()
-        its_heads = replace(its_heads, tapped=tapped)
-    target.with_heads(its_heads, gated=bool(set(needing("layers", "heads", "drafter")) & set(wanted)))
-    target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
-    check_coded_keys(arch.facts, cast(Sequence[Attention], attention))
-    target.for_devices(skip if SELF_SPEC in wanted else None)
-    files |= target.files()
-    other: PlannedModel | None = None
-    if speculative is not None:
-        small = _draft(draft, arch, assumed)
-        cut = paying_rows(arch, small) if draft_vocab is None else draft_vocab or None
-        other = PlannedModel(small, choice, layout, devices, cut, "draft/")
-        other.as_draft()
-        other.for_devices(None)
-        files |= other.files()
+    for model in models.values():
+        files |= model.files() if model else {}
     if SELF_SPEC in wanted:
         assumed.append("self-spec leaves out the middle half of the layers: the set is not searched yet")
     if estimated:
         assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
-    if attention and (first := attention[0]) not in ("f32", "f16"):
+    if options.attention and (first := options.attention[0]) not in ("f32", "f16"):
         assumed.append(f"{first} keys and values pass the quality gate")
     tokenizer = _tokenizer(arch)
     if (config := genai_config(target.part, tokenizer, None)) is not None:
         files[GENAI] = len(config)
-    kv = sum(model.arch.facts.kv_bytes_per_token for model in (target, other, drafter) if model)
+    weights = {kind: model.weights()[0] for kind, model in models.items() if model}
+    if more := target.weights()[1]:
+        weights["heads"] = more
+    kv = sum(model.arch.facts.kv_bytes_per_token for model in models.values() if model)
     return Manifest(
         schema_version=SCHEMA,
         edgespec_version=__version__,
         target=target.part,
-        draft=other.part if other else None,
+        draft=draft.part if draft else None,
         drafter=drafter.part if drafter else None,
-        methods={method: _method(method, its_heads, skip, arch.facts.layers) for method in wanted},
+        methods={method: _method(method, trained, skip, arch.facts.layers) for method in wanted},
         tokenizer=tokenizer,
-        memory={"weight_bytes": _weights(target, other, drafter), "kv_bytes_per_token": kv},
+        memory={"weight_bytes": weights, "kv_bytes_per_token": kv},
         provenance={
             "model": path.resolve().name if path.exists() and Path(name).exists() else name,
             "planned": True,
@@ -173,10 +120,50 @@ def planned_bundle(  # noqa: PLR0913 - ExportOptions asks for an output, and has
             "notes": [*arch.source.notes, *remedies(arch)],
             "traits": traits(arch),
         }
-        | ({} if draft is None else {"draft": draft})
+        | ({} if options.draft is None else {"draft": options.draft})
         | ({"approximations": deviations} if (deviations := approximations(arch)) else {}),
         files=entries(files),
     )
+
+
+def _drafter(
+    target: Architecture, wanted: Sequence[str], options: ExportOptions, choice: WeightChoice, assumed: list[str]
+) -> tuple[PlannedModel | None, tuple[int, ...]]:
+    """Return the drafter that a method needs, and where it looks at the target."""
+    if not set(needing("drafter")) & set(wanted):
+        return None, ()
+    arch: Architecture
+    if EAGLE in wanted:
+        arch, tapped = assumed_drafter(target)
+        assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
+    elif (kind := next((PUBLISHED[name] for name in wanted if name in PUBLISHED), None)) is not None:
+        arch, tapped = kind.assumed(target)
+        assumed.append(kind.says)
+    else:
+        arch, tapped = planned_mtp(target), (target.facts.layers,)
+    rows = options.draft_vocab
+    if rows is None and EAGLE not in wanted:  # whose LM head is its own: what it cannot guess it was not trained for
+        rows = paying_rows(target, arch)
+    choice = replace(choice, head=choice.drafter_head)
+    return PlannedModel(arch, choice, options.layout, "drafter/", rows=rows or None), tapped
+
+
+def _planned_draft(
+    target: Architecture, options: ExportOptions, choice: WeightChoice, assumed: list[str]
+) -> PlannedModel:
+    """Return the draft, with no more context than the target."""
+    if options.draft is None:
+        arch = assumed_draft(target)
+        assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
+    else:
+        arch = _opened(resolve(options.draft, weights=False), None, bool(target.text_half_of))
+    check_sizes(target.facts, arch.facts)
+    context = min(target.facts.context, arch.facts.context)
+    arch.facts = arch.facts.model_copy(update={"context": context})
+    rows = paying_rows(target, arch) if options.draft_vocab is None else options.draft_vocab
+    draft = PlannedModel(arch, choice, options.layout, "draft/", rows=rows or None)
+    draft.for_devices(options.devices, None)
+    return draft
 
 
 def possible_drafter(model: str, revision: str | None = None, text_only: bool = False) -> str:
@@ -225,24 +212,6 @@ def _holds_graph(path: Path) -> bool:
     return bool(graphs) and not any(path.glob("*.safetensors"))
 
 
-def _draft(name: str | None, target: Architecture, assumed: list[str]) -> Architecture:
-    """Return the draft, with no more context than the target."""
-    if name is None:
-        draft = assumed_draft(target)
-        assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
-    else:
-        draft = _opened(resolve(name, weights=False), None, bool(target.text_half_of))
-    sizes = target.facts.vocab, draft.facts.vocab
-    if abs(sizes[0] - sizes[1]) > PADDING:
-        raise IncompatibleDraft(
-            f"the draft's vocabulary has {sizes[1]} tokens, the target's {sizes[0]}",
-            "use a draft of the same model family, with the same tokenizer",
-        )
-    context = min(target.facts.context, draft.facts.context)
-    draft.facts = draft.facts.model_copy(update={"context": context})
-    return draft
-
-
 def _attention(names: Sequence[str], layout: Layout, assumed: list[str]) -> AttentionPart | None:
     """How keys and values are kept, as if what was asked for had passed its gate."""
     if unknown := [name for name in names if name not in ATTENTION]:
@@ -255,7 +224,7 @@ def _attention(names: Sequence[str], layout: Layout, assumed: list[str]) -> Atte
     return AttentionPart(default=cast(Attention, names[0]), tables=TABLES if learnt else None, learnt=learnt)
 
 
-def _method(name: str, heads: PlannedHeads, skip: SkipSetPart, layers: int) -> MethodPart:
+def _method(name: str, heads: Mapping[str, TrainedHeads], skip: SkipSetPart, layers: int) -> MethodPart:
     """Its parameters as far as an export does not measure them."""
     if name == SELF_SPEC:
         return MethodPart(skip=skip)
@@ -263,9 +232,9 @@ def _method(name: str, heads: PlannedHeads, skip: SkipSetPart, layers: int) -> M
         first = first_skip_set(layers)
         return MethodPart(skip=SkipSetPart(attention=list(first.attention), mlp=list(first.mlp)))
     if name == "paradecode":
-        return MethodPart(gamma=8, heads=[group.name for group in heads.groups[name]])
-    if name in heads.groups:
-        (group,) = heads.groups[name]
+        return MethodPart(gamma=8, heads=[group.name for group in heads[name].groups])
+    if name in heads:
+        (group,) = heads[name].groups
         return MethodPart(gamma=group.count, heads=[group.name])
     return MethodPart()
 
@@ -277,14 +246,6 @@ def _skip_set(layers: int) -> SkipSetPart:
     start = max(0, (layers - size) // 2)
     middle = list(range(start, start + size))
     return SkipSetPart(attention=middle, mlp=middle)
-
-
-def _weights(target: PlannedModel, draft: PlannedModel | None, drafter: PlannedModel | None) -> dict[str, int]:
-    """As in an export's manifest."""
-    alone, heads = target.weights()
-    others = {"draft": draft, "drafter": drafter}
-    found = {"target": alone} | {name: model.weights()[0] for name, model in others.items() if model}
-    return found | ({"heads": heads} if heads else {})
 
 
 def _tokenizer(arch: Architecture) -> TokenizerFacts:

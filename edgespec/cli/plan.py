@@ -110,6 +110,7 @@ def model_options(
     Raises:
         ExportError: unreadable or unsupported.
     """
+    from edgespec.export.options import ExportOptions
     from edgespec.export.planned import planned_bundle, possible_drafter
 
     wanted = tuple(methods) or (
@@ -118,8 +119,8 @@ def model_options(
     )
     found = []
     for form in formats or FORMATS:
-        how: dict[str, Any] = {"draft": draft, "context": context, "revision": revision, "text_only": text_only}
-        planned = planned_bundle(source, form=form, methods=wanted, **how)
+        planned = planned_bundle(ExportOptions(source, methods=wanted, format=form, draft=draft, context=context,
+                                               revision=revision, text_only=text_only))  # fmt: skip
         needs = {
             name: f"needs trained heads: edgespec train {name} {source} -o {name}-heads"
             for name in planned.methods

@@ -12,7 +12,7 @@ from edgespec.export.architectures.rope import Rotary, rope_facts, rope_paramete
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import Shapes
-from edgespec.export.source.derived import Affine, DerivedCheckpoint, Extra, Own, Rows
+from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 
@@ -396,7 +396,7 @@ class Architecture:
         for layer in range(self.facts.layers):
             at, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"
             for name, modules in self.stacked.items():
-                found |= stacked(Own(source, f"{theirs}.{name}.weight"), at, modules, self.facts)
+                found |= stacked(original(source, f"{theirs}.{name}.weight"), at, modules, self.facts)
             if self.grouped_qkv:
                 whole = f"{theirs}.{self.grouped_qkv}"
                 found |= grouped(source, whole, f"{at}.self_attn", self.facts, self.bias(QKV[0]))
@@ -440,7 +440,7 @@ class Architecture:
             for kind in ("weight", "bias"):
                 # asked for in vain, the checkpoint's own name is the one to complain about
                 if source.has(f"{theirs}.{kind}") or (kind == "weight" and not source.has(f"{ours}.{kind}")):
-                    found[f"{ours}.{kind}"] = Own(source, f"{theirs}.{kind}")
+                    found[f"{ours}.{kind}"] = original(source, f"{theirs}.{kind}")
 
         for ours, theirs in self.outer_names.items():
             name(ours, theirs)
@@ -458,11 +458,11 @@ class Architecture:
             for layer in range(self.facts.layers):
                 for module, heads in zip(QKV, (self.facts.heads, self.facts.kv_heads), strict=False):
                     for own in filter(None, vars(self.linear(layer, module)).values()):
-                        found[own] = Rows(found.get(own, Own(source, own)), head_rows(heads, order))
+                        found[own] = rows_of(found.get(own, original(source, own)), head_rows(heads, order))
         if self.norm_weight_is_offset:
             for weight, shape in self.tensors.items():
                 if len(shape) == 1 and weight.endswith("norm.weight"):
-                    found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
+                    found[weight] = affine(found.get(weight, original(source, weight)), shift=1.0)
 
     def _check_heads(self) -> None:
         """Refuse heads that do not divide, or that no operator takes."""

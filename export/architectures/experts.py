@@ -11,44 +11,31 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture, Part, Switch
 from edgespec.export.architectures.ops import ExpertsRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
-from edgespec.export.source.derived import Columns, Extra, Floats, Joined, Own
+from edgespec.export.source.derived import Extra, Floats, columns_of, joined, original
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.facts import ExpertFacts
 
 
-@dataclass(frozen=True)
-class Stacked:
-    """Matrices [n, k] of all experts, stored one by one or as [experts, m, k], below each other: [experts * n, k].
+def stacked(of: tuple[Extra, ...], experts: int, n: int, k: int, first: int = 0) -> Extra:
+    """Put matrices [n, k] of all experts below each other -> [experts * n, k].
 
-    Attributes:
-        of: one of each expert, or one of all.
+    Args:
+        of: one of each expert, or one of all, [experts, m, k].
         experts, n, k: sizes.
         first: of the n rows among the m of each expert.
-        scale: what they are multiplied by.
     """
 
-    of: tuple[Own, ...]
-    experts: int
-    n: int
-    k: int
-    first: int = 0
-    scale: float = 1.0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[experts * n, k]."""
-        return self.experts * self.n, self.k
-
-    def read(self, rows: slice, columns: slice | None) -> Floats:
-        """See Extra."""
-        start, stop, _ = rows.indices(self.experts * self.n)
-        first, last = start // self.n, -(-stop // self.n)
-        if len(self.of) == 1:
-            whole = self.of[0].read(slice(first, last), None)[:, self.first : self.first + self.n]
+    def read(rows: slice, columns: slice | None) -> Floats:
+        start, stop, _ = rows.indices(experts * n)
+        at, end = start // n, -(-stop // n)
+        if len(of) == 1:
+            whole = of[0].read(slice(at, end), None)[:, first : first + n]
         else:
-            whole = np.stack([own.read(slice(None), None) for own in self.of[first:last]])
-        found = whole.reshape(-1, self.k)[start - first * self.n : stop - first * self.n] * np.float32(self.scale)
+            whole = np.stack([each.read(slice(None), None) for each in of[at:end]])
+        found = whole.reshape(-1, k)[start - at * n : stop - at * n]
         return found if columns is None else found[:, columns]
+
+    return Extra(lambda: (experts * n, k), read, frozenset[str]().union(*(each.origins for each in of)))
 
 
 @dataclass(frozen=True)
@@ -118,26 +105,22 @@ class Experts(Part):
         sizes = {"gate": (inner, hidden, 0), "up": (inner, hidden, inner), "down": (hidden, inner, 0)}
         for layer in facts.layers:
             at = f"{LAYERS}.{layer}."
-            gates = (Own(source, at + self.shared_gate),) * facts.always
-            found[f"{at}mlp.router.weight"] = _joined(Own(source, at + first_of(source, at, self.routers)), gates)
+            gates = (original(source, at + self.shared_gate),) * facts.always
+            found[f"{at}mlp.router.weight"] = joined(original(source, at + first_of(source, at, self.routers)), *gates)
             both = next((pair for pair in self.fused if source.has(at + pair[0])), self.fused[0])
             for part, (n, k, first) in sizes.items():
                 if self.single and source.has(at + self.single.format(0, self.parts[part])):
                     names = (self.single.format(number, self.parts[part]) for number in range(count))
-                    experts = Stacked(tuple(Own(source, at + name) for name in names), count, n, k)
+                    experts = stacked(tuple(original(source, at + name) for name in names), count, n, k)
                 else:
-                    experts = Stacked((Own(source, at + both[part == "down"]),), count, n, k, first)
+                    experts = stacked((original(source, at + both[part == "down"]),), count, n, k, first)
                 shared: tuple[Extra, ...] = ()
                 if facts.always:
-                    whole = Own(source, f"{at}{self.shared[0]}.{part}_proj.weight")
-                    slices = tuple(Columns(whole, inner * number, inner) for number in range(facts.always))
+                    whole = original(source, f"{at}{self.shared[0]}.{part}_proj.weight")
+                    slices = tuple(columns_of(whole, inner * number, inner) for number in range(facts.always))
                     shared = slices if part == "down" else (whole,)
-                found[f"{at}mlp.experts.{part}.weight"] = _joined(experts, shared)
+                found[f"{at}mlp.experts.{part}.weight"] = joined(experts, *shared)
         return found
-
-
-def _joined(first: Extra, more: tuple[Extra, ...]) -> Extra:
-    return Joined((first, *more)) if more else first
 
 
 def first_of(source: Checkpoint, at: str, names: tuple[str, ...]) -> str:

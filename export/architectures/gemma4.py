@@ -13,7 +13,7 @@ from edgespec.export.architectures.base import AROUND, ATTENTION, LAYERS, Archit
 from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
-from edgespec.export.source.derived import Affine, Extra, Held, Own, Rows
+from edgespec.export.source.derived import Extra, affine, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
 
 TABLE, PROJECTION, NORM = (f"model.{name}.weight" for name in (
@@ -168,11 +168,11 @@ class Gemma4(Architecture):
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         size = self.facts.layer_embedding
-        found: dict[str, Extra] = {NORM: Affine(Own(source, NORM), scale=0.5**0.5)}
-        found |= {f"{LAYERS}.heads_of_{dim}_norm.weight": Held(np.ones(dim, np.float32)) for dim in self.facts.dims}
+        found: dict[str, Extra] = {NORM: affine(original(source, NORM), scale=0.5**0.5)}
+        found |= {f"{LAYERS}.heads_of_{dim}_norm.weight": held(np.ones(dim, np.float32)) for dim in self.facts.dims}
         for layer in range(self.facts.layers):
             at, rows = f"{LAYERS}.{layer}", np.arange(layer * size, (layer + 1) * size)
-            projection = Affine(Rows(Own(source, PROJECTION), rows), scale=self.facts.hidden**-0.5)
+            projection = affine(rows_of(original(source, PROJECTION), rows), scale=self.facts.hidden**-0.5)
             found[f"{at}.per_layer_model_projection.weight"] = projection
         return found | self._reordered(source)
 

@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.source.derived import Extra, Own, Rows, Transposed
+from edgespec.export.source.derived import Extra, original, rows_of, transposed
 from edgespec.export.source.source import Checkpoint
 
 NEOX_MLP = {"mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h"}
@@ -208,11 +208,11 @@ class Gpt2(Architecture):
         for layer in range(self.facts.layers):
             ours, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"
             for part, name in names.items():
-                found[f"{ours}.{part}.weight"] = Transposed(Own(source, f"{theirs}.{name}.weight"))
-                found[f"{ours}.{part}.bias"] = Own(source, f"{theirs}.{name}.bias")
+                found[f"{ours}.{part}.weight"] = transposed(original(source, f"{theirs}.{name}.weight"))
+                found[f"{ours}.{part}.bias"] = original(source, f"{theirs}.{name}.bias")
             for number, module in enumerate(QKV):
                 rows = np.arange(self.facts.hidden) + number * self.facts.hidden
-                fused = Own(source, f"{theirs}.attn.c_attn.weight"), Own(source, f"{theirs}.attn.c_attn.bias")
-                found[f"{ours}.{module}.weight"] = Rows(Transposed(fused[0]), rows)
-                found[f"{ours}.{module}.bias"] = Rows(fused[1], rows)
+                fused = original(source, f"{theirs}.attn.c_attn.weight"), original(source, f"{theirs}.attn.c_attn.bias")
+                found[f"{ours}.{module}.weight"] = rows_of(transposed(fused[0]), rows)
+                found[f"{ours}.{module}.bias"] = rows_of(fused[1], rows)
         return found

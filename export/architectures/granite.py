@@ -8,7 +8,7 @@ from edgespec.export.architectures.base import LAYERS, Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
 from edgespec.export.architectures.states import StateSpaces
-from edgespec.export.source.derived import Affine, Extra, Own
+from edgespec.export.source.derived import Extra, affine, original
 from edgespec.export.source.source import Checkpoint
 
 MIXTURES = Experts(
@@ -48,7 +48,7 @@ class Granite(Architecture):
                 for kind in ("weight", "bias") if self.bias(module) else ("weight",):
                     name = f"{LAYERS}.{layer}.{module}.{kind}"
                     stored = f"{LAYERS}.{layer}.{self.layer_names.get(module, module)}.{kind}"
-                    found[name] = Affine(found.get(name, Own(source, stored)), scale=times)
+                    found[name] = affine(found.get(name, original(source, stored)), scale=times)
         return found
 
 

@@ -11,7 +11,7 @@ from edgespec.export.architectures.experts import Experts, first_of
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
 from edgespec.export.architectures.states import ShortConvolutions
-from edgespec.export.source.derived import Extra, Own
+from edgespec.export.source.derived import Extra, original
 from edgespec.export.source.source import Checkpoint
 
 MLP = {"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"}
@@ -149,6 +149,6 @@ class Lfm3(Lfm2):
         for layer, kind in enumerate(self.kinds):
             at = f"{LAYERS}.{layer}."
             if self.on(self.output_gate) and kind != "conv":
-                found[f"{at}{GATE}.weight"] = Own(source, at + first_of(source, at, self.GATES))
+                found[f"{at}{GATE}.weight"] = original(source, at + first_of(source, at, self.GATES))
             found |= turned_rows(source, at[:-1], heads, order, bias) if kind == "full_attention" else {}
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.export.architectures.base import AFTER, EMBEDDING, LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.source.derived import Extra, Floats, Held, Normed, Own
+from edgespec.export.source.derived import Extra, Floats, held, normed, original
 from edgespec.export.source.source import Checkpoint
 
 ATTENTION_BIAS = {"self_attn": ("attention_bias", False)}
@@ -183,34 +183,25 @@ class NanoChat(Architecture):
         return replace(super().rule(layer), q_norm=norm, k_norm=norm, late_norms=True)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        facts, ones = self.facts, Held(np.ones(self.facts.hidden, np.float32))
+        facts, ones = self.facts, held(np.ones(self.facts.hidden, np.float32))
         norms = ["model.norm"]
         for layer in range(facts.layers):
             norms += [f"{LAYERS}.{layer}.{module}" for module in (self.norms.attention, self.norms.mlp)]
-        heads = {f"{LAYERS}.heads_norm.weight": Held(np.ones(facts.head_dim, np.float32))}
-        embedding = {self.embedding: Normed(Own(source, f"{EMBEDDING}.weight"), self.eps)}
+        heads = {f"{LAYERS}.heads_norm.weight": held(np.ones(facts.head_dim, np.float32))}
+        embedding = {self.embedding: normed(original(source, f"{EMBEDDING}.weight"), self.eps)}
         return {f"{name}.weight": ones for name in norms} | heads | embedding
 
 
-@dataclass(frozen=True)
-class Xielu:
-    """The numbers of one layer's ``xielu`` as ops.py has them, [3], of what training stores (arXiv 2411.13010)."""
+def xielu_numbers(above: Extra, below: Extra, slope: Extra | None) -> Extra:
+    """Compute the numbers of one layer's ``xielu`` as ops.py has them, [3], of what training stores (2411.13010)."""
 
-    above: Own
-    below: Own
-    slope: Own | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[3]."""
-        return (3,)
-
-    def read(self, rows: slice, columns: slice | None) -> Floats:
-        """See Extra."""
-        stored = (self.above, self.below, self.slope)
+    def read(rows: slice, columns: slice | None) -> Floats:
         given = [0.5 if each is None else float(each.read(slice(None), None).reshape(())) for each in stored]
-        above, below, slope = np.logaddexp(0, given[0]), np.logaddexp(0, given[1]), given[2]
-        return np.array([above, slope + below, slope], np.float32)[rows]
+        p, n, b = np.logaddexp(0, given[0]), np.logaddexp(0, given[1]), given[2]
+        return np.array([p, b + n, b], np.float32)[rows]
+
+    stored = (above, below, slope)
+    return Extra(lambda: (3,), read, frozenset[str]().union(*(each.origins for each in stored if each)))
 
 
 @known("apertus", "Apertus-8B-Instruct-2509", "xIELU without a gate, norms of each head")
@@ -237,6 +228,6 @@ class Apertus(Architecture):
         for layer in range(self.facts.layers):
             if name := self.numbers(layer):
                 at = name.removesuffix("numbers")
-                above, below, slope = (Own(source, f"{at}{part}") for part in ("alpha_p", "alpha_n", "beta"))
-                found[name] = Xielu(above, below, slope if source.has(slope.name) else None)
+                above, below, slope = (original(source, f"{at}{part}") for part in ("alpha_p", "alpha_n", "beta"))
+                found[name] = xielu_numbers(above, below, slope if source.has(f"{at}beta") else None)
         return found

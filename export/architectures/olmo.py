@@ -8,7 +8,7 @@ from edgespec.export.architectures.base import AFTER, BEFORE, LAYERS, Architectu
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.states import NegativeDeltaRules
-from edgespec.export.source.derived import Extra, Own
+from edgespec.export.source.derived import Extra, original
 from edgespec.export.source.source import Checkpoint
 
 
@@ -76,5 +76,5 @@ class OlmoHybrid(Architecture):
         for layer in range(self.facts.layers):
             for ours, theirs in self.SAVED.items():
                 if source.has(name := f"{LAYERS}.{layer}.{theirs}.weight"):
-                    found[f"{LAYERS}.{layer}.{ours}.weight"] = Own(source, name)
+                    found[f"{LAYERS}.{layer}.{ours}.weight"] = original(source, name)
         return found

@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.export.architectures.base import ATTENTION, GATE, LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.states import DeltaRules, FusedDeltaRules
-from edgespec.export.source.derived import Extra, Own, Rows
+from edgespec.export.source.derived import Extra, original, rows_of
 from edgespec.export.source.source import Checkpoint
 
 
@@ -84,8 +84,8 @@ class Qwen35(Architecture):
             at = f"{LAYERS}.{layer}"
             for part, module in enumerate((ATTENTION.format("q"), GATE)):
                 for kind in kinds:
-                    own = Own(source, f"{at}.{ATTENTION.format('q')}.{kind}")
-                    found[f"{at}.{module}.{kind}"] = Rows(own, both[:, part].ravel())
+                    own = original(source, f"{at}.{ATTENTION.format('q')}.{kind}")
+                    found[f"{at}.{module}.{kind}"] = rows_of(own, both[:, part].ravel())
         return found
 
 

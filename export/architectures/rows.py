@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.source.derived import Extra, Own, Rows
+from edgespec.export.source.derived import Extra, original, rows_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import ModelFacts
 
 Ids = NDArray[np.int64]
 
 
-def stacked(whole: Own, layer: str, modules: Sequence[str], facts: ModelFacts) -> dict[str, Extra]:
+def stacked(whole: Extra, layer: str, modules: Sequence[str], facts: ModelFacts) -> dict[str, Extra]:
     """Cut a matrix into the modules that it holds one behind the other.
 
     Args:
@@ -29,7 +29,7 @@ def stacked(whole: Own, layer: str, modules: Sequence[str], facts: ModelFacts) -
     start = 0
     for module in modules:
         size = sizes.get(module.split(".")[-1], facts.intermediate)
-        found[f"{layer}.{module}.weight"] = Rows(whole, np.arange(start, start + size))
+        found[f"{layer}.{module}.weight"] = rows_of(whole, np.arange(start, start + size))
         start += size
     return found
 
@@ -48,7 +48,7 @@ def grouped(source: Checkpoint, theirs: str, ours: str, facts: ModelFacts, bias:
     rows = np.arange(facts.kv_heads * (each + 2) * size).reshape(facts.kv_heads, each + 2, size)
     parts = {"q": rows[:, :each].ravel(), "k": rows[:, each].ravel(), "v": rows[:, each + 1].ravel()}
     return {
-        f"{ours}.{part}_proj.{kind}": Rows(Own(source, f"{theirs}.{kind}"), ids)
+        f"{ours}.{part}_proj.{kind}": rows_of(original(source, f"{theirs}.{kind}"), ids)
         for part, ids in parts.items()
         for kind in (("weight", "bias") if bias else ("weight",))
     }
@@ -92,5 +92,5 @@ def turned_rows(source: Checkpoint, layer: str, heads: Mapping[str, int], order:
         rows = {"proj.weight": every, "norm.weight": order} | ({"proj.bias": every} if bias else {})
         for kind, ids in rows.items():
             name = f"{layer}.self_attn.{part}_{kind}"
-            found[name] = Rows(Own(source, name), ids)
+            found[name] = rows_of(original(source, name), ids)
     return found

@@ -11,7 +11,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture, Part
 from edgespec.export.architectures.ops import ConvolutionRule, DeltaRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
-from edgespec.export.source.derived import Exponential, Extra, Joined, Own, Rows, Taps
+from edgespec.export.source.derived import Extra, exponential, joined, original, rows_of, taps
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.facts import DeltaHeads
 
@@ -28,7 +28,7 @@ class ShortConvolutions(Part):
 
     def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
         names = (f"{LAYERS}.{layer}.conv" for layer in arch.facts.convolutions)
-        return {f"{name}.taps": Taps(Own(source, f"{name}.conv.weight")) for name in names}
+        return {f"{name}.taps": taps(original(source, f"{name}.conv.weight")) for name in names}
 
 
 class DeltaRules(Part):
@@ -72,9 +72,9 @@ class DeltaRules(Part):
         found: dict[str, Extra] = {}
         for layer in arch.facts.convolutions:
             at = f"{LAYERS}.{layer}.linear_attn"
-            found[f"{at}.taps"] = Taps(Own(source, f"{at}.conv1d.weight"))
-            found[f"{at}.rate"] = Exponential(Own(source, f"{at}.A_log"))
-            found[f"{at}.scale"] = Own(source, f"{at}.norm.weight")  # no offset
+            found[f"{at}.taps"] = taps(original(source, f"{at}.conv1d.weight"))
+            found[f"{at}.rate"] = exponential(original(source, f"{at}.A_log"))
+            found[f"{at}.scale"] = original(source, f"{at}.norm.weight")  # no offset
         return found
 
 
@@ -92,8 +92,8 @@ class FusedDeltaRules(DeltaRules):
         for layer in arch.facts.convolutions:
             at = f"{LAYERS}.{layer}.linear_attn.in_proj_"
             for part, ids in rows.items():
-                whole = Own(source, f"{at}{'ba' if part in 'ab' else 'qkvz'}.weight")
-                found[f"{at}{part}.weight"] = Rows(whole, ids.ravel())
+                whole = original(source, f"{at}{'ba' if part in 'ab' else 'qkvz'}.weight")
+                found[f"{at}{part}.weight"] = rows_of(whole, ids.ravel())
         return found
 
 
@@ -114,20 +114,20 @@ class NegativeDeltaRules(DeltaRules):
         return replace(super().rule(arch, layer), times=twice, eps=self.EPS)
 
     def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
-        def joined(at: str, kind: str) -> Joined:
-            return Joined(tuple(Own(source, f"{at}.{part}_{kind}.weight") for part in "qkv"))
+        def three(at: str, kind: str) -> Extra:
+            return joined(*(original(source, f"{at}.{part}_{kind}.weight") for part in "qkv"))
 
         found: dict[str, Extra] = {}
         for layer in arch.facts.convolutions:
             at = f"{LAYERS}.{layer}.linear_attn"
             for ours, theirs in {"in_proj_z": "g_proj", "in_proj_a": "a_proj", "in_proj_b": "b_proj",
                                  "out_proj": "o_proj"}.items():  # fmt: skip
-                found[f"{at}.{ours}.weight"] = Own(source, f"{at}.{theirs}.weight")
-            found[f"{at}.in_proj_qkv.weight"] = joined(at, "proj")
+                found[f"{at}.{ours}.weight"] = original(source, f"{at}.{theirs}.weight")
+            found[f"{at}.in_proj_qkv.weight"] = three(at, "proj")
             whole = f"{at}.conv1d.weight"
-            found[f"{at}.taps"] = Taps(Own(source, whole) if source.has(whole) else joined(at, "conv1d"))
-            found[f"{at}.rate"] = Exponential(Own(source, f"{at}.A_log"))
-            found[f"{at}.scale"] = Own(source, f"{at}.o_norm.weight")
+            found[f"{at}.taps"] = taps(original(source, whole) if source.has(whole) else three(at, "conv1d"))
+            found[f"{at}.rate"] = exponential(original(source, f"{at}.A_log"))
+            found[f"{at}.scale"] = original(source, f"{at}.o_norm.weight")
         return found
 
 
@@ -180,11 +180,11 @@ class StateSpaces(Part):
             at, theirs = f"{LAYERS}.{layer}.linear_attn", f"{LAYERS}.{layer}.mamba"
             for kind in ("weight", "bias") if arch.bias("linear_attn") else ("weight",):
                 for part, ids in rows.items():
-                    found[f"{at}.in_proj_{part}.{kind}"] = Rows(Own(source, f"{theirs}.in_proj.{kind}"), ids)
-                found[f"{at}.out_proj.{kind}"] = Own(source, f"{theirs}.out_proj.{kind}")
-            found[f"{at}.taps"] = Taps(Own(source, f"{theirs}.conv1d.weight"), order)
-            found[f"{at}.taps_bias"] = Rows(Own(source, f"{theirs}.conv1d.bias"), order)
-            found[f"{at}.rate"] = Exponential(Own(source, f"{theirs}.A_log"))
+                    found[f"{at}.in_proj_{part}.{kind}"] = rows_of(original(source, f"{theirs}.in_proj.{kind}"), ids)
+                found[f"{at}.out_proj.{kind}"] = original(source, f"{theirs}.out_proj.{kind}")
+            found[f"{at}.taps"] = taps(original(source, f"{theirs}.conv1d.weight"), order)
+            found[f"{at}.taps_bias"] = rows_of(original(source, f"{theirs}.conv1d.bias"), order)
+            found[f"{at}.rate"] = exponential(original(source, f"{theirs}.A_log"))
             for ours, name in (("dt_bias", "dt_bias"), ("skip", "D"), ("norm.weight", "norm.weight")):
-                found[f"{at}.{ours}"] = Own(source, f"{theirs}.{name}")
+                found[f"{at}.{ours}"] = original(source, f"{theirs}.{name}")
         return found

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import INDEX, NATIVE, STANDARD, ModelSpec, model_part, stock_graphs
+from edgespec.export.bundle.model_part import INDEX, STANDARD, ModelSpec, model_part
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.plan import WEIGHTS, StoragePlan
@@ -25,13 +25,10 @@ def write_model(
     chosen: LevelSource | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WrittenModel:
-    """Write ``model.data`` and the graphs over it into ``folder``.
+    """Write ``model.data`` and the graphs over it (``stock_graphs``, and one of native operators) into ``folder``.
 
-    With stock operators a target has two graphs: the strict one (its sub-layers gated if asked for), whose rows have
-    the same bits in every pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the
-    layout of stock operators a target has a third one, for other programs.  With native operators one graph does all of
-    it.  The weights are stored once; ``model.weights.json`` says where each lies in either layout, so that the other
-    one can be made without looking into the graphs.
+    The weights are stored once; ``model.weights.json`` says where each lies in either layout, so that the other one can
+    be made without looking into the graphs.
 
     Args:
         folder: an existing folder.
@@ -40,20 +37,20 @@ def write_model(
         chosen: the levels of int4 and int8 matrices; None = round to nearest.
         progress: called with (bytes of weights written, of) as it grows.
     """
-    plan, prefix, fine = spec.plan, spec.prefix, spec.fine
-    trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, plan, fine, spec.layout)
-    hidden = bool(arch.input_width or (plan and not spec.draft))
-    graphs = stock_graphs(arch, spec.gated, spec.draft, hidden, prefix, spec.layout)
-    for name, graph in graphs.items():
+    trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
+    share = fine_share(plans["native"], spec.fine) if spec.fine else None
+    part = model_part(arch, spec, chosen.quantizer_name if chosen else None, share)
+    for name, graph in part.graphs.items():
+        file = folder / graph.file.removeprefix(spec.prefix)
+        if name == "native":
+            native_graph(plans["native"]).save(file)
+            continue
         kind = StandardOps if name == STANDARD else GraphOps
-        ops = kind(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
+        ops = kind(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=spec.plan)
         ops.run(trace)
-        ops.graph.save(folder / graph.file.removeprefix(prefix))
-    native_graph(plans["native"]).save(folder / NATIVE)
+        ops.graph.save(file)
     errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
-    share = fine_share(plans["native"], fine) if fine else None
-    part = model_part(arch, spec, chosen.quantizer_name if chosen else "rtn", graphs, share)
     return WrittenModel(part, errors)
 
 

@@ -147,9 +147,7 @@ def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
         raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
 
 
-def stock_graphs(
-    arch: Architecture, gated: bool, draft: bool, hidden: bool, prefix: str, layout: Layout
-) -> dict[str, Graph]:
+def stock_graphs(arch: Architecture, spec: ModelSpec) -> dict[str, Graph]:
     """Return the graphs of stock operators.
 
     A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
@@ -158,12 +156,13 @@ def stock_graphs(
     """
     if native_only(arch):  # see check_operators
         return {}
-    if draft:
+    hidden, prefix = bool(arch.input_width or (spec.plan and not spec.draft)), spec.prefix
+    if spec.draft:
         return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
     least = least_length(arch.facts.head_dim) or None
-    strict = Graph(file=prefix + STRICT, gated=gated, padded=True, least_length=least, hidden=hidden)
-    found = {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
-    return found | ({STANDARD: Graph(file=prefix + MAIN)} if layout == "stock" and not arch.input_width else {})
+    strict = Graph(file=prefix + STRICT, gated=spec.gated, padded=True, least_length=least, hidden=hidden)
+    found = {"gated" if spec.gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
+    return found | ({STANDARD: Graph(file=prefix + MAIN)} if spec.layout == "stock" and not arch.input_width else {})
 
 
 def counted(arch: Architecture) -> ModelFacts:
@@ -171,16 +170,13 @@ def counted(arch: Architecture) -> ModelFacts:
     return arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
 
 
-def model_part(
-    arch: Architecture, spec: ModelSpec, quantizer: str, graphs: dict[str, Graph], fine: float | None = None
-) -> ModelPart:
+def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine: float | None = None) -> ModelPart:
     """Return the entry of a model.
 
     Args:
         arch: the model.
         spec: how it is stored.
-        quantizer: name of what chose its levels.
-        graphs: see ``stock_graphs``.
+        quantizer: name of what chose its levels; None = they were rounded.
         fine: share of the weights of layers that are int8, if ``spec.fine`` names any matrix.
     """
     facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
@@ -194,11 +190,11 @@ def model_part(
     return ModelPart(
         facts=facts,
         format=spec.format,
-        quantizer=quantizer,
+        quantizer=quantizer or "rtn",
         head_format=spec.head,
         embedding_format="int8" if arch.embedding in spec.fine else None,
         fine=fine,
-        graphs={**graphs, "native": native},
+        graphs={**stock_graphs(arch, spec), "native": native},
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,
         layout=spec.layout,

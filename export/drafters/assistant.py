@@ -25,7 +25,7 @@ from edgespec.export.architectures.ops import Linear, Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
 from edgespec.export.drafters.drafter import Drafter, Published, layers_like
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.source.derived import Extra, Own
+from edgespec.export.source.derived import Extra, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 
 MODEL_TYPE = "gemma4_assistant"
@@ -118,8 +118,8 @@ class Assistant(Gemma4):
         return self.facts.heads * self.dim(int(weight.split(".")[2])) if weight.endswith("q_proj.weight") else None
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        own = {FUSE: Own(source, PROJECTED), f"{HEAD}.weight": Own(source, self.embedding)}
-        theirs = {f"{TARGET_NORM}.weight": Own(self.target.source, f"{FINAL_NORM}.weight")}
+        own = {FUSE: original(source, PROJECTED), f"{HEAD}.weight": original(source, self.embedding)}
+        theirs = {f"{TARGET_NORM}.weight": original(self.target.source, f"{FINAL_NORM}.weight")}
         return own | theirs | self._reordered(source)
 
 

@@ -22,7 +22,7 @@ from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like, with_head_norms
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 
 NORM = "hidden_norm"
@@ -89,9 +89,9 @@ class DFlash(Architecture):
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found: dict[str, Extra] = {
-            f"model.{name}": Own(source, name) for name in source.index if name.startswith(("layers.", "norm."))
+            f"model.{name}": original(source, name) for name in source.index if name.startswith(("layers.", "norm."))
         }
-        return found | {ours: Own(source, theirs) for ours, theirs in OTHER_NAMES.items() if source.has(theirs)}
+        return found | {ours: original(source, theirs) for ours, theirs in OTHER_NAMES.items() if source.has(theirs)}
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
@@ -119,7 +119,7 @@ def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
         raise UnsupportedModel(f"{source.path}: a DFlash drafter with an LM head of its own: expected the target's")
     config |= {"vocab_size": vocab, "tie_word_embeddings": False}
     config.setdefault("max_position_embeddings", target.facts.context)
-    extra: dict[str, Extra] = {f"{HEAD}.weight": Own(target.source, target.head.weight)}
+    extra: dict[str, Extra] = {f"{HEAD}.weight": original(target.source, target.head.weight)}
     given = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), extra)
     arch = DFlash(given, len(ids), target.facts.context)
     check_size(arch, target)

@@ -19,7 +19,7 @@ from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architec
 from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
 from edgespec.export.drafters.drafter import with_head_norms
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.source.derived import Extra, Own
+from edgespec.export.source.derived import Extra, original
 from edgespec.export.source.source import Checkpoint
 
 EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the embedding and of the hidden state
@@ -99,7 +99,7 @@ class Eagle3(Architecture):
         for name in source.index:
             ours = name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
             if ours.startswith(("layers.", "norm.")):
-                found[f"model.{ours}"] = Own(source, name)
+                found[f"model.{ours}"] = original(source, name)
         return found
 
 

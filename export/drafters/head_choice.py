@@ -7,7 +7,7 @@ What it leaves out is never guessed, so q is 0 there and the text does not chang
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.drafters.heads import CUT, CUT_BIAS, HeadPlan, TrainedHeads, check_heads, read_heads
-from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Extra, Held
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, chosen_rows, rows_of
 from edgespec.export.source.source import BUILTIN, resolve_heads
 from edgespec.runtimes.files.manifest import HeadVocab
 from edgespec.runtimes.text.codec import TextCodec
@@ -96,8 +96,8 @@ class HeadChoice:
         extra: dict[str, Extra] = {}
         for heads in self.trained.values():
             for name, tensor in heads.tensors.items():
-                cut = self.tokens is not None and name.endswith(".lm_head.weight")
-                extra[name] = Held(tensor.read(slice(None), None)[self.tokens]) if cut else tensor
+                own = name.endswith(".lm_head.weight")
+                extra[name] = rows_of(tensor, self.tokens) if own and self.tokens is not None else tensor
         if self.tokens is not None:
             extra |= _cut_rows(arch, self.tokens)
         if extra:
@@ -107,20 +107,36 @@ class HeadChoice:
 def choose_heads(
     model: str, folders: Sequence[str], methods: Sequence[str], arch: Architecture, codec: TextCodec
 ) -> dict[str, TrainedHeads]:
-    """Read and check the heads that the methods need, by method.
-
-    Embedded models come with heads of their own, which are taken where none are given.
+    """Read and check the heads that the methods need, by method; see ``given_heads``.
 
     Raises:
         ExportError: missing heads, two of a kind, heads of no wanted method, or of another model.
     """
+    found = given_heads(model, folders, methods, read_heads, arch, codec)
+    if missing := [kind for kind in needing("heads") if kind in methods and kind not in found]:
+        raise ExportError(
+            f"method {missing[0]} needs trained heads",
+            f"train them with `edgespec train {missing[0]} MODEL -o DIR`, then add --heads DIR",
+        )
+    return found
+
+
+def given_heads(
+    model: str,
+    folders: Sequence[str],
+    methods: Sequence[str],
+    read: Callable[[Path], TrainedHeads],
+    arch: Architecture,
+    codec: TextCodec | None,
+) -> dict[str, TrainedHeads]:
+    """Read heads of folders, and those that an embedded model comes with; a plan (no codec) compares sizes alone."""
     found: dict[str, TrainedHeads] = {}
-    read = [(name, read_heads(resolve_heads(name))) for name in folders]
+    folders_read = [(name, read(resolve_heads(name))) for name in folders]
     if model.startswith(BUILTIN):
-        given = {heads.file.kind for _, heads in read}
+        given = {heads.file.kind for _, heads in folders_read}
         own = [f"{model}-{kind}" for kind in needing("heads") if kind in methods and kind not in given]
-        read += [(name, read_heads(resolve_heads(name))) for name in own]
-    for name, heads in read:
+        folders_read += [(name, read(resolve_heads(name))) for name in own]
+    for name, heads in folders_read:
         kind = heads.file.kind
         if kind in found:
             raise ExportError(f"{name}: the second {kind} heads: expected one folder of each kind")
@@ -128,11 +144,6 @@ def choose_heads(
             raise ExportError(f"{name}: holds {kind} heads, but not --method {kind}", f"add --method {kind}")
         check_heads(heads, arch, codec, resolve_heads(name))
         found[kind] = heads
-    if missing := [kind for kind in needing("heads") if kind in methods and kind not in found]:
-        raise ExportError(
-            f"method {missing[0]} needs trained heads",
-            f"train them with `edgespec train {missing[0]} MODEL -o DIR`, then add --heads DIR",
-        )
     return found
 
 
@@ -144,5 +155,8 @@ def cut_draft(draft: Architecture, tokens: NDArray[np.int64]) -> HeadPlan:
 
 def _cut_rows(arch: Architecture, tokens: NDArray[np.int64]) -> dict[str, Extra]:
     """Return the LM head's rows of these tokens, [size], and their biases."""
-    rows: dict[str, Extra] = {CUT: ChosenRows(arch.source, arch.head.weight, tokens)}
-    return rows if arch.head.bias is None else rows | {CUT_BIAS: Held(arch.source.read(arch.head.bias)[tokens])}
+    source, head = arch.source, arch.head
+    found = {CUT: chosen_rows(source, head.weight, tokens, arch.facts.hidden)}
+    if (bias := head.bias) is not None:
+        found[CUT_BIAS] = Extra(lambda: (len(tokens),), lambda rows, columns: source.read(bias)[tokens][rows])
+    return found

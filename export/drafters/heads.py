@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Linear
-from edgespec.export.source.derived import Extra, Held
+from edgespec.export.source.derived import Extra, held
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.json_file import read_json, read_object, validated
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -179,8 +179,8 @@ def tokenizer_fingerprint(codec: TextCodec) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec, folder: Path) -> None:
-    """Refuse heads of another model.
+def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec | None, folder: Path) -> None:
+    """Refuse heads of another model; without its tokenizer, and so without its weights, by sizes alone.
 
     Raises:
         ExportError: another hidden size, vocabulary, tokenizer or model, or exits that it does not have; the message
@@ -191,16 +191,15 @@ def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec, folde
     for what, theirs, ours in (("hidden size", file.hidden, facts.hidden), ("vocabulary", file.vocab, facts.vocab)):
         if theirs not in (ours, 0):
             raise ExportError(f"{folder}: heads for a model of {what} {theirs}, but this model's is {ours}", again)
-    theirs_is = f"{folder}: heads for a {{}} with fingerprint {{:.12}}, but this model's is {{:.12}}"
-    if file.tokenizer is not None and file.tokenizer != (mine := tokenizer_fingerprint(codec)):
-        raise ExportError(theirs_is.format("tokenizer", file.tokenizer, mine), again)
-    if file.model is not None:
-        mine = model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding)
-        if file.model != mine:
-            raise ExportError(
-                f"{folder}: heads for a model with fingerprint {file.model[:12]}, but this model's is {mine[:12]}",
-                again,
-            )
+    if codec is not None:
+        prints: dict[str, Callable[[], str]] = {"tokenizer": lambda: tokenizer_fingerprint(codec),
+                  "model": lambda: model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding)}  # fmt: skip
+        for what, compute in prints.items():
+            theirs = getattr(file, what)
+            if theirs is not None and theirs != (mine := compute()):
+                raise ExportError(
+                    f"{folder}: heads for a {what} with fingerprint {theirs:.12}, but this model's is {mine:.12}", again
+                )
     if beyond := [at for at in file.exits if not 0 < at < facts.layers]:
         raise ExportError(f"{folder}: an exit after layer {beyond[0]}, but this model has {facts.layers} layers", again)
 
@@ -243,7 +242,7 @@ def read_description(folder: Path) -> HeadsFile:
 
 def _read_own(folder: Path) -> TrainedHeads:
     file = read_description(folder)
-    heads = TrainedHeads(file, {name: Held(value) for name, value in _tensors(folder / TENSORS).items()})
+    heads = TrainedHeads(file, {name: held(value) for name, value in _tensors(folder / TENSORS).items()})
     _check_shapes(heads, folder)
     return heads
 
@@ -267,7 +266,7 @@ def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Traine
                 )
             continue  # a full checkpoint has the model's own tensors too
         numbers.add(int(match[1]))
-        found[f"medusa.{match[1]}." + ("lm_head.weight" if match["own"] else str(match["part"]))] = Held(value)
+        found[f"medusa.{match[1]}." + ("lm_head.weight" if match["own"] else str(match["part"]))] = held(value)
     if not numbers:
         raise ExportError(f"{path}: holds no Medusa heads; expected tensors like 0.0.linear.weight")
     weight = found.get("medusa.0.weight")
@@ -293,27 +292,28 @@ def _configuration(path: Path) -> dict[str, Any]:
     return read_object(file, ExportError) if file.is_file() else {}
 
 
+def group_shapes(group: HeadGroup, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a group."""
+    matrices = group_matrices(group)
+    rows, wide = group.inner if group.kind == "blockwise" else hidden, group.count * hidden
+    found: dict[str, tuple[int, ...]] = {}
+    for part in matrices.first:
+        found[part.weight] = rows, hidden
+        if part.bias:
+            found[part.bias] = (rows,)
+    if matrices.second is not None:
+        found |= {matrices.second.weight: (wide, group.inner), str(matrices.second.bias): (wide,)}
+    return found | {part.weight: (vocab, hidden) for part in matrices.heads}
+
+
 def _check_shapes(heads: TrainedHeads, where: Path) -> None:
-    file, hidden = heads.file, heads.file.hidden
-    wide = file.count * hidden
-    expected: dict[str, tuple[int, ...]] = {}
     for group in heads.groups:
-        matrices = group_matrices(group)
-        sizes = {"medusa": (hidden, hidden), "blockwise": (file.inner, hidden), "exit": (hidden, hidden)}[group.kind]
-        for part in matrices.first:
-            expected[part.weight] = sizes
-            if part.bias:
-                expected[part.bias] = sizes[:1]
-        if matrices.second is not None:
-            expected[matrices.second.weight] = wide, file.inner
-            expected[str(matrices.second.bias)] = (wide,)
-        expected |= {part.weight: (file.vocab, hidden) for part in matrices.heads}
-    for name, shape in expected.items():
-        tensor = heads.tensors.get(name)
-        if tensor is None:
-            raise ExportError(f"{where}: tensor {name} is missing", "train the heads again, or download them again")
-        if tensor.shape != shape:
-            raise ExportError(f"{where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        for name, shape in group_shapes(group, heads.file.hidden, heads.file.vocab).items():
+            tensor = heads.tensors.get(name)
+            if tensor is None:
+                raise ExportError(f"{where}: tensor {name} is missing", "train the heads again, or download them again")
+            if tensor.shape != shape:
+                raise ExportError(f"{where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
 
 
 def _tensors(path: Path) -> dict[str, NDArray[np.float32]]:

@@ -20,7 +20,7 @@ from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.source.derived import ExtendedCheckpoint, Extra, Own
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly, Renamed, with_usual_prefix
 
 EMBEDDED, STATE, TARGET_NORM = "embedding_norm", "hidden_norm", "target_norm"
@@ -142,8 +142,8 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
         )
     usual = with_usual_prefix(source, target.layers_at)
     extra: dict[str, Extra] = {
-        f"{TARGET_NORM}.weight": Own(usual, f"{outer.get(FINAL_NORM, FINAL_NORM)}.weight"),
-        f"{outer.get(HEAD, HEAD)}.weight": Own(target.source, target.head.weight),
+        f"{TARGET_NORM}.weight": original(usual, f"{outer.get(FINAL_NORM, FINAL_NORM)}.weight"),
+        f"{outer.get(HEAD, HEAD)}.weight": original(target.source, target.head.weight),
     }
     arch = mtp_of(target, ExtendedCheckpoint(Renamed(source, names), extra), layout.hidden_first)
     check_tensors(arch, Renamed(source, names))

@@ -22,7 +22,7 @@ from edgespec.export.drafters import assistant, dflash
 from edgespec.export.drafters.drafter import Drafter, Published, check_size
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
 from edgespec.export.drafters.heads import CUT, FUSE
-from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Held, Own, Rows
+from edgespec.export.source.derived import ExtendedCheckpoint, chosen_rows, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
 
 # those whose config.json says what they are; what is none of them must be EAGLE-3
@@ -155,9 +155,9 @@ def _tokens(source: Checkpoint, arch: Eagle3) -> NDArray[np.int64] | None:
     if rows == vocab:
         return None
     order = np.argsort(tokens)
-    head = Own(source, HEAD)
+    head = original(source, HEAD)
     ascending = (order == np.arange(rows)).all()
-    arch.source = ExtendedCheckpoint(arch.source, {CUT: head if ascending else Rows(head, order)})
+    arch.source = ExtendedCheckpoint(arch.source, {CUT: head if ascending else rows_of(head, order)})
     return tokens[order]
 
 
@@ -185,7 +185,7 @@ def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64
     if not known.all():
 
         def theirs(ids: NDArray[np.int64]) -> NDArray[np.float32]:  # [n] -> [n, hidden]
-            return ChosenRows(target.source, target.head.weight, ids).read(slice(None), None)
+            return chosen_rows(target.source, target.head.weight, ids, target.facts.hidden).read(slice(None), None)
 
         x = theirs(own)
         square = x.T @ x
@@ -193,5 +193,5 @@ def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64
         head[~known] = theirs(tokens[~known]) @ np.linalg.solve(square, x.T @ rows)
         notes.append(f"{int((~known).sum())} of the {len(tokens)} tokens that it guesses are new to it: their rows of "
                      "the LM head are the model's, mapped to its own")  # fmt: skip
-    arch.source = ExtendedCheckpoint(arch.source, {CUT: Held(head)})
+    arch.source = ExtendedCheckpoint(arch.source, {CUT: held(head)})
     return replace(drafter, tokens=tokens, notes=notes)

@@ -11,7 +11,7 @@ What differs from the stock graphs, and why (docs/devices.md):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from edgespec.export.architectures.ops import AttentionRule, Kind, Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.graph import FLOAT, INT32, INT64, GraphBuilder
-from edgespec.export.emit.half import to_half
 from edgespec.export.emit.heads import group_rows
 from edgespec.export.emit.plan import StoragePlan, WeightLayout
 from edgespec.export.emit.plans import storage_plans
@@ -181,6 +180,39 @@ class DeviceHeads(DeviceOps):
         return "logits"
 
 
+def device_graphs(part: ModelPart, skip: SkipSetPart | None) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """List what a device runs of a model: which graph, what the manifest says of it, how it is emitted.
+
+    Args:
+        part: the model's entry in the manifest.
+        skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
+    """
+    yield "", {"hidden": True}, {}
+    yield "move", {}, {}
+    yield "rows", {}, {}
+    if skip is not None:
+        yield "skip", {"skip": skip}, {"skip": SkipSet(tuple(skip.attention), tuple(skip.mlp))}
+    for group in part.heads:
+        yield f"heads/{group.name}", {}, {"group": group}
+    edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
+    for first, last in combinations(edges, 2):  # a request may use some of the exits
+        yield f"layers/{first}-{last}", {}, {"first": first, "last": last, "logits": False}
+    for layer in edges[1:]:
+        yield f"from/{layer}", {"hidden": True}, {"first": layer}
+
+
+def with_device_graphs(
+    part: ModelPart, device: DeviceName, skip: SkipSetPart | None, prefix: str, precision: Precision = "fp32"
+) -> ModelPart:
+    """Return the entry of a model with the graphs of a device."""
+    found = dict(part.graphs)
+    for which, facts, _ in device_graphs(part, skip):
+        name = graph_name(device, precision, which)
+        file = f"{prefix}model.{name.replace('/', '.')}.onnx"
+        found[name] = Graph(file=file, device=device, precision=precision, **facts)
+    return part.model_copy(update={"graphs": found})
+
+
 def add_device_graphs(
     folder: Path,
     arch: Architecture,
@@ -198,7 +230,7 @@ def add_device_graphs(
         arch: the model, with the tensors of its heads.
         part: its entry in the manifest.
         device: which.
-        skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
+        skip: see ``device_graphs``.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
         precision: of activations, keys and values.
         fine: names of matrices that are int8, whatever the part's format says.
@@ -213,36 +245,20 @@ def add_device_graphs(
         )
     plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)
     storage = storage_plans(arch, part.format, part.head_format, plan, fine, part.layout)["stock"]
-    trace, found = arch.trace(), dict(part.graphs)
-
-    def add(which: str, graph: GraphBuilder, **facts: Any) -> None:
-        name = graph_name(device, precision, which)
+    trace, made = arch.trace(), with_device_graphs(part, device, skip, prefix, precision)
+    for which, _, how in device_graphs(part, skip):
+        if which in ("move", "rows"):
+            graph = (move_graph if which == "move" else rows_graph)(arch, storage)
+        else:
+            ops = DeviceHeads(storage, cut=plan.cut, **how) if "group" in how else DeviceOps(storage, plan=plan, **how)
+            ops.run(trace)
+            graph = ops.graph
         if precision == "fp16":
+            from edgespec.export.emit.half import to_half  # needs onnx, which plans do without
+
             to_half(graph)
-        file = f"model.{name.replace('/', '.')}.onnx"
-        graph.save(folder / file)
-        found[name] = Graph(file=prefix + file, device=device, precision=precision, **facts)
-
-    def decoder(which: str, facts: dict[str, Any] | None = None, **kind: Any) -> None:
-        ops = DeviceOps(storage, plan=plan, **kind)
-        ops.run(trace)
-        add(which, ops.graph, **(facts or {}))
-
-    decoder("", {"hidden": True})
-    add("move", move_graph(arch, storage))
-    add("rows", rows_graph(arch, storage))
-    if skip is not None:
-        decoder("skip", {"skip": skip}, skip=SkipSet(tuple(skip.attention), tuple(skip.mlp)))
-    for group in part.heads:
-        heads = DeviceHeads(storage, group, cut=plan.cut)
-        heads.run(trace)
-        add(f"heads/{group.name}", heads.graph)
-    edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
-    for first, last in combinations(edges, 2):  # a request may use some of the exits
-        decoder(f"layers/{first}-{last}", first=first, last=last, logits=False)
-    for layer in edges[1:]:
-        decoder(f"from/{layer}", {"hidden": True}, first=layer)
-    return part.model_copy(update={"graphs": found})
+        graph.save(folder / made.graphs[graph_name(device, precision, which)].file.removeprefix(prefix))
+    return made
 
 
 def move_graph(arch: Architecture, weights: WeightLayout) -> GraphBuilder:

@@ -26,7 +26,7 @@ from edgespec.export.drafters.read import HEAD, TAPS
 from edgespec.export.measuring.guesses import LEAST, Text, accepted, decoder_of, opened, streams, tapped
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.source.derived import ExtendedCheckpoint, Held
+from edgespec.export.source.derived import ExtendedCheckpoint, held
 from edgespec.runtimes.files.formats import FOUR_BITS, Format
 from edgespec.runtimes.files.staged import scratch
 from edgespec.runtimes.slots.slot import Slot
@@ -199,7 +199,7 @@ def _without_one(arch: Mtp) -> ExtendedCheckpoint:
     """Its checkpoint with norms of its own that multiply by what is stored: a converter has added the 1 already."""
     own = [name for name, shape in arch.tensors.items() if len(shape) == 1 and name.endswith("norm.weight")]
     own.remove(f"{TARGET_NORM}.weight")
-    return ExtendedCheckpoint(arch.source, {name: Held(arch.source.read(name) - np.float32(1)) for name in own})
+    return ExtendedCheckpoint(arch.source, {name: held(arch.source.read(name) - np.float32(1)) for name in own})
 
 
 FORMATS: tuple[Format, ...] = "fp32", "int8", "int4"  # that guesses are compared in

@@ -6,28 +6,29 @@ Sizes are exact for weights, as they are for what is copied, else estimates.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import ModelSpec, counted, model_part, stock_graphs
+from edgespec.export.bundle.model_part import ModelSpec, counted, model_part
 from edgespec.export.bundle.source_model import SourceModel
-from edgespec.export.drafters.head_choice import HEAD_TOKENS, check_size
+from edgespec.export.drafters.head_choice import HEAD_TOKENS, HeadChoice, check_size, cut_draft
 from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.emit.device import with_device_graphs
 from edgespec.export.emit.plans import Plans, index_text, storage_plans
-from edgespec.export.measuring.planned_heads import PlannedHeads, Shaped, cut_shapes
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.source.derived import ExtendedCheckpoint
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE
 from edgespec.planning.cut import TYPICAL, fastest_size
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import SPECS, Family, Format
 from edgespec.runtimes.files.kv import table_shape
-from edgespec.runtimes.files.manifest import FileEntry, Graph, HeadVocab, Layout, ModelPart, SkipSetPart
+from edgespec.runtimes.files.manifest import FileEntry, HeadVocab, Layout, ModelPart, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER, find_templates
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object
@@ -88,99 +89,53 @@ def entries(files: Mapping[str, int]) -> dict[str, FileEntry]:
     return {name: FileEntry(size=size, sha256="") for name, size in sorted(files.items())}
 
 
-def head_tokens(prefix: str) -> str:
-    """Where the tokens of a cut LM head are."""
-    return prefix + HEAD_TOKENS
-
-
-def device_graphs(part: ModelPart, device: DeviceName, skip: SkipSetPart | None, prefix: str) -> ModelPart:
-    """Return the entry of a model with the graphs that ``add_device_graphs`` writes."""
-    found = dict(part.graphs)
-
-    def add(which: str, hidden: bool = False, skip: SkipSetPart | None = None) -> None:
-        name = f"{device}/{which}" if which else device
-        file = f"{prefix}model.{name.replace('/', '.')}.onnx"
-        found[name] = Graph(file=file, device=device, hidden=hidden, skip=skip)
-
-    add("", hidden=True)
-    add("move")
-    add("rows")
-    if skip is not None:
-        add("skip", skip=skip)
-    for group in part.heads:
-        add(f"heads/{group.name}")
-    edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
-    for first, last in combinations(edges, 2):
-        add(f"layers/{first}-{last}")
-    for layer in edges[1:]:
-        add(f"from/{layer}", hidden=True)
-    return part.model_copy(update={"graphs": found})
-
-
 class PlannedModel:
-    """A target or draft of a planned bundle.
+    """A model of a planned bundle.
 
     Args:
         arch: the model.
         choice: how its matrices are stored.
         layout: of its weights.
-        devices: with graphs of their own.
-        cut: rows of a cut LM head; None = there is none.
         prefix: where its files are.
-    """
+        heads: of a target; None = it is a draft or a drafter.
+        rows: of a cut LM head that takes the place of a draft's own; None = there is none.
+        gated: sub-layers of a target can be left out.
 
-    part: ModelPart
+    Attributes:
+        part: its entry in the manifest.
+
+    Raises:
+        ExportError: fewer than two rows, or more than the vocabulary has.
+    """
 
     def __init__(
         self,
         arch: Architecture,
         choice: WeightChoice,
         layout: Layout,
-        devices: Sequence[DeviceName],
-        cut: int | None,
         prefix: str = "",
+        *,
+        heads: HeadChoice | None = None,
+        rows: int | None = None,
+        gated: bool = False,
     ) -> None:
-        if cut is not None:
-            check_size(cut, arch.facts.vocab, "--draft-vocab" if prefix else "--head-vocab")
-        self.arch, self.choice, self.layout, self.devices, self.cut = arch, choice, layout, devices, cut
-        self.prefix = prefix
+        self.arch, self.choice, self.layout, self.prefix = arch, choice, layout, prefix
         self.plan: HeadPlan | None = None
+        if heads is not None:
+            heads.extend(arch)
+            self.plan = heads.plan
+            rows = None if heads.tokens is None else len(heads.tokens)
+        elif rows is not None:
+            self.plan = cut_draft(arch, first_tokens(rows, arch, "--draft-vocab"))
+        tokens = None if rows is None else HeadVocab(file=prefix + HEAD_TOKENS, size=rows)
+        spec = ModelSpec(choice.format, head=choice.head, gated=gated, draft=heads is None, prefix=prefix,
+                         layout=layout, plan=self.plan, head_vocab=tokens)  # fmt: skip
+        self.part = model_part(arch, spec, choice.quantizer.name if choice.quantizer else None)
 
-    def with_heads(self, heads: PlannedHeads, gated: bool) -> None:
-        """Plan a target."""
-        heads.extend(self.arch, self.cut)
-        self.plan = heads.plan(self.cut is not None)
-        self._describe(gated, draft=False)
-
-    def as_draft(self) -> None:
-        """Plan a draft: its cut LM head is the only one."""
-        if self.cut is not None:
-            extra = {name: Shaped(shape) for name, shape in cut_shapes(self.arch, self.cut).items()}
-            self.arch.source = ExtendedCheckpoint(self.arch.source, extra)
-            self.plan = HeadPlan(cut=True, only=True)
-        self._describe(False, draft=True)
-
-    def _describe(self, gated: bool, draft: bool) -> None:
-        choice = self.choice
-        tokens = None if self.cut is None else HeadVocab(file=head_tokens(self.prefix), size=self.cut)
-        spec = ModelSpec(
-            choice.format,
-            head=choice.head,
-            gated=gated,
-            draft=draft,
-            prefix=self.prefix,
-            layout=self.layout,
-            plan=self.plan,
-            head_vocab=tokens,
-        )
-        hidden = self.plan is not None and not draft
-        graphs = stock_graphs(self.arch, gated, draft, hidden, self.prefix, self.layout)
-        self.part = model_part(self.arch, spec, choice.quantizer.name if choice.quantizer else "rtn", graphs)
-
-    def for_devices(self, skip: SkipSetPart | None) -> None:
-        """Add graphs for the devices."""
-        for device in self.devices:
-            self.part = device_graphs(self.part, device, skip, self.prefix)
+    def for_devices(self, devices: Sequence[DeviceName], skip: SkipSetPart | None) -> None:
+        """Add graphs for devices."""
+        for device in devices:
+            self.part = with_device_graphs(self.part, device, skip, self.prefix)
 
     def files(self) -> dict[str, int]:
         """Its files and their sizes."""
@@ -189,6 +144,12 @@ class PlannedModel:
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""
         return model_bytes(self.arch, self.choice, self.layout, self.plan)
+
+
+def first_tokens(rows: int, arch: Architecture, option: str) -> NDArray[np.int64]:  # [rows]
+    """Stand for the tokens of a cut LM head, which are not chosen yet."""
+    check_size(rows, arch.facts.vocab, option)
+    return np.arange(rows)
 
 
 def weight_bytes(

@@ -15,7 +15,7 @@ each block or each group of inputs; ``weight_packed`` int32 [n, k / (32 / bits)]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.packed import Scaled, awq, dequantize, expect_shape, gptq, unpack
-from edgespec.export.source.stored import NONSENSE, Plain, Stored, span
+from edgespec.export.source.packed import PackedMatrix, Scaled, awq, expect_shape, gptq
+from edgespec.export.source.stored import NONSENSE, Plain, Stored
 from edgespec.runtimes.files.json_file import read_json
 
 ASIDE = tuple(
@@ -71,12 +71,12 @@ def scaled(levels: Plain, scale: Plain, zero: Plain | None, block: tuple[int, ..
             "export from the unquantized checkpoint",
         )
     n, k = levels.shape
-    count = _count(scale)
+    count = prod(scale.shape)
     if block is None:
         choices = {1: (n, k), n: (1, k)}  # n = 1: both mean the same
     else:
         choices = {-(-n // block[0]) * -(-k // block[1]): (block[0], block[1])}
-    if count not in choices or (zero is not None and _count(zero) != count):
+    if count not in choices or (zero is not None and prod(zero.shape) != count):
         expected = " or ".join(map(str, choices))
         raise ExportError(
             f"{scale.file}: {scale.name} has shape {list(scale.shape)}, but {levels.name} of shape "
@@ -86,58 +86,8 @@ def scaled(levels: Plain, scale: Plain, zero: Plain | None, block: tuple[int, ..
     return Scaled(levels, scale, zero, choices[count])
 
 
-def _count(tensor: Plain) -> int:
-    count = 1
-    for length in tensor.shape:
-        count *= length
-    return count
-
-
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
 PARTS = ("scale", "zero_point", "packed", "shape", "g_idx")
-
-
-@dataclass(frozen=True)
-class PackedMatrix:
-    """One matrix of packed integers; see the module.
-
-    Attributes:
-        words: int32 [n, k / many]. scales: [n, groups]. zeros: int32 [n / many, groups]; None = symmetric.
-        group: of each input, [k].
-        bits: of a level.
-    """
-
-    words: Plain
-    scales: Plain
-    zeros: Plain | None
-    group: NDArray[np.int64]
-    bits: int
-
-    @property
-    def file(self) -> Path:
-        """See Stored."""
-        return self.words.file
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[n, k]."""
-        return self.words.shape[0], len(self.group)
-
-    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
-        n, k = self.shape
-        top, bottom = span(rows, n)
-        left, right = span(columns, k)
-        many = 32 // self.bits
-        words = self.words.raw(slice(top, bottom), slice(left // many, -(-right // many)))
-        levels = unpack(words, self.bits)[:, left % many :][:, : right - left]
-        scales = self.scales.raw(slice(top, bottom)).astype(np.float32)
-        zeros = np.full(scales.shape, 1 << (self.bits - 1), np.float32)
-        if self.zeros is not None:
-            packed = self.zeros.raw(slice(top // many, -(-bottom // many)))
-            down = unpack(np.ascontiguousarray(packed.T), self.bits).T
-            zeros = down[top % many :][: bottom - top].astype(np.float32)
-        return dequantize(levels, zeros, scales, self.group[left:right])
 
 
 def compressed(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
@@ -199,7 +149,7 @@ def _packed(stored: Mapping[str, Plain], name: str, weights: list[Mapping[str, A
     expect_shape(scales, (n, groups), "one scale a row and group")
     if zeros is not None:
         expect_shape(zeros, (-(-n * bits // 32), groups), "one zero point a row and group")
-    return PackedMatrix(words, scales, zeros, _groups(parts["g_idx"], k, groups, weights), bits)
+    return PackedMatrix(words, zeros, scales, _groups(parts["g_idx"], k, groups, weights), bits, (1, 0), turned=False)
 
 
 def _groups(index: Plain | None, k: int, groups: int, weights: list[Mapping[str, Any]]) -> NDArray[np.int64]:

@@ -95,44 +95,64 @@ class Scaled:
         return values
 
 
-FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is to be added to a stored zero point
-
-
 @dataclass(frozen=True)
-class GptqMatrix:
-    """One matrix; see the module."""
+class PackedMatrix:
+    """Levels in 32-bit words: ``(level - zero) * scale``, a scale and a zero point for each row and group of inputs.
 
-    qweight: Plain
-    qzeros: Plain
+    Attributes:
+        words: int32, the levels. zeros: int32, the zero points, None = half of the range. scales: floats.
+        group: of each input, [k].
+        bits: of a level.
+        axes: along which words and zeros are packed.
+        turned: all of them lie with inputs, or groups, first.
+        places: see ``unpack``.
+        add: to a stored zero point, modulo 2^bits.
+    """
+
+    words: Plain
+    zeros: Plain | None
     scales: Plain
-    group: NDArray[np.int64]  # [k]
+    group: NDArray[np.int64]
     bits: int
-    add: int
+    axes: tuple[int, int]
+    turned: bool = True
+    places: tuple[int, ...] | None = None
+    add: int = 0
 
     @property
     def file(self) -> Path:
         """See Stored."""
-        return self.qweight.file
+        return self.words.file
 
     @property
     def shape(self) -> tuple[int, ...]:
         """[n, k]."""
-        return self.qweight.shape[1], self.qweight.shape[0] * 32 // self.bits
+        return self.scales.shape[int(self.turned)], len(self.group)
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
         """See Stored."""
         n, k = self.shape
-        top, bottom = span(rows, n)
-        left, right = span(columns, k)
-        many = 32 // self.bits
-        words = self.qweight.raw(slice(left // many, -(-right // many)), slice(top, bottom))
-        levels = unpack(np.ascontiguousarray(words.T), self.bits)[:, left % many :][:, : right - left]
-        first = top // many
-        packed = unpack(self.qzeros.raw(slice(None), slice(first, -(-bottom // many))), self.bits)
-        points = packed[:, top - first * many :][:, : bottom - top].astype(np.int32)
-        zeros = ((points + self.add) & ((1 << self.bits) - 1)).astype(np.float32)
-        scales = self.scales.raw(slice(None), slice(top, bottom)).astype(np.float32)
-        return dequantize(levels, zeros.T, scales.T, self.group[left:right])
+        rows, columns, every = slice(*span(rows, n)), slice(*span(columns, k)), slice(None)
+        scales = self.scales.raw(*((every, rows) if self.turned else (rows,))).astype(np.float32)
+        scales = scales.T if self.turned else scales  # [rows, groups]
+        zeros = np.full(scales.shape, 1 << (self.bits - 1), np.float32)
+        if self.zeros is not None:
+            points = self._levels(self.zeros, self.axes[1], rows, every).astype(np.int32) + self.add
+            zeros = (points & ((1 << self.bits) - 1)).astype(np.float32)
+        return dequantize(self._levels(self.words, self.axes[0], rows, columns), zeros, scales, self.group[columns])
+
+    def _levels(self, part: Plain, axis: int, rows: slice, across: slice) -> NDArray[np.uint8]:
+        """Unpack the part of some rows -> [rows, inputs or groups]."""
+        region, many = [across, rows] if self.turned else [rows, across], 32 // self.bits
+        start, stop = region[axis].start, region[axis].stop
+        region[axis] = slice(start // many, -(-stop // many))
+        words = part.raw(*region)
+        found = unpack(np.ascontiguousarray(words if axis else words.T), self.bits, self.places)
+        found = found[:, start % many :][:, : stop - start]
+        return found.T if (axis == 0) != self.turned else found
+
+
+FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is to be added to a stored zero point
 
 
 def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
@@ -154,13 +174,15 @@ def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, 
     found: dict[str, Stored] = dict(stored)
     for name in [name for name in stored if name.endswith(".qweight")]:
         module = name.removesuffix(".qweight")
-        found[f"{module}.weight"] = _matrix(stored, module, int(bits), FORMATS[form], settings.get("group_size", -1))
+        found[f"{module}.weight"] = _gptq_matrix(
+            stored, module, int(bits), FORMATS[form], settings.get("group_size", -1)
+        )
         for part in ("qweight", "qzeros", "scales", "g_idx"):
             found.pop(f"{module}.{part}", None)
     return found
 
 
-def _matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, group_size: Any) -> GptqMatrix:
+def _gptq_matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, group_size: Any) -> PackedMatrix:
     qweight, qzeros, scales = (packed_part(stored, f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
     k, n = qweight.shape[0] * 32 // bits, qweight.shape[1]
     groups = scales.shape[0]
@@ -179,7 +201,7 @@ def _matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, group
             f"{group.max()}",
             "the checkpoint is damaged, or config.json has another group_size: download it again",
         )
-    return GptqMatrix(qweight, qzeros, scales, group, bits, add)
+    return PackedMatrix(qweight, qzeros, scales, group, bits, (0, 1), add=add)
 
 
 def packed_part(stored: Mapping[str, Plain], name: str) -> Plain:
@@ -210,41 +232,6 @@ MANY = 8  # levels in a word
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where level i of a word is: the inverse of 0 2 4 6 1 3 5 7
 
 
-@dataclass(frozen=True)
-class AwqMatrix:
-    """One matrix; see the module."""
-
-    qweight: Plain
-    qzeros: Plain
-    scales: Plain
-    group_size: int
-
-    @property
-    def file(self) -> Path:
-        """See Stored."""
-        return self.qweight.file
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[n, k]."""
-        return self.qweight.shape[1] * MANY, self.qweight.shape[0]
-
-    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
-        n, k = self.shape
-        top, bottom = span(rows, n)
-        left, right = span(columns, k)
-        words = slice(top // MANY, -(-bottom // MANY))
-
-        def levels(part: Plain, which: slice) -> NDArray[np.uint8]:  # [outputs, inputs or groups]
-            return unpack(part.raw(which, words), 4, PLACES)[:, top % MANY :][:, : bottom - top].T
-
-        zeros = levels(self.qzeros, slice(None)).astype(np.float32)
-        scales = self.scales.raw(slice(None), slice(top, bottom)).astype(np.float32)
-        group = np.arange(left, right) // self.group_size
-        return dequantize(levels(self.qweight, slice(left, right)), zeros, scales.T, group)
-
-
 def awq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
     """Return the tensors of an AWQ checkpoint, ``settings`` being its quantization_config."""
     version = str(settings.get("version", settings.get("format", "gemm"))).lower()
@@ -268,7 +255,7 @@ def awq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, S
     return found
 
 
-def _awq_matrix(stored: Mapping[str, Plain], module: str, group_size: Any) -> AwqMatrix:
+def _awq_matrix(stored: Mapping[str, Plain], module: str, group_size: Any) -> PackedMatrix:
     qweight, qzeros, scales = (packed_part(stored, f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
     k, words = qweight.shape
     size = k if group_size == -1 else group_size
@@ -277,4 +264,4 @@ def _awq_matrix(stored: Mapping[str, Plain], module: str, group_size: Any) -> Aw
     groups = -(-k // size)
     expect_shape(scales, (groups, words * MANY), f"group_size {size}")
     expect_shape(qzeros, (groups, words), f"group_size {size}")
-    return AwqMatrix(qweight, qzeros, scales, size)
+    return PackedMatrix(qweight, qzeros, scales, np.arange(k) // size, 4, (1, 1), places=PLACES)

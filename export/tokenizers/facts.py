@@ -146,18 +146,26 @@ def check_vocabulary(arch: DescribedModel, codec: TextCodec, eos: Sequence[int] 
         )
 
 
+def check_sizes(target: ModelFacts, draft: ModelFacts) -> None:
+    """Refuse a draft whose vocabulary is too far from the target's in size.
+
+    Raises:
+        IncompatibleDraft: it is.
+    """
+    if abs(target.vocab - draft.vocab) > PADDING:
+        raise IncompatibleDraft(
+            f"the draft's vocabulary has {draft.vocab} tokens, the target's {target.vocab}",
+            "use a draft of the same model family, with the same tokenizer",
+        )
+
+
 def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: TextCodec, theirs: TextCodec) -> None:
     """Refuse a draft whose tokens mean something else.
 
     Raises:
         IncompatibleDraft: sizes too far apart, or a token that differs; both values are named.
     """
-    sizes = target.facts.vocab, draft.facts.vocab
-    if abs(sizes[0] - sizes[1]) > PADDING:
-        raise IncompatibleDraft(
-            f"the draft's vocabulary has {sizes[1]} tokens, the target's {sizes[0]}",
-            "use a draft of the same model family, with the same tokenizer",
-        )
+    check_sizes(target.facts, draft.facts)
     mine, other = ours.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     by_id = {number: token for token, number in other.items()}
     for token, number in sorted(mine.items(), key=lambda item: item[1]):
@@ -166,7 +174,7 @@ def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: T
                 f"token {number} is {token!r} in the target's tokenizer and {by_id.get(number)!r} in the draft's",
                 "use a draft of the same model family, with the same tokenizer",
             )
-    extra = {number: token for token, number in other.items() if token not in mine and number < sizes[0]}
+    extra = {number: token for token, number in other.items() if token not in mine and number < target.facts.vocab}
     if extra:
         number = min(extra)
         raise IncompatibleDraft(

@@ -18,7 +18,6 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import planned_bundle
 from edgespec.export.source.source import ConfigOnly
 from edgespec.export.source.stored import Plain
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, FORMATS, LEARNT, Format, listed
@@ -27,6 +26,7 @@ from edgespec.runtimes.files.manifest import Layout, Manifest, Operators, read_m
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
 from tests.support.gguf_files import write_gguf
+from tests.support.planned import plan_of
 
 METHODS = ("speculative", "self-spec", "swift", *HEAD_METHODS)
 # tied and not, with biases, learnt positions, norms of heads, fused and parallel layers
@@ -67,9 +67,9 @@ def test_an_export_still_wants_the_weights(checkpoint: Callable[[str], Path], tm
     for name in ("pytorch_model.bin", "half.safetensors"):  # weights that an export refuses are not passed over
         (alone / name).write_bytes(b"x")
         with pytest.raises(ExportError):
-            planned_bundle(alone)
+            plan_of(alone)
         (alone / name).unlink()
-    planned_bundle(alone)
+    plan_of(alone)
 
 
 def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     def refused(kind: type[EdgespecError], message: str, change: dict[str, Any], **options: Any) -> None:
         (alone / "config.json").write_text(json.dumps({**config, **change}), "utf-8")
         with pytest.raises(kind, match=message):
-            planned_bundle(alone, **options)
+            plan_of(alone, **options)
 
     refused(UnsupportedModel, r"'mamba' is not supported \(recurrent", {"model_type": "mamba"})
     refused(ExportError, "positive integer hidden_size", {"hidden_size": None})
@@ -91,10 +91,10 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     refused(ExportError, "--head-vocab was given", {}, head_vocab=64)
     refused(ExportError, "--draft-vocab 999: expected 2 to 160", {}, methods=["speculative"], draft_vocab=999)
     refused(ExportError, "--head-vocab 1: expected 2 to 160", {}, methods=["medusa"], head_vocab=1)
-    refused(ExportError, f"expected {listed(BLOCK_FORMATS)}", {}, form="fp32", head_format="int8")
+    refused(ExportError, f"expected {listed(BLOCK_FORMATS)}", {}, format="fp32", head_format="int8")
     refused(ExportError, "unknown attention 'int3'", {}, attention=["int3"])
-    refused(ExportError, "needs native operators", {}, attention=["int8"], layout="stock")
-    refused(ExportError, "expected int4, int8 or fp32", {}, form="w8a8", devices=["webgpu"])
+    refused(ExportError, "needs native operators", {}, attention=["int8"], operators="stock")
+    refused(ExportError, "expected int4, int8 or fp32", {}, format="w8a8", devices=["webgpu"])
     refused(ExportError, "swift leaves out layers", {}, methods=["swift"])
     refused(IncompatibleDraft, "has 1024 tokens, the target's 160", {}, methods=["speculative"], draft=DRAFT)
     refused(ExportError, "hidden size 128, but", {}, methods=["medusa"], heads=["builtin:shakespeare-medusa"])
@@ -102,9 +102,9 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     refused(TrainingError, "needs a model of two layers", {"num_hidden_layers": 1}, methods=["paradecode"])
     (alone / "config.json").write_text("[]", "utf-8")
     with pytest.raises(ExportError, match="expected a JSON object"):
-        planned_bundle(alone)
+        plan_of(alone)
     with pytest.raises(ExportError, match="no such folder"):
-        planned_bundle(tmp_path / "nothing")
+        plan_of(tmp_path / "nothing")
 
 
 def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     if optimum_missing() is None:
         pytest.skip("optimum is installed: the export would go through it")
     said = []
-    for plan in (lambda: planned_bundle(folder), lambda: Exporter(ExportOptions(str(folder), tmp_path / "out"))):
+    for plan in (lambda: plan_of(folder), lambda: Exporter(ExportOptions(str(folder), tmp_path / "out"))):
         with pytest.raises(UnsupportedModel) as caught:
             plan()
         said.append(str(caught.value))
@@ -131,7 +131,7 @@ def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tm
     (alone / where).mkdir(exist_ok=True)
     (alone / where / "model.onnx").write_bytes(b"")
     with pytest.raises(UnsupportedModel, match="cannot be planned"):
-        planned_bundle(alone)
+        plan_of(alone)
 
 
 # -- beside real exports -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def same(planned: Manifest, real: Manifest) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_plan_is_what_an_export_writes(bundle: Callable[..., Path], operators: Operators, form: Format) -> None:
     real = read_manifest(bundle(form))
-    planned = planned_bundle(TARGET, form=form, methods=METHODS, draft=DRAFT, layout=real.target.layout)
+    planned = plan_of(TARGET, format=form, methods=METHODS, draft=DRAFT, operators=real.target.layout)
     same(planned, real)
     assert planned.provenance["planned"] is True
     assert planned.provenance["model"] == real.provenance["model"]
@@ -185,7 +185,7 @@ def test_every_option_is_planned(tmp_path: Path, checkpoint: Callable[[str], Pat
         threads=1,
     )
     real = Exporter(options).run()
-    planned = planned_bundle(
+    planned = plan_of(
         TARGET,
         head_format="int8",
         methods=options.methods,
@@ -209,13 +209,13 @@ def test_a_whole_checkpoint_and_its_config_plan_the_same(checkpoint: Callable[[s
         source = checkpoint(name)
         small = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
         alone = config_only(source, tmp_path / name, *small)
-        plans = [planned_bundle(path, methods=["self-spec", "medusa"]) for path in (source, alone)]
+        plans = [plan_of(path, methods=["self-spec", "medusa"]) for path in (source, alone)]
         assert plans[0].model_copy(update={"provenance": {}}) == plans[1].model_copy(update={"provenance": {}})
 
 
 def test_a_gguf_file_is_planned(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "llama_tied_gqa")
-    planned = planned_bundle(tmp_path / "model.gguf")
+    planned = plan_of(tmp_path / "model.gguf")
     assert planned.target.facts == open_model(tmp_path / "model.gguf", None).facts.model_copy(
         update={"parameters": planned.target.facts.parameters}
     )
@@ -233,7 +233,7 @@ def test_no_weights_of_a_hub_model_are_fetched(
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    planned = planned_bundle("someone/some-model", revision="v2")
+    planned = plan_of("someone/some-model", revision="v2")
     assert planned.provenance["model"] == "someone/some-model"
     assert planned.target.facts.architecture == "qwen2"
     ((name, revision, patterns),) = asked
@@ -246,7 +246,7 @@ def test_no_weights_of_a_hub_model_are_fetched(
 @pytest.mark.parametrize("name", SOME)
 def test_graphs_are_estimated(checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format) -> None:
     write_model(tmp_path, open_model(checkpoint(name), None), ModelSpec(form, gated=True))
-    planned = planned_bundle(checkpoint(name), form=form, methods=["self-spec"])
+    planned = plan_of(checkpoint(name), format=form, methods=["self-spec"])
     for file in ("model.strict.onnx", "model.plain.onnx", "model.native.onnx", "model.weights.json"):
         assert planned.files[file].size == pytest.approx((tmp_path / file).stat().st_size, rel=0.33), file
 
@@ -256,7 +256,7 @@ def test_graphs_are_estimated(checkpoint: Callable[[str], Path], tmp_path: Path,
 
 def test_what_is_not_there_yet_is_assumed_and_said(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     alone = config_only(checkpoint("qwen3_tied"), tmp_path / "config")
-    planned = planned_bundle(alone, methods=METHODS, attention=["int4", "f16"])
+    planned = plan_of(alone, methods=METHODS, attention=["int4", "f16"])
     facts = planned.target.facts
     assert [(group.name, group.count) for group in planned.target.heads[:2]] == [("medusa", 4), ("blockwise", 4)]
     assert planned.target.heads[1].inner == 4 * facts.hidden
@@ -276,14 +276,14 @@ def test_what_is_not_there_yet_is_assumed_and_said(checkpoint: Callable[[str], P
     assert (part.default, part.learnt) == ("int4", ["int4"])
     assert planned.files["kv/tables.safetensors"].size == 4 * 2 * facts.layers * facts.kv_heads * 32 + 100
     assert table_shape(LEARNT[0], facts)[-1] == 32
-    assert planned_bundle(TARGET).provenance["assumed"] == []
+    assert plan_of(TARGET).provenance["assumed"] == []
 
 
 def test_the_skip_set_is_the_middle_half(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
     config = json.loads((alone / "config.json").read_text("utf-8"))
     (alone / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 24}), "utf-8")
-    skip = planned_bundle(alone, methods=["self-spec"]).methods["self-spec"].skip
+    skip = plan_of(alone, methods=["self-spec"]).methods["self-spec"].skip
     assert skip is not None
     assert skip.attention == skip.mlp == list(range(6, 18))
 
@@ -297,7 +297,7 @@ def test_no_weights_are_read(checkpoint: Callable[[str], Path], monkeypatch: pyt
 
     monkeypatch.setattr(Plain, "raw", fail)
     for name in (TARGET, str(checkpoint("phi3_long"))):
-        assert planned_bundle(name, methods=["self-spec", "medusa"]).target.facts.parameters > 0
+        assert plan_of(name, methods=["self-spec", "medusa"]).target.facts.parameters > 0
 
 
 def test_a_plan_needs_neither_onnx_nor_torch(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -306,8 +306,9 @@ def test_a_plan_needs_neither_onnx_nor_torch(checkpoint: Callable[[str], Path], 
 import sys
 for name in ("onnx", "onnxruntime", "torch", "transformers", "ml_dtypes", "optuna"):
     sys.modules[name] = None
+from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
-planned = planned_bundle(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"])
+planned = planned_bundle(ExportOptions(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"]))
 print(planned.target.facts.layers)
 """
     ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=300)
@@ -346,7 +347,7 @@ def test_every_shape_is_here() -> None:
 def test_sizes_of_published_models_are_planned_within_three_percent(tmp_path: Path, name: str) -> None:
     config = SHAPES[name]
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    planned = planned_bundle(tmp_path)
+    planned = plan_of(tmp_path)
     parameters, angles = PARAMETERS[name]
     # beside the parameters of transformers: the bias of each router, which it takes for a buffer, and norms of ones
     assert planned.target.facts.parameters == pytest.approx(parameters, abs=1000)
@@ -367,7 +368,7 @@ def test_a_written_shape_is_as_large_as_planned(tmp_path: Path) -> None:
     small.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "made" / name).rename(small / name)
-    planned = planned_bundle(small, context=256)
+    planned = plan_of(small, context=256)
     made = {file.name: file.stat().st_size for folder in ("made", "small") for file in (tmp_path / folder).iterdir()}
     made.pop("edgespec.json")
     assert planned.files["model.data"].size == made["model.data"]

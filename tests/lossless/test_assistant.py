@@ -14,10 +14,11 @@ from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import planned_bundle, possible_drafter
+from edgespec.export.planned import possible_drafter
 from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.assistant import write_assistant, write_target
+from tests.support.planned import plan_of
 from tests.support.requests import assert_plain_text
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
@@ -54,13 +55,13 @@ def test_assistants_are_lossless(native: None, tmp_path: Path, form: Format) -> 
 def test_a_plan_by_the_configuration(tmp_path: Path) -> None:
     model = hf.write_reference_checkpoint(tmp_path / "model", "gemma4_shared")
     assert possible_drafter(str(model)) == "assistant"
-    planned = planned_bundle(model, methods=["assistant"])
+    planned = plan_of(model, methods=["assistant"])
     assert planned.drafter is not None
     assert planned.drafter.facts.hidden == 64
     assert planned.memory["weight_bytes"]["drafter"] > 0
     other = hf.write_reference_checkpoint(tmp_path / "other", "qwen3_tied")
     with pytest.raises(ExportError, match="assistants are for Gemma 4"):
-        planned_bundle(other, methods=["assistant"])
+        plan_of(other, methods=["assistant"])
 
 
 def test_one_near_chance_is_refused(native: None, tmp_path: Path) -> None:

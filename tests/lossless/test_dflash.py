@@ -15,11 +15,11 @@ from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import planned_bundle
 from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp
+from tests.support.planned import plan_of
 from tests.support.requests import assert_plain_text
 
 LOUD = 77  # a token that the model hardly writes
@@ -66,7 +66,7 @@ def test_stock_operators_say_that_they_cannot(native: None, tmp_path: Path) -> N
 
 def test_a_plan_by_the_configuration(native: None, tmp_path: Path) -> None:
     model = write_mtp(tmp_path / "model", "qwen3_tied")
-    planned = planned_bundle(model, methods=["dflash"])
+    planned = plan_of(model, methods=["dflash"])
     assert planned.drafter is not None
     assert planned.drafter.facts.layers == 5
     assert planned.memory["weight_bytes"]["drafter"] > 0

@@ -17,13 +17,13 @@ from edgespec.export.measuring.diagnose import Trials
 from edgespec.export.measuring.guesses import written
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import use_operators
 from tests.support import hf
 from tests.support.mtp import write_mtp
+from tests.support.planned import plan_of
 from tests.support.requests import assert_plain_text
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
@@ -54,7 +54,7 @@ def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Oper
     assert manifest.drafter.decoder is not None
     assert manifest.drafter.decoder.kind == "mtp"
     assert manifest.memory["weight_bytes"]["drafter"] == (options.output / manifest.drafter.weights).stat().st_size
-    planned = planned_bundle(model, form=form, methods=["mtp"], layout=manifest.target.layout)
+    planned = plan_of(model, format=form, methods=["mtp"], operators=manifest.target.layout)
     assert planned.memory == manifest.memory
     assert planned.drafter is not None
     assert planned.drafter.facts == manifest.drafter.facts

@@ -28,7 +28,6 @@ from edgespec.export.bundle.model_part import open_described
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import planned_bundle
 from edgespec.formulas.cost import CostModel, rising
 from edgespec.formulas.tree import best_tree
 from edgespec.planning.costs import PassTimes, curve_of, line
@@ -51,6 +50,7 @@ from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ModelFacts,
 from edgespec.runtimes.options import LoadOptions
 from tests.conftest import THREADS, write_large
 from tests.support import hf
+from tests.support.planned import plan_of
 from tests.support.planning import FACTS, part, passes
 from tests.support.toy import FixedCosts
 
@@ -323,17 +323,17 @@ def test_a_draft_is_cut_where_that_is_faster(pair: tuple[Path, Path], tmp_path: 
 
 def test_a_plan_cuts_it_too(pair: tuple[Path, Path]) -> None:
     target, draft = map(str, pair)
-    planned = planned_bundle(target, methods=["speculative"], draft=draft)
+    planned = plan_of(target, methods=["speculative"], draft=draft)
     assert planned.draft is not None
     assert planned.draft.head_vocab is not None
-    whole = planned_bundle(target, methods=["speculative"], draft=draft, draft_vocab=0)
+    whole = plan_of(target, methods=["speculative"], draft=draft, draft_vocab=0)
     assert whole.draft is not None
     assert whole.draft.head_vocab is None
 
 
 def planned(folder: Path, **changes: object) -> ModelPart:
     (folder / "config.json").write_text(json.dumps({**SHAPES["granite-3.1-1b-a400m"], **changes}), "utf-8")
-    return planned_bundle(folder).target
+    return plan_of(folder).target
 
 
 def choices(count: int, chosen: int, rows: int) -> list[Counter[int]]:
@@ -378,7 +378,7 @@ def test_a_measured_mixture_costs_what_is_predicted(tmp_path: Path) -> None:
 
 def test_without_experts_the_curve_is_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["granite-4.0-350m"]), "utf-8")
-    assert verify_curve(planned_bundle(tmp_path).target, 7, "native", lambda n: n * n) == 49
+    assert verify_curve(plan_of(tmp_path).target, 7, "native", lambda n: n * n) == 49
 
 
 def row(method: str, predicted: float, measured: float, bundle: str = "a") -> Row:

@@ -20,7 +20,6 @@ from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter, with_tokens
-from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
 from edgespec.planning.costs import CONTROL, STRICT, costs_of, curve_of, line
@@ -35,6 +34,7 @@ from tests.support.assistant import write_assistant, write_target
 from tests.support.dflash import write_dflash
 from tests.support.eagle import write_random
 from tests.support.mtp import write_mtp
+from tests.support.planned import plan_of
 from tests.support.planning import FACTS, manifest, part, passes, profile, trial
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -408,7 +408,7 @@ def test_a_planned_drafter_in_the_shape_of_a_real_model(tmp_path: Path, rows: in
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["llama-3.2-1b"]), "utf-8")
     hidden, inner, heads, keys, dim = 2048, 8192, 32, 8, 64
     layer = 2 * hidden * dim * (heads + 2 * keys) + hidden * dim * heads + 3 * hidden * inner
-    planned = planned_bundle(tmp_path, methods=["eagle"], draft_vocab=rows).drafter
+    planned = plan_of(tmp_path, methods=["eagle"], draft_vocab=rows).drafter
     assert planned is not None
     head = (rows or planned.facts.vocab) * hidden
     assert layer_weights(planned.facts, head) == pytest.approx(layer + 3 * hidden**2, rel=1e-3)

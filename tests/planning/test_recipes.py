@@ -12,7 +12,6 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.planning.budget import parse_bytes
 from edgespec.planning.footprint import memory_of
@@ -28,6 +27,7 @@ from edgespec.planning.recipes import (
 from edgespec.runtimes.files.formats import FORMATS, Attention
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
+from tests.support.planned import plan_of
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 PARAMETERS = {  # as their authors count them
@@ -63,11 +63,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def planned(recipe: Recipe, folder: Path, draft: Path | None) -> Manifest:
     """Return what an export by a recipe would write."""
     options = apply_recipe(recipe, {})
-    facts = planned_bundle(folder).target.facts
+    facts = plan_of(folder).target.facts
     names = ("head_format", "methods", "draft_vocab", "head_vocab", "attention", "devices")
-    return planned_bundle(
+    return plan_of(
         folder,
-        form=recipe.export.format,
+        format=recipe.export.format,
         context=min(recipe.export.context, facts.context),
         draft=None if draft is None else str(draft),
         **{name: options[name] for name in names if name in options},
@@ -76,7 +76,7 @@ def planned(recipe: Recipe, folder: Path, draft: Path | None) -> Manifest:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_shapes_are_those_of_the_models(model: Callable[[str], Path], name: str) -> None:
-    assert planned_bundle(model(name)).target.facts.parameters == PARAMETERS[name]
+    assert plan_of(model(name)).target.facts.parameters == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -97,7 +97,7 @@ def test_a_recipe_is_valid(name: str) -> None:
 def test_a_recipe_fits_its_device(model: Callable[[str], Path], name: str) -> None:
     recipe, tried = read_recipe(name), 0
     for which in PARAMETERS:
-        facts, (least, most) = planned_bundle(model(which)).target.facts, recipe.models.parameters
+        facts, (least, most) = plan_of(model(which)).target.facts, recipe.models.parameters
         if facts.architecture not in recipe.models.architectures or not least <= facts.parameters <= most:
             continue
         pair = DRAFTS.get(which) if "speculative" in recipe.export.methods else None

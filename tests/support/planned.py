@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.drafters.heads import CUT, HeadPlan
-from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Extra, Held
+from edgespec.export.options import ExportOptions
+from edgespec.export.planned import planned_bundle
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, chosen_rows, held
 from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import HeadGroup, HeadVocab, Operators
+from edgespec.runtimes.files.manifest import HeadGroup, HeadVocab, Manifest, Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
 
@@ -81,14 +84,19 @@ def with_heads(
         tensors[f"medusa.{i}.lm_head.weight"] = own if tokens is None else own[tokens]
     tensors["head"] = base.read(arch.head.weight)
     tensors["norm"] = base.read(arch.final_norm.weight)
-    extra: dict[str, Extra] = {name: Held(value) for name, value in tensors.items()}
+    extra: dict[str, Extra] = {name: held(value) for name, value in tensors.items()}
     if tokens is not None:
-        extra[CUT] = ChosenRows(base, arch.head.weight, tokens)
+        extra[CUT] = chosen_rows(base, arch.head.weight, tokens, facts.hidden)
         (folder / "tokens").write_bytes(tokens.astype("<i4").tobytes())
     arch.source = ExtendedCheckpoint(base, extra)
     cut = None if tokens is None else HeadVocab(file="tokens", size=CUT_SIZE)
     result = write_model(folder, arch, ModelSpec(form, gated=True, layout=layout, plan=plan, head_vocab=cut))
     return Planned(Written(folder, arch, result.part, result.errors), tensors, tokens)
+
+
+def plan_of(model: str | Path, **options: Any) -> Manifest:
+    """Plan a bundle; ``options`` are those of an export."""
+    return planned_bundle(ExportOptions(str(model), **options))
 
 
 def text(slot: Slot, count: int, seed: int = 0) -> Ids:

@@ -29,7 +29,7 @@ from edgespec.export.drafters.heads import (
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.export.source.derived import ChosenRows, ExtendedCheckpoint, Held
+from edgespec.export.source.derived import ExtendedCheckpoint, chosen_rows, held
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import Layout, Operators
@@ -267,7 +267,7 @@ def test_chosen_rows() -> None:
     source = open_model(resolve(TARGET), None).source
     name, ids = "model.embed_tokens.weight", np.array([3, 700, 1023])
     whole = source.read(name)
-    cut = ExtendedCheckpoint(source, {"cut": ChosenRows(source, name, ids), "held": Held(whole[:2])})
+    cut = ExtendedCheckpoint(source, {"cut": chosen_rows(source, name, ids, HIDDEN), "held": held(whole[:2])})
     assert cut.shape("cut") == (3, HIDDEN)
     np.testing.assert_array_equal(np.concatenate(list(cut.pieces("cut"))), whole[ids])
     np.testing.assert_array_equal(cut.read("cut", slice(1, 3), slice(0, 5)), whole[ids[1:], :5])
@@ -388,7 +388,7 @@ def test_a_cut_head_has_the_rows_and_the_biases(
     np.testing.assert_allclose(slot.forward(TEXT).logits, expected, rtol=0, atol=2e-4)
 
     target, last = open_model(checkpoint(name), None), whole.facts.layers
-    same = Held(np.eye(target.facts.hidden, dtype=np.float32))  # an exit after all layers that changes nothing
+    same = held(np.eye(target.facts.hidden, dtype=np.float32))  # an exit after all layers that changes nothing
     file = HeadsFile(kind="paradecode", count=1, hidden=target.facts.hidden, vocab=0, exits=[last])
     heads = HeadChoice({"paradecode": TrainedHeads(file, {f"exit.{last}.weight": same})}, TOKENS)
     heads.extend(target)

@@ -95,9 +95,9 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     write(tmp_path, "gptq4")
     seen: list[int] = []
 
-    def counted(words: np.ndarray, bits: int) -> np.ndarray:
+    def counted(words: np.ndarray, *how: Any) -> np.ndarray:
         seen.append(words.size)
-        return unpack(words, bits)
+        return unpack(words, *how)
 
     monkeypatch.setattr(reader, "unpack", counted)
     Checkpoint.open(tmp_path).read("model.layers.0.mlp.up_proj.weight", slice(8, 16), slice(0, 16))
