@@ -62,7 +62,6 @@ class EmittedModel:
 
     @property
     def remedies(self) -> list[str]:
-        """See the base."""
         return remedies(self.arch)
 
     def limit(self, context: int) -> None:

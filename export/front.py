@@ -22,10 +22,6 @@ from edgespec.runtimes.files.manifest import Manifest
 def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
     """Write the bundle that the options ask for; its name appears when all of it is there.
 
-    Args:
-        options: what to export, and where to.
-        progress: is told stage, steps done, all steps, and what is done.
-
     Raises:
         ExportError: anything about the source, the options or the disk; nothing is left behind.
     """

@@ -151,11 +151,7 @@ class ExportOptions:
 
 
 def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> None:
-    """Say which options need a target with graphs of edgespec's own.
-
-    Raises:
-        ExportError: one of them was given.
-    """
+    """Say which options need a target with graphs of edgespec's own."""
     given: list[tuple[str, bool]] = [
         *((f"--method {name}", True) for name in options.wanted() if name not in needing("text", "draft")),
         ("--format w8a8", options.format == "w8a8"),
@@ -178,11 +174,7 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
 
 
 def refuse_draft(options: ExportOptions, path: Path) -> None:
-    """Say which options need a draft with graphs of edgespec's own.
-
-    Raises:
-        ExportError: one of them was given.
-    """
+    """Say which options need a draft with graphs of edgespec's own."""
     for option, wrong in (
         ("--draft-vocab", bool(options.draft_vocab)),
         ("--format w8a8", options.format == "w8a8"),

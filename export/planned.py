@@ -170,9 +170,6 @@ def possible_drafter(model: str, revision: str | None = None, text_only: bool = 
     """Return the method whose drafter a model can have.
 
     ``mtp`` if its config.json speaks of that layer, ``assistant`` of Gemma 4, else ``eagle``.
-
-    Raises:
-        ExportError: as ``planned_bundle``.
     """
     arch = _opened(resolve(model, revision, weights=False), None, text_only)
     if has_mtp(arch):

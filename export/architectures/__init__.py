@@ -20,10 +20,6 @@ VERIFIED = "5.24.0"
 def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     """Open a checkpoint as its architecture.
 
-    Args:
-        source: the checkpoint.
-        text_only: of a model that reads more than text, take its text half.
-
     Raises:
         NotText: the model has an encoder, or reads more than text and not its text half was asked for.
         UnsupportedModel: unknown ``model_type``; the message lists what is supported.

@@ -42,11 +42,7 @@ class Part:
     """What some layers have instead of attention (``Architecture.states``) or of the MLP (``Architecture.experts``)."""
 
     def configure(self, arch: Architecture) -> dict[str, Any]:
-        """Return facts that config.json implies.
-
-        Raises:
-            UnsupportedModel: sizes or options that no operator computes.
-        """
+        """Return facts that config.json implies."""
         return {}
 
     def run(self, arch: Architecture, ops: Ops, h: Value, layer: int) -> Value:
@@ -67,8 +63,6 @@ def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]]
     """Register an architecture.
 
     Args:
-        model_type: as in config.json.
-        example: well-known models of this kind.
         features: what sets it apart, for people.
     """
 
@@ -289,11 +283,7 @@ class Architecture:
         return self.settings.integer("num_key_value_heads", heads)
 
     def configure(self) -> dict[str, Any]:
-        """Return the facts that config.json implies beside sizes; subclasses may keep other things it says.
-
-        Raises:
-            UnsupportedModel: config.json asks for what is not supported.
-        """
+        """Return the facts that config.json implies beside sizes; subclasses may keep other things it says."""
         for key, what, supported in self.refused:
             self.settings.refuse(key, what, supported)
         found: dict[str, Any] = {}

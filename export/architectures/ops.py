@@ -434,7 +434,6 @@ class Ops:
             z: [1, T, values * value_dim] like the result, which its silu gates.
             a: [1, T, values]: of how much is forgotten.
             b: [1, T, values]: of how much a token changes; state spaces do not read it.
-            rule: which vectors go with it.
         """
         return self.add(Recur(x, z, a, b, rule))[0]
 

@@ -42,12 +42,7 @@ class NotText(UnsupportedModel):
 
 
 def senses(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
-    """Name what a model reads beside text, as in "images and sound"; "" = nothing.
-
-    Args:
-        config: its config.json.
-        tensors: names of its tensors.
-    """
+    """Name what a model reads beside text, as in "images and sound"; "" = nothing."""
     keys = {key for key, value in config.items() if value not in (None, False, {}, [])}
     parts = {part for name in tensors for part in name.split(".")[:3]}
     return " and ".join(what for what, begins in SENSES.items() if any(map(begins.match, keys | parts)))
@@ -57,7 +52,6 @@ def refuse_senses(path: Path, what: str, text_kind: str | None) -> NotText:
     """Make the error for a model that reads more than text.
 
     Args:
-        path: of the model.
         what: it reads beside text.
         text_kind: the architecture of its text half; None = one that is not supported.
     """
@@ -66,11 +60,7 @@ def refuse_senses(path: Path, what: str, text_kind: str | None) -> NotText:
 
 
 def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
-    """Refuse what has an encoder, alone or in front of a decoder: nothing here and no graph of optimum's runs it.
-
-    Raises:
-        NotText: it has one.
-    """
+    """Refuse what has an encoder, alone or in front of a decoder: nothing here and no graph of optimum's runs it."""
     if config.get("is_encoder_decoder") is True or kind in REFUSED[ENCODERS]:
         raise NotText(
             f"{path}: architecture {kind!r} is not supported: it has an encoder, and edgespec runs decoders alone",

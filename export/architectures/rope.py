@@ -73,7 +73,6 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
     """Return the rotary settings of a config.json: ``rope_parameters``, or of old ``rope_theta`` and ``rope_scaling``.
 
     Args:
-        config: the configuration.
         theta: the base where none is given.
 
     Returns a dict with ``rope_theta`` and ``rope_type``, and what that type needs.
@@ -107,11 +106,7 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
 
 
 def checked(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters, if their type is known and has what it needs.
-
-    Raises:
-        UnsupportedModel: it is not, or has not.
-    """
+    """Return the parameters, if their type is known and has what it needs."""
     kind = parameters["rope_type"]
     if not isinstance(kind, str) or kind not in NEEDED:
         raise UnsupportedModel(
@@ -143,10 +138,6 @@ def rotations_by_kind(settings: Settings, usual: dict[str, dict[str, Any]]) -> d
     """Return ``rope_parameters`` for each kind of layers in ``usual``, which stands where there are none.
 
     Full layers may say ``proportional``; what ``proportional`` makes of them is.
-
-    Raises:
-        ExportError: not an object for each kind.
-        UnsupportedModel: full layers are scaled.
     """
     given = settings.get("rope_parameters", usual)
     if not isinstance(given, dict) or not all(isinstance(given.get(kind), dict) for kind in usual):

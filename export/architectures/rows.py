@@ -18,10 +18,8 @@ def stacked(whole: Extra, layer: str, modules: Sequence[str], facts: ModelFacts)
     """Cut a matrix into the modules that it holds one behind the other.
 
     Args:
-        whole: the matrix.
         layer: the name of its layer, as of the result.
         modules: such as ``self_attn.q_proj``, in order.
-        facts: sizes of the model.
     """
     query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
@@ -38,10 +36,8 @@ def grouped(source: Checkpoint, theirs: str, ours: str, facts: ModelFacts, bias:
     """Cut q, k and v out of a matrix that holds group by group its queries, its key and its value.
 
     Args:
-        source: the checkpoint.
         theirs: the matrix there, without ``.weight``.
         ours: what the modules' names begin with.
-        facts: sizes of the model.
         bias: whether there is one, in the same order.
     """
     each, size = facts.heads // facts.kv_heads, facts.head_dim
@@ -80,8 +76,6 @@ def turned_rows(source: Checkpoint, layer: str, heads: Mapping[str, int], order:
     """Reorder the channels of a layer's heads, in projections and norms.
 
     Args:
-        source: the checkpoint.
-        layer: its name there.
         heads: how many there are, by ``q`` and ``k``.
         order: as of ``turned_first``.
         bias: projections have one.

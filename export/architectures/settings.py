@@ -34,20 +34,12 @@ b x above zero, n (e^x - 1 - x) + b x below.
 
 
 def model_facts(path: Path, **fields: Any) -> ModelFacts:
-    """Return the facts of a model, within the bounds of any.
-
-    Raises:
-        ExportError: a size that no model has.
-    """
+    """Return the facts of a model, within the bounds of any."""
     return validated(ModelFacts, fields, path, ExportError, "repair config.json")
 
 
 def part_of(kind: type[Made], file: Path, sizes: dict[str, Any]) -> Made:
-    """Return a part of the facts, such as its experts, within the bounds of any model.
-
-    Raises:
-        ExportError: a size that no model has.
-    """
+    """Return a part of the facts, such as its experts, within the bounds of any model."""
     return validated(kind, sizes, file, ExportError, "repair config.json")
 
 
@@ -55,8 +47,6 @@ class Settings:
     """The configuration of a model.
 
     Args:
-        path: of its folder, for messages.
-        values: what config.json says.
         aliases: names of this architecture's own for common keys, by the common name.
     """
 
@@ -71,30 +61,18 @@ class Settings:
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer.
-
-        Raises:
-            ExportError: absent without a default, or anything else.
-        """
+        """Return a positive integer."""
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise ExportError(f"{self.file}: expected a positive integer {key}, got {value!r}")
         return value
 
     def optional(self, key: str) -> int | None:
-        """Return a positive integer, or None where it is absent.
-
-        Raises:
-            ExportError: anything else.
-        """
+        """Return a positive integer, or None where it is absent."""
         return None if self.get(key) is None else self.integer(key)
 
     def each(self, key: str, layers: int, known: tuple[object, ...]) -> list[Any] | None:
-        """Return a value for each layer, out of those that are known; None where the key is absent.
-
-        Raises:
-            ExportError: another number of values, or another value.
-        """
+        """Return a value for each layer, out of those that are known; None where the key is absent."""
         values = self.get(key)
         if values is None:
             return None
@@ -103,33 +81,21 @@ class Settings:
         return values
 
     def layers(self, key: str) -> list[int]:
-        """Numbers of layers; none where the key is absent.
-
-        Raises:
-            ExportError: anything else.
-        """
+        """Numbers of layers; none where the key is absent."""
         values = self.get(key, [])
         if not isinstance(values, list) or not all(type(value) is int for value in values):
             raise ExportError(f"{self.file}: expected {key} to be a list of layers, got {values!r}")
         return values
 
     def number(self, key: str, default: float) -> float:
-        """Return a number that is not negative.
-
-        Raises:
-            ExportError: anything else.
-        """
+        """Return a number that is not negative."""
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise ExportError(f"{self.file}: expected a number {key}, got {value!r}")
         return float(value)
 
     def positive(self, key: str, default: float) -> float:
-        """Return a number above zero.
-
-        Raises:
-            ExportError: anything else.
-        """
+        """Return a number above zero."""
         value = self.number(key, default)
         if not value:
             raise ExportError(f"{self.file}: expected a positive number {key}, got {self.get(key)!r}")
@@ -140,11 +106,7 @@ class Settings:
         return bool(self.get(key, default))
 
     def activation(self, key: str, default: str) -> Activation:
-        """Return the MLP's activation.
-
-        Raises:
-            UnsupportedModel: one that no interpreter knows.
-        """
+        """Return the MLP's activation."""
         name = self.get(key, default)
         if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UnsupportedModel(
@@ -153,10 +115,6 @@ class Settings:
         return ACTIVATIONS[name]
 
     def refuse(self, key: str, what: str, supported: str) -> None:
-        """Refuse a model that has an option switched on.
-
-        Raises:
-            UnsupportedModel: it has.
-        """
+        """Refuse a model that has an option switched on."""
         if self.get(key):
             raise UnsupportedModel(f"{self.file}: {what} ({key}) is not supported; supported: {supported}")

@@ -24,7 +24,6 @@ class Shapes(Pass[int]):
     """The tensors of an architecture; an activation is its width.
 
     Args:
-        facts: sizes that all layers share.
         width: rows of a matrix that are others, by its name; None = they are not.
 
     Attributes:

@@ -136,8 +136,6 @@ def _unheeded(kind: type[Pass[Any]], rule: Any, known: Sequence[str] = ()) -> st
     """Find the first field of a rule, not at its default, that a pass does not heed.
 
     Args:
-        kind: the pass.
-        rule: a dataclass.
         known: fields that it heeds here, if the rule around it says so (``q_norm.weight``); else those of ``heeds``.
     """
     known = known or next((kind.heeds[each] for each in type(rule).__mro__ if each in kind.heeds), "").split()

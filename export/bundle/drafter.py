@@ -22,14 +22,7 @@ PREFIX = "drafter/"
 
 
 def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPart:
-    """Write its weights and graphs into ``drafter/`` of the bundle's folder; its matrices are not calibrated.
-
-    Args:
-        folder: of the bundle.
-        drafter: what was read.
-        choice: how the target's matrices are stored.
-        layout: whose operators the weights are for.
-    """
+    """Write its weights and graphs into ``drafter/`` of the bundle's folder; its matrices are not calibrated."""
     (folder / PREFIX).mkdir()
     quantizer = choice.quantizer
     if quantizer is not None and quantizer.calibrated:
@@ -53,11 +46,7 @@ def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int
 
 
 def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:
-    """Refuse a drafter of another method than is wanted, and operators that cannot run it.
-
-    Raises:
-        ExportError: see above.
-    """
+    """Refuse a drafter of another method than is wanted, and operators that cannot run it."""
     if drafter.method not in methods:
         raise ExportError(
             f"{drafter.arch.source.path}: is a drafter for --method {drafter.method}", f"add --method {drafter.method}"

@@ -31,10 +31,6 @@ def write_model(
     be made without looking into the graphs.
 
     Args:
-        folder: an existing folder.
-        arch: the model.
-        spec: how it is stored.
-        chosen: the levels of int4 and int8 matrices; None = round to nearest.
         progress: called with (bytes of weights written, of) as it grows.
     """
     trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)

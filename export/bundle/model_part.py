@@ -60,7 +60,6 @@ def open_model(path: Path, context: int | None, adapter: Path | None = None, tex
         path: a model's folder or .gguf file.
         context: None = as far as the model was made for.
         adapter: folder of a LoRA adapter to merge into it.
-        text_only: of a model that reads more than text, take its text half.
 
     Raises:
         ExportError: unreadable, unsupported, or a context beyond what the model was made for.
@@ -69,22 +68,14 @@ def open_model(path: Path, context: int | None, adapter: Path | None = None, tex
 
 
 def open_described(path: Path, context: int | None, text_only: bool = False) -> Architecture:
-    """As ``open_model``; of a folder without weights what its config.json describes, which cannot be exported.
-
-    Raises:
-        ExportError: as ``open_model``.
-    """
+    """As ``open_model``; of a folder without weights what its config.json describes, which cannot be exported."""
     if ConfigOnly.suits(path):
         return limited(architecture(ConfigOnly.open(path), text_only), context)
     return open_model(path, context, text_only=text_only)
 
 
 def limited(arch: Architecture, context: int | None) -> Architecture:
-    """Return the architecture with its context limited.
-
-    Raises:
-        ExportError: beyond what the model was made for.
-    """
+    """Return the architecture with its context limited."""
     if context is not None:
         if not 1 < context <= arch.most_context:
             raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
@@ -93,11 +84,7 @@ def limited(arch: Architecture, context: int | None) -> Architecture:
 
 
 def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
-    """Refuse models that a device's operators compute wrongly, or not at all.
-
-    Raises:
-        UnsupportedModel: capped scores, which the provider's attention leaves uncapped; what needs native operators.
-    """
+    """Refuse models that a device's operators compute wrongly, or not at all."""
     if devices and (what := native_only(arch)):
         raise UnsupportedModel(
             f"--device {devices[0]}: this model has {what}, which only native operators compute",
@@ -111,11 +98,7 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
 
 
 def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
-    """Refuse methods that a model has too few layers for.
-
-    Raises:
-        ExportError: swift with fewer than three.
-    """
+    """Refuse methods that a model has too few layers for."""
     if "swift" in methods and facts.layers < 3:
         raise ExportError(
             f"swift leaves out layers between first and last, but the model has {facts.layers} layers",
@@ -124,11 +107,7 @@ def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
 
 
 def check_operators(arch: Architecture, operators: WantedOperators) -> None:
-    """Refuse stock operators for a model that they cannot run.
-
-    Raises:
-        UnsupportedModel: states of convolutions, shared keys and values, embeddings of each layer.
-    """
+    """Refuse stock operators for a model that they cannot run."""
     if operators == "stock" and (what := native_only(arch)):
         raise UnsupportedModel(
             f"--operators stock: this model has {what}, which only native operators compute",
@@ -137,11 +116,7 @@ def check_operators(arch: Architecture, operators: WantedOperators) -> None:
 
 
 def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
-    """Refuse keys in learnt codes for a model with heads of several sizes: their tables are for one.
-
-    Raises:
-        ExportError: it has.
-    """
+    """Refuse keys in learnt codes for a model with heads of several sizes: their tables are for one."""
     coded = [name for name in names if ATTENTION[name].keys in LEARNT]
     if coded and facts.head_dims:
         raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
@@ -174,8 +149,6 @@ def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine:
     """Return the entry of a model.
 
     Args:
-        arch: the model.
-        spec: how it is stored.
         quantizer: name of what chose its levels; None = they were rounded.
         fine: share of the weights of layers that are int8, if ``spec.fine`` names any matrix.
     """

@@ -31,7 +31,6 @@ def genai_config(part: ModelPart, tokenizer: TokenizerFacts, sampling: SamplingP
     """Describe a target to onnxruntime-genai -> JSON; None = it has no standard graph.
 
     Args:
-        part: the target.
         tokenizer: whose tokens begin and end a text.  Without any that ends one, the last of the vocabulary does: there
             must be one.
         sampling: the model's own settings; None or no temperature = greedy.
@@ -73,7 +72,6 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
     """Give a temporary sibling of ``target`` that takes its name at the end; on any error, Ctrl-C too, nothing is left.
 
     Args:
-        target: the bundle's folder.
         overwrite: replace an older bundle of that name; anything that is not a bundle is never replaced.
 
     Raises:
@@ -96,11 +94,7 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
-    """Check that ``target`` may be written.
-
-    Raises:
-        ExportError: it exists and is not a bundle, or is one and ``overwrite`` was not given.
-    """
+    """Check that ``target`` may be written."""
     if not target.exists():
         return
     if not (target / MANIFEST).is_file():
@@ -114,13 +108,7 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
 
 
 def copy_tokenizer(source: Path, folder: Path, codec: TextCodec) -> None:
-    """Copy what the runtime needs besides weights: tokenizer, chat templates, generation and model configuration.
-
-    Args:
-        source: the model's folder.
-        folder: the bundle's.
-        codec: the model's tokenizer, written as tokenizer.json if it was made of other files.
-    """
+    """Copy what the runtime needs besides weights: tokenizer, chat templates, generation and model configuration."""
     for name in (*TOKENIZER_FILES, SPECIAL_TOKENS_FILE):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

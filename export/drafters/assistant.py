@@ -37,10 +37,6 @@ class Assistant(Gemma4):
 
     Args:
         source: its checkpoint, with the text model's configuration at its top.
-        target: the model that it drafts for.
-
-    Raises:
-        ExportError: made for another model.
     """
 
     model_type = MODEL_TYPE
@@ -129,15 +125,7 @@ def is_assistant(config: Mapping[str, Any]) -> bool:
 
 
 def read_assistant(source: Checkpoint, target: Architecture) -> Drafter:
-    """Read an assistant and check it against its target.
-
-    Args:
-        source: its checkpoint.
-        target: the model that it is for.
-
-    Raises:
-        ExportError: one of another model.
-    """
+    """Read an assistant and check it against its target."""
     if not isinstance(target, Gemma4):
         raise ExportError(
             f"{source.path}: an assistant of Gemma 4, but this model is {target.model_type}",
@@ -152,11 +140,7 @@ def read_assistant(source: Checkpoint, target: Architecture) -> Drafter:
 
 
 def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]:
-    """Assume one as they are published for Gemma 4's E2B and E4B.
-
-    Raises:
-        ExportError: the model is another one.
-    """
+    """Assume one as they are published for Gemma 4's E2B and E4B."""
     if not isinstance(target, Gemma4):
         raise ExportError(f"--method assistant: assistants are for Gemma 4, but this model is {target.model_type}")
     same = ("head_dim", "num_key_value_heads", "global_head_dim", "per_layer_config", "sliding_window",

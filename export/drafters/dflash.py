@@ -34,8 +34,6 @@ class DFlash(Architecture):
 
     Args:
         source: the checkpoint, with what config.json says of blocks at its top.
-        tapped: how many boundaries of the target are looked at.
-        context: most tokens, the target's.
 
     Attributes:
         masks: every token that its config.json calls a mask, or padding.
@@ -100,15 +98,7 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 
 def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
-    """Read a drafter and check it against its target.
-
-    Args:
-        source: its checkpoint.
-        target: the model that it is for.
-
-    Raises:
-        ExportError: not one that is supported, or one of another model.
-    """
+    """Read a drafter and check it against its target."""
     own = source.config.get("dflash_config")
     config: dict[str, Any] = {**source.config, **(own if isinstance(own, dict) else {})}
     ids, layers, vocab = config.get("target_layer_ids"), target.facts.layers, target.facts.vocab

@@ -88,11 +88,7 @@ def with_head_norms(arch: Architecture, rule: AttentionRule, layer: int) -> Atte
 
 
 def check_size(arch: Architecture, target: Architecture) -> None:
-    """Refuse a drafter for a model of another hidden size.
-
-    Raises:
-        ExportError: see above.
-    """
+    """Refuse a drafter for a model of another hidden size."""
     ours, theirs = arch.facts.hidden, target.facts.hidden
     if ours != theirs:
         raise ExportError(

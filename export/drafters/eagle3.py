@@ -30,8 +30,6 @@ class Eagle3(Architecture):
 
     Args:
         source: the checkpoint; tensors by Llama's names, but for ``fc`` and ``input_norm``.
-        tapped: how many boundaries of the target are looked at.
-        context: most tokens, the target's.
 
     Raises:
         ExportError: sizes that are not there; an option that is not known.
@@ -104,11 +102,7 @@ class Eagle3(Architecture):
 
 
 def head_dim_of(source: Checkpoint, heads: object) -> int:
-    """Read off a projection of so many heads: some configurations leave it out, and it is not hidden / heads.
-
-    Raises:
-        UnsupportedModel: no such projection.
-    """
+    """Read off a projection of so many heads: some configurations leave it out, and it is not hidden / heads."""
     part = ATTENTION.format("q") + ".weight"
     name = next((name for name in source.index if name.endswith(f"midlayer.{part}") or name == f"layers.0.{part}"), "")
     if not name or not isinstance(heads, int) or heads < 1 or source.shape(name)[0] % heads:

@@ -32,9 +32,6 @@ def frequent_tokens(
     """Return the ``size`` most frequent tokens; after those of the text the lowest ids, which tokenizers learn first.
 
     Args:
-        tokens: a text.
-        size: how many.
-        vocab: of the model.
         always: tokens that must be among them: those that end a text.
         option: for messages, ``--draft-vocab`` or ``--head-vocab``.
 
@@ -54,11 +51,7 @@ def frequent_tokens(
 
 
 def check_size(size: int, vocab: int, option: str) -> None:
-    """Refuse a number of tokens that a cut LM head cannot score.
-
-    Raises:
-        ExportError: it is outside 2 to the vocabulary.
-    """
+    """Refuse a number of tokens that a cut LM head cannot score."""
     if not 2 <= size <= vocab:
         raise ExportError(f"{option} {size}: expected 2 to {vocab}, the model's vocabulary")
 

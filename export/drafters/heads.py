@@ -227,11 +227,7 @@ def read_heads(folder: Path) -> TrainedHeads:
 
 
 def read_description(folder: Path) -> HeadsFile:
-    """Read what a folder of ours says of its heads; no tensor is read.
-
-    Raises:
-        ExportError: not such a description.
-    """
+    """Read what a folder of ours says of its heads; no tensor is read."""
     path = folder / DESCRIPTION
     again = "train the heads again"
     file = validated(HeadsFile, read_json(path, ExportError, again), path, ExportError, again)

@@ -58,7 +58,6 @@ class Mtp(Architecture):
 
     Args:
         source: tensors by Llama's names, and ``fc``, ``embedding_norm``, ``hidden_norm`` and ``target_norm``.
-        context: most tokens, the target's.
         hidden_first: the hidden state stands before the embedding.
 
     Attributes:
@@ -106,11 +105,7 @@ def has_mtp(target: Architecture) -> bool:
 
 
 def planned_mtp(target: Architecture) -> Mtp:
-    """Return the layer that a config.json without weights speaks of.
-
-    Raises:
-        ExportError: it speaks of none.
-    """
+    """Return the layer that a config.json without weights speaks of."""
     if not has_mtp(target):
         raise _missing(target.source, f"config.json has none of {', '.join(KEYS)}")
     return mtp_of(target, ConfigOnly(target.source.path, {}))
@@ -121,10 +116,6 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
 
     Args:
         source: the checkpoint as it is stored.
-        target: the model in it.
-
-    Raises:
-        ExportError: there is none, or one that is not supported.
     """
     layout = next((each for each in LAYOUTS if source.has(_at(each, "fc"))), None)
     if layout is None:

@@ -35,10 +35,6 @@ COMPARED = 64  # rows of a copy of the embedding that are looked at
 def read_drafter(path: Path, target: Architecture) -> Drafter:
     """Read a drafter and check it against its target.
 
-    Args:
-        path: its folder.
-        target: the model that it is for.
-
     Raises:
         ExportError: not a drafter that is known, pickles alone, or one of another model.
     """
@@ -172,8 +168,6 @@ def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64
 
     Args:
         drafter: what was read; its checkpoint gets another head.
-        target: the model that it is for.
-        tokens: int64 [size], ascending.
     """
     arch = drafter.arch
     own = np.arange(arch.facts.vocab) if drafter.tokens is None else drafter.tokens  # [D]

@@ -23,10 +23,6 @@ class AttentionEmitter:
     kernel whose products have the whole text as columns.  The other one cuts the text into tiles of the processor's L2
     cache, and the sums of a wide head in the last tile would depend on its length (docs/runtime.md).
 
-    Args:
-        ops: the graph.
-        rules: of all layers.
-
     Attributes:
         rotary_inside: whether the operator's own rotation may be used; it must honour the positions it is given.
     """
@@ -46,7 +42,6 @@ class AttentionEmitter:
 
         Args:
             packed: q, k and v as one value, if they come from one matrix.
-            rule: how.
             kv: names of the new keys and values.
         """
         facts, graph = self.facts, self.graph

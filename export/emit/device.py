@@ -68,10 +68,8 @@ class DeviceOps(GraphOps):
     """Emits a decoder, or a part of it, for a device.
 
     Args:
-        storage: see ``GraphOps``.
         plan: only ``only`` is looked at: a draft whose only LM head is cut.
         first, last: the layers it has.  Later than 0: it begins with ``hidden_in`` instead of ids.
-        skip: sub-layers left out.
         logits: it ends in the LM head; else in the residual stream.
     """
 
@@ -148,7 +146,6 @@ class DeviceHeads(DeviceOps):
     """Emits a group of heads by itself: rows of the residual stream in, logits and likeliest tokens out.
 
     Args:
-        group: which.
         cut: the heads share a cut LM head.
     """
 
@@ -184,7 +181,6 @@ def device_graphs(part: ModelPart, skip: SkipSetPart | None) -> Iterator[tuple[s
     """List what a device runs of a model: which graph, what the manifest says of it, how it is emitted.
 
     Args:
-        part: the model's entry in the manifest.
         skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
     """
     yield "", {"hidden": True}, {}
@@ -223,21 +219,7 @@ def add_device_graphs(
     precision: Precision = "fp32",
     fine: frozenset[str] = frozenset(),
 ) -> ModelPart:
-    """Write the graphs of a model for a device into ``folder``.
-
-    Args:
-        folder: the model's folder.
-        arch: the model, with the tensors of its heads.
-        part: its entry in the manifest.
-        device: which.
-        skip: see ``device_graphs``.
-        prefix: path of ``folder`` inside the bundle, with a trailing slash.
-        precision: of activations, keys and values.
-        fine: names of matrices that are int8, whatever the part's format says.
-
-    Raises:
-        ExportError: a weight format that devices do not have.
-    """
+    """Write the graphs of a model for a device into ``folder``."""
     if part.format not in DEVICE_FORMATS:
         raise ExportError(
             f"--device {device} and --format {part.format}: expected one of {', '.join(DEVICE_FORMATS)}",

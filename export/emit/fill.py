@@ -52,9 +52,6 @@ def fill(
     """Write the tensors of a plan's model.
 
     Args:
-        path: a new file.
-        plan: what lies where.
-        chosen: the levels of int4 and int8 matrices; None = round to nearest.
         progress: called with (bytes written, of) after every piece of a tensor.
 
     Returns the squared errors of the matrices.

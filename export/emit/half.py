@@ -55,12 +55,7 @@ def to_half(graph: GraphBuilder) -> None:
 
 
 class _Halving:
-    """The nodes of one graph, changed.
-
-    Args:
-        graph: where they come from.
-        nodes: all of them, in order.
-    """
+    """The nodes of one graph, changed."""
 
     def __init__(self, graph: GraphBuilder, nodes: Sequence[onnx.NodeProto]) -> None:
         self.graph, self.before = graph, nodes

@@ -23,9 +23,7 @@ def head_logits(ops: GraphPieces, h: str, head: Linear) -> str:
     A matrix stands in one branch only: ONNX Runtime would pack it twice.
 
     Args:
-        ops: the graph.
         h: [1, R, hidden], after the last norm.
-        head: the model's LM head.
 
     Returns [1, Y, V]: R rows, or count * R of a group, those of its first head first.
     """
@@ -46,10 +44,6 @@ def group_rows(ops: GraphPieces, h: str, group: HeadGroup, head: Linear, cut: bo
     """Logits of one group alone: h [1, R, hidden] after the last norm -> [1, count * R, V].
 
     Args:
-        ops: the graph.
-        h: the rows.
-        group: which.
-        head: the model's LM head.
         cut: heads that share an LM head share the cut one.
     """
     y = _group(ops, h, group)

@@ -82,11 +82,7 @@ def lower(trace: Block, plan: NativePlan) -> None:
 
 
 class NativeOps(Pass[Value]):
-    """Writes the program of one decoder.
-
-    Args:
-        plan: of the weights.
-    """
+    """Writes the program of one decoder."""
 
     heeds: ClassVar[dict[type, str]] = Shapes.heeds | {
         AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives"
@@ -404,13 +400,6 @@ def emit_heads(program: Program, x: Floats, norm: Norm, head: Linear, gates: Gat
 
     A group begins with the final norm of the rows that reach an LM head; ``runtimes.manifest.HeadGroup`` says what
     follows.  Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
-
-    Args:
-        program: where to.
-        x: the residual stream.
-        norm: the final norm.
-        head: the model's LM head.
-        gates: where each gate stands.
     """
     plan = program.plan.heads
     own = cut_head(head) if plan.only else head

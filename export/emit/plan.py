@@ -112,11 +112,7 @@ class StoragePlan(WeightLayout):
     """What both layouts store alike; see the module.
 
     Args:
-        arch: the model, with the tensors of its heads.
-        form: of its matrices.
         head: of its LM heads, and of the embedding tied to one.
-        heads: beside the LM head.
-        fine: names of matrices that are int8, whatever ``form`` says.
 
     Attributes:
         contents: what is stored, in order: tensors of the checkpoint, and tables by the name of their rotation.

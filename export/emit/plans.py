@@ -34,10 +34,7 @@ def storage_plans(
 
     Args:
         arch: the model, with the tensors of its heads; its own tensors have the shapes that config.json implies.
-        form: of its matrices.
         head: of its LM heads; None = ``form``.
-        heads: beside the LM head; None = none.
-        fine: names of matrices that are int8, whatever ``form`` says.
         written: the layout that the bundle has; the other one's file has a name of its own.  None = either is written.
     """
     given = arch, form, head or form, heads or HeadPlan(), fine

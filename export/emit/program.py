@@ -135,8 +135,6 @@ class Program:
         """Add an LM head; its output rows are appended after those of earlier active heads.
 
         Args:
-            act: its input.
-            head: its matrix.
             times: rows of heads that share the matrix, for each row asked for.
             first: which of these rows come first.
             raw: a trained head's own matrix: the model's logit scale and cap are left out.

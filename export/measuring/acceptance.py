@@ -52,9 +52,6 @@ class ChainScorer:
 
     Args:
         target: the full model; its slot is overwritten.
-        tokens: the text.
-        positions: how many positions to sample, evenly spaced.
-        gamma: length of the chains.
     """
 
     def __init__(self, target: Slot, tokens: Sequence[int], positions: int, gamma: int) -> None:
@@ -73,7 +70,6 @@ class ChainScorer:
 
         Args:
             draft: its slot is overwritten.
-            skip: sub-layers to leave out.
             gamma: score only the first guesses; None = all.
         """
         gamma = gamma or self.gamma

@@ -39,9 +39,7 @@ def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]],
     """Which setting would make first guesses better, in words; "" = none of those that are tried.
 
     Args:
-        drafter: what was read.
         target: gives its residual stream after any number of layers.
-        texts: written by the target.
         given: how many tokens of each it was given; guesses of those do not count.
     """
     wanted_at = {0} | {at + shift for at in drafter.tapped for shift in (-1, 0, 1) if 0 <= at + shift <= target.layers}
@@ -159,8 +157,6 @@ def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]
     """Return what a checkpoint may have meant; none for EAGLE's, which ``probe.best_setting`` reads in numpy.
 
     Args:
-        drafter: what was read.
-        layers: of the target.
         scale: what the target multiplies embeddings by.
     """
     arch, tapped = drafter.arch, drafter.tapped

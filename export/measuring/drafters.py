@@ -73,12 +73,7 @@ def measure_drafter(
     """Let the target write with the drafter.
 
     Args:
-        drafter: what was read.
-        folder: of the bundle.
-        part: the drafter's entry in the manifest.
         target: the written target; its slot is overwritten.
-        tokens: a text; beginnings of it are gone on with.
-        choice: how the drafter was written.
 
     Raises:
         ExportError: the target accepts next to nothing.

@@ -50,10 +50,6 @@ def accepted(
 
     Args:
         target: its slot is overwritten.
-        slot: of the drafter.
-        part: the drafter's entry.
-        texts: along which it guesses.
-        most: guesses of a chain.
         scale: what embeddings of tokens are multiplied by.
     """
     block, reads = decoder_of(part).block, bool(decoder_of(part).reads)

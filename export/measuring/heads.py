@@ -23,11 +23,6 @@ DOUBT = 8  # positions, taken to be wrong, that are counted with the measured on
 def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[list[float]], Acceptance]:
     """How often the guess of each rank of each head is right, on the model's own greedy text.
 
-    Args:
-        slot: the model; its slot is overwritten.
-        scorer: chains of the model's continuations.
-        group: of medusa or blockwise heads.
-
     Returns:
         ([head][rank] shares, acceptance of the chain of first guesses).
     """
@@ -88,15 +83,7 @@ class ExitRecord:
 
 
 def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int], length: int, starts: int) -> ExitRecord:
-    """Write greedy text from several places of ``tokens`` and ask every exit at every token.
-
-    Args:
-        slot: the model; its slot is overwritten.
-        tokens: a text.
-        layers: of the exits, ascending.
-        length: tokens to write from each place.
-        starts: places.
-    """
+    """Write greedy text from several places of ``tokens`` and ask every exit at every token."""
     confidence: list[list[float]] = [[] for _ in layers]
     right: list[list[bool]] = [[] for _ in layers]
     for start in np.linspace(len(tokens) // 4, len(tokens) - 1, starts).astype(int):
@@ -225,10 +212,7 @@ def measure_heads(
 
     Args:
         name: medusa, blockwise or paradecode.
-        heads: what was read.
         slot: the model with the heads; its slot is overwritten.
-        scorer: chains of the model's continuations.
-        costs: of this machine.
         note: makes the manifest's record of (rates, positions).
     """
     if name == "paradecode":

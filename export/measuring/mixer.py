@@ -52,11 +52,7 @@ class Mixer:
     """Chooses the parts of a model that become int8.
 
     Args:
-        arch: the model, with the tensors of its heads.
         choice: int4 or int4-64; a head format of its own leaves the LM head out.
-        layout, plan: of its weights, and its heads.
-        tokens: of a text.
-        progress: told of sub-layers.
     """
 
     def __init__(
@@ -97,11 +93,7 @@ class Mixer:
         return self._made(fine, alone)
 
     def foretold(self, size: int | None) -> str:
-        """Say in words what is known before measuring; ``size`` as for ``within``, None = for ``down_to``.
-
-        Raises:
-            ExportError: as ``within``.
-        """
+        """Say in words what is known before measuring; ``size`` as for ``within``, None = for ``down_to``."""
         if size is not None:
             self._check(size)
         most = self.bytes(self.parts)

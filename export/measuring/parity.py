@@ -29,10 +29,6 @@ def parity_report(
 
     Args:
         arch: the source, streamed layer by layer, as transformers runs it on a text of this length.
-        errors: squared errors of the stored matrices.
-        slot: the written model.
-        tokens: the text.
-        progress: called after each of the source's sub-layers.
 
     Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both.
     """

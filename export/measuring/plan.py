@@ -93,19 +93,12 @@ class PlannedModel:
     """A model of a planned bundle.
 
     Args:
-        arch: the model.
-        choice: how its matrices are stored.
-        layout: of its weights.
-        prefix: where its files are.
         heads: of a target; None = it is a draft or a drafter.
         rows: of a cut LM head that takes the place of a draft's own; None = there is none.
         gated: sub-layers of a target can be left out.
 
     Attributes:
         part: its entry in the manifest.
-
-    Raises:
-        ExportError: fewer than two rows, or more than the vocabulary has.
     """
 
     def __init__(
@@ -189,16 +182,7 @@ def describe_export(
     draft_choice: WeightChoice,
     operators: WantedOperators,
 ) -> dict[str, Any]:
-    """Return the export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
-
-    Args:
-        target: with its heads.
-        choice: how its matrices are stored.
-        methods: all of the bundle.
-        draft: the draft, if there is one.
-        draft_choice: how its matrices are stored.
-        operators: whose layout the weights get.
-    """
+    """Return the export as a JSON object; bytes of what goes through optimum are estimates good to a few percent."""
     models = [target, draft] if draft else [target]
     found = {"target": target.weight_bytes(choice, operators)}
     if draft:

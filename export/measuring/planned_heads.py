@@ -33,9 +33,6 @@ def planned_heads(
     """Plan the heads of the methods: of given folders, of an embedded model, or else of the shape that training gives.
 
     Returns heads without values, by method, and in words what is not there yet.
-
-    Raises:
-        ExportError: heads of no wanted method, two of a kind, or of another model's sizes.
     """
 
     def read(folder: Path) -> TrainedHeads:

@@ -32,7 +32,6 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
 
     Args:
         path: the JSON file; ``FILE:NAME`` picks a set of a collection.
-        layers: of the model.
 
     Raises:
         ExportError: not such a file, several sets to choose from, or layers the model does not have.
@@ -189,8 +188,6 @@ class SkipSearch:
 
     Args:
         slot: the full model, gated.
-        scorers: chains over calibration text.
-        costs: measured on this machine.
         seed: makes the search reproducible, given the same costs.
         store: a file that keeps finished trials, so that an interrupted search goes on; None = memory only.
     """

@@ -31,10 +31,7 @@ class Rounded:
     """A checkpoint whose matrices read as they come back from blocks.
 
     Args:
-        source: the checkpoint.
         matrices: names of those that a bundle stores in blocks.
-        quantizer: how levels are chosen; without calibration.
-        form: of the blocks.
     """
 
     def __init__(self, source: Checkpoint, matrices: frozenset[str], quantizer: Quantizer, form: Blocks) -> None:
@@ -44,11 +41,9 @@ class Rounded:
         return getattr(self._source, name)
 
     def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> Array:
-        """See ``Checkpoint.read``; whole rows of matrices."""
         return self.rounded(name, self._source.read(name, rows, columns))
 
     def pieces(self, name: str) -> Iterator[Array]:
-        """See ``Checkpoint.pieces``."""
         return (self.rounded(name, piece) for piece in self._source.pieces(name))
 
     def rounded(self, name: str, rows: Array) -> Array:  # [r, k] both
@@ -64,12 +59,7 @@ class VariantOps(NumpyOps):
     A choice that has rounded nothing so far is the exact model: what costs time is copied from there.
 
     Args:
-        arch: the architecture with its checkpoint.
-        tokens: int [T].
         rows: positions whose predictions are compared.
-        choices: at least one.
-        rounded: the checkpoint in 4 bits.
-        progress: called after every sub-layer with the number done so far.
     """
 
     def __init__(

@@ -61,11 +61,7 @@ class Matrix:
 
 
 class ForeignGraph:
-    """An opened graph; its tensors are read when asked for.
-
-    Raises:
-        ExportError: not readable, not a decoder with concatenated keys and values, or quantized already.
-    """
+    """An opened graph; its tensors are read when asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,11 +91,7 @@ class ForeignGraph:
         return sum(sizes)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return an initializer's values; mapped, not read, where they lie beside the graph.
-
-        Raises:
-            ExportError: the file beside it is missing, short, or outside the folder.
-        """
+        """Return an initializer's values; mapped, not read, where they lie beside the graph."""
         proto = self.initializers[name]
         if proto.data_location != TensorProto.EXTERNAL:
             return np.asarray(numpy_helper.to_array(proto))
@@ -214,8 +206,6 @@ def choose_strict(folder: Path, part: ModelPart, exact: Callable[[ModelPart], bo
     plain graph: there are near-ties then.
 
     Args:
-        folder: of the bundle.
-        part: as written.
         exact: whether the rows of a part's strict graph are.
     """
     if exact(part):

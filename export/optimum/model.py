@@ -74,10 +74,6 @@ class ForeignModel:
     def open(cls, path: Path, context: int | None) -> ForeignModel:
         """Open a folder that holds an export of optimum's, or a checkpoint that optimum can export here.
 
-        Args:
-            path: the folder.
-            context: most tokens of a sequence; None = the model's limit.
-
         Raises:
             UnsupportedModel: no graph is there, and optimum neither.
             ExportError: unreadable, incomplete, or a context beyond the model's.
@@ -184,11 +180,7 @@ class ForeignModel:
         return {"traits": [], "graph": f"{graph.producer_name} {graph.producer_version}".strip() or "unknown"}
 
     def open_graph(self, work: Path | None = None) -> ForeignGraph:
-        """Open the graph; made by optimum in the new folder ``work`` where there is none.
-
-        Raises:
-            ExportError: optimum fails, or its graph is not one that a slot can drive.
-        """
+        """Open the graph; made by optimum in the new folder ``work`` where there is none."""
         if self.file is None:
             assert work is not None
             export_graph(self.source.path, work)

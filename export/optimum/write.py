@@ -80,13 +80,6 @@ _PASS = 64  # rows
 def foreign_parity(file: Path, part: ModelPart, errors: Errors, slot: Slot, tokens: Sequence[int]) -> dict[str, Any]:
     """Compare a written graph with the one it was made of, on one text; nothing is compared with the checkpoint.
 
-    Args:
-        file: optimum's graph.
-        part: what was written of it.
-        errors: squared errors of the stored matrices.
-        slot: the written model.
-        tokens: the text.
-
     Returns the JSON object of ``parity_report``, and ``against``, what the figures are relative to.
     """
     tokens = list(tokens)
@@ -133,16 +126,7 @@ def write_foreign(
     """Write ``model.data`` and the graphs over it: a target's strict and plain one, a draft's plain one.
 
     Args:
-        folder: an existing folder.
-        graph: what optimum made.
-        facts: of the model.
         choice: fp32, int4 or int8, and how levels are chosen.
-        draft: only the plain graph.
-        prefix: path of ``folder`` inside the bundle, with a trailing slash.
-        progress: called with (matrices done, of).
-
-    Raises:
-        ExportError: a tensor cannot be read, or there is nothing to quantize.
     """
     errors: Errors = {}
     model = onnx.ModelProto()

@@ -60,7 +60,6 @@ class SpooledLevels:
         self._where.setdefault((name, form), []).append((offset, *scales.shape))
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
-        """See LevelSource."""
         where = self._where.get((name, form))
         if where is None:
             yield from self._direct.pieces(source, name, form)
@@ -81,12 +80,7 @@ class CalibrationOps(NumpyOps):
     one input, a piece of a matrix.
 
     Args:
-        arch: the architecture with its checkpoint.
         sequences: int [S, T], each from an empty past.
-        quantizer: what the matrices are quantized with.
-        blocks: what a matrix becomes, by its name.
-        spool: where the levels go.
-        progress: called after every sub-layer with the number done so far.
     """
 
     def __init__(
@@ -209,12 +203,9 @@ def chosen_levels(
     """Choose the levels of a model's matrices by ``quantizer``.
 
     Args:
-        arch: the model.
         quantizer: one that needs calibration runs the model here; any other quantizes when a matrix is stored.
-        blocks: what a matrix becomes, by its name.
         texts: [S, T], tokens of the calibration text; see ``sequences``.
         folder: where a temporary file may lie: about as large as the weights.
-        progress: called after every sub-layer with the number done so far.
 
     Raises:
         ExportError: activations that are not finite.

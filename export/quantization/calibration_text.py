@@ -21,8 +21,6 @@ def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> tuple[
 
     Args:
         file: as of ``--calibration``; None = the one in the model's folder, or the built-in one.
-        model: the source model's folder.
-        codec: its tokenizer.
 
     Raises:
         ExportError: the file cannot be read, or is too short.

@@ -50,11 +50,6 @@ class Scores:
 def check_attention(wanted: Sequence[str], operators: WantedOperators, tokens: int) -> list[Attention]:
     """Check the attentions to prepare; returns them in the order asked for.
 
-    Args:
-        wanted: their names.
-        operators: those of the export.
-        tokens: of the calibration text.
-
     Raises:
         ExportError: unknown, native operators are not there, or too little text.
     """
@@ -92,12 +87,8 @@ def prepare_attention(
     any quality, because they change no text.
 
     Args:
-        folder: the bundle being written.
-        part: the target.
         names: from ``check_attention``.
         tokens: the calibration text; its first half is learnt from, the second scored.
-        threads: of the passes.
-        progress: called with (done, of, what).
     """
     learnt = [name for name in LEARNT if any(ATTENTION[wanted].keys == name for wanted in names)]
     measured = [name for name in names if name not in ("f32", "f16")]

@@ -39,9 +39,7 @@ def learn_tables(
 
     Args:
         slot: the model with exact keys; it is overwritten.
-        tokens: the text.
         formats: which of int4, nomad1 and nomad2.
-        progress: called with (done, of) layers.
     """
     facts = slot.model.facts
     keys, positions = collect_keys(slot, tokens)

@@ -62,7 +62,6 @@ class DirectLevels:
         self.quantizer_name = quantizer.name
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
-        """See LevelSource."""
         quantize, rows = self.quantizer.prepare(None), source.pieces(name)
 
         def following() -> tuple[Array, Quantized] | None:
@@ -83,7 +82,6 @@ class RoundToNearest:
     corrects = False
 
     def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """See Quantizer."""
         return quantize_block
 
 
@@ -95,7 +93,6 @@ class SquaredError:
     corrects = False
 
     def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """See Quantizer."""
         return quantize_searched
 
 
@@ -111,7 +108,6 @@ class ActivationAware:
     corrects = False
 
     def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """See Quantizer."""
         if inputs is None or not inputs.any():
             return quantize_searched
         squares = np.diag(inputs)  # [k]
@@ -131,7 +127,6 @@ class Gptq:
     corrects = True
 
     def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """See Quantizer."""
         if inputs is None or not inputs.any():
             return quantize_searched
         feedback, importance = feedback_factor(inputs), np.diag(inputs)

@@ -113,14 +113,7 @@ def _unit(x: Array) -> Array:
 
 
 class NumpyOps(Pass[Array]):
-    """Computes a decoder on one text, causally, from an empty past.
-
-    Args:
-        arch: the architecture with its checkpoint.
-        tokens: int [T].
-        rows: which positions get logits; None = all.
-        progress: called after every sub-layer with the number done so far.
-    """
+    """Computes a decoder on one text, causally, from an empty past."""
 
     heeds: ClassVar[dict[type, str]] = Shapes.heeds
 

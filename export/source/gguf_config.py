@@ -62,11 +62,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the configuration
 
 
 def hf_name(file: Path, name: str, model_type: str) -> str | None:
-    """Return the Hugging Face name of a tensor; None = it is none of the checkpoint's.
-
-    Raises:
-        UnsupportedModel: a tensor that models of this type do not have.
-    """
+    """Return the Hugging Face name of a tensor; None = it is none of the checkpoint's."""
     if name == ROPE_FACTORS:
         return None
     layer = LAYER | (SANDWICH if model_type in SANDWICHED else {})
@@ -95,12 +91,7 @@ REBUILD = "export from the Hugging Face checkpoint"
 
 
 class Facts:
-    """The metadata of one architecture, checked as it is asked for.
-
-    Args:
-        file: for messages.
-        metadata: of the file.
-    """
+    """The metadata of one architecture, checked as it is asked for."""
 
     def __init__(self, file: Path, metadata: Metadata) -> None:
         self.file, self.metadata = file, metadata
@@ -117,11 +108,7 @@ class Facts:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """Return a positive number; the same for all layers, where the file has one for each.
-
-        Raises:
-            ExportError: missing or no number. UnsupportedModel: different numbers for different layers.
-        """
+        """Return a positive number; the same for all layers, where the file has one for each."""
         value = self.get(key, default)
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -288,12 +275,7 @@ BEGIN = ("llama-bpe", "llama3", "llama-v3")  # BOS, unless the file says otherwi
 
 
 def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
-    """Return the tokenizer.json of a GGUF file.
-
-    Raises:
-        UnsupportedModel: a kind of tokenizer, or a way to split text, that is not supported.
-        ExportError: no or inconsistent tokens.
-    """
+    """Return the tokenizer.json of a GGUF file."""
     kind = metadata.get("tokenizer.ggml.model")
     kinds = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in kinds:

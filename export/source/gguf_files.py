@@ -68,11 +68,7 @@ class Header:
 
 
 def read_gguf_header(file: Path) -> Header:
-    """Read the header of a file.
-
-    Raises:
-        ExportError: no GGUF file, or a damaged one. UnsupportedModel: another version or byte order.
-    """
+    """Read the header of a file."""
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(file, content).header()
@@ -156,15 +152,6 @@ def write_small_files(folder: Path, file: Path, metadata: Metadata, config: dict
     """Write what a model folder holds besides weights; returns notes.
 
     A tokenizer.json beside the GGUF file is taken instead of the file's own tokenizer.
-
-    Args:
-        folder: an empty folder.
-        file: the GGUF file.
-        metadata: of the file.
-        config: what becomes config.json.
-
-    Raises:
-        ExportError: the tokenizer is of a kind that is not supported, or damaged.
     """
     notes = []
     _write(folder / "config.json", config)
@@ -216,7 +203,6 @@ class GgufTensor:
     plus: float = 0.0
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
         if len(self.shape) == 1:
             values = self._values(slice(0, 1), 0, self.shape[0])[0]
             return (values if self.heads == 0 else values[self._stored_rows(0, len(values))])[rows]

@@ -48,7 +48,6 @@ class Merged:
 
     @property
     def file(self) -> Path:
-        """See Stored."""
         return self.a.file
 
     @property
@@ -57,7 +56,6 @@ class Merged:
         return self.base.shape
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
         columns = slice(None) if columns is None else columns
         outputs, inputs = (columns, rows) if self.transposed else (rows, columns)
         added = np.float32(self.scale) * (self.b.read(outputs, None) @ self.a.read(slice(None), inputs))

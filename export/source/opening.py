@@ -53,11 +53,7 @@ def _open_widened(path: Path, config: dict[str, Any]) -> Opened:
 
 
 def open_adapter(base: Opened, folder: Path) -> Opened:
-    """Open a model with an adapter; a tokenizer beside the adapter takes the place of the base's.
-
-    Raises:
-        ExportError: the adapter is damaged, of another model, or of a kind that cannot be merged.
-    """
+    """Open a model with an adapter; a tokenizer beside the adapter takes the place of the base's."""
     try:
         tensors, config = merged(base, folder)
     except NONSENSE as error:

@@ -30,7 +30,6 @@ def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
     """Levels of words, int32 [..., m] -> uint8 [..., m * 32 / bits], the lowest bits first.
 
     Args:
-        words: packed.
         bits: of a level; divides 32.
         order: for each level of a word, in which place it is; None = in its own.
     """
@@ -74,7 +73,6 @@ class Scaled:
 
     @property
     def file(self) -> Path:
-        """See Stored."""
         return self.levels.file
 
     @property
@@ -83,7 +81,6 @@ class Scaled:
         return self.levels.shape
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
         n, k = self.shape
         grid = -(-n // self.block[0]), -(-k // self.block[1])
         down = np.arange(*span(rows, n)) // self.block[0]
@@ -121,7 +118,6 @@ class PackedMatrix:
 
     @property
     def file(self) -> Path:
-        """See Stored."""
         return self.words.file
 
     @property
@@ -130,7 +126,6 @@ class PackedMatrix:
         return self.scales.shape[int(self.turned)], len(self.group)
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
         n, k = self.shape
         rows, columns, every = slice(*span(rows, n)), slice(*span(columns, k)), slice(None)
         scales = self.scales.raw(*((every, rows) if self.turned else (rows,))).astype(np.float32)

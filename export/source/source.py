@@ -60,8 +60,6 @@ def resolve(model: str, revision: str | None = None, weights: bool = True) -> Pa
     hub id (downloaded to the hub's own cache).
 
     Args:
-        model: the name.
-        revision: of a hub model.
         weights: whether they are needed; else only configuration and tokenizer are downloaded.
 
     Raises:
@@ -107,11 +105,7 @@ def resolve(model: str, revision: str | None = None, weights: bool = True) -> Pa
 
 
 def resolve_heads(name: str) -> Path:
-    """Find a folder of trained heads: a local path, or ``builtin:NAME`` of those that come with an embedded model.
-
-    Raises:
-        ExportError: nothing of that name.
-    """
+    """Find a folder of trained heads: a local path, or ``builtin:NAME`` of those that come with an embedded model."""
     if not name.startswith(BUILTIN):
         return Path(name).expanduser()
     if name.removeprefix(BUILTIN) not in builtin_heads():
@@ -223,17 +217,11 @@ class ConfigOnly(Checkpoint):
         return cls(path, read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file"))
 
     def has(self, name: str) -> bool:
-        """See the class."""
         return True
 
 
 class Renamed(Checkpoint):
-    """Some tensors of a checkpoint under other names; the others are not there.
-
-    Args:
-        base: the checkpoint.
-        names: the names there, by the new ones.
-    """
+    """Some tensors of a checkpoint under other names; the others are not there."""
 
     def __init__(self, base: Checkpoint, names: dict[str, str]) -> None:
         super().__init__(base.path, base.config, notes=base.notes)

@@ -143,7 +143,6 @@ class Plain:
         return out
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
         if self.dtype not in ("F64", "F32", "F16", "BF16"):
             raise self._unreadable()
         return self.raw(rows, columns).astype(np.float32)
@@ -245,11 +244,7 @@ def _unlisted(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> dict[str, Plain]:
-    """Read the tensors of one safetensors file, by name.
-
-    Raises:
-        ExportError: truncated, or no safetensors file.
-    """
+    """Read the tensors of one safetensors file, by name."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -271,11 +266,7 @@ def read_object(file: Path, hint: str) -> dict[str, Any]:
     """Read the object in a JSON file; numbers may be infinite, as transformers writes them.
 
     Args:
-        file: such as config.json.
         hint: what to do where it is missing.
-
-    Raises:
-        ExportError: missing, not valid JSON, or not an object.
     """
     if not file.is_file():
         raise ExportError(f"{file.parent}: has no {file.name}", hint)

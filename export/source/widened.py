@@ -48,7 +48,6 @@ class Widened:
     compute: Callable[[], Doubles]
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        """See Stored."""
         whole = self.compute()[rows]
         return (whole if columns is None else whole[:, columns]).astype(np.float32)
 
@@ -62,8 +61,6 @@ def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> 
     """Return the wide model.
 
     Args:
-        folder: of the wide model's config.json and tokenizer.
-        config: the wide model's.
         source: the small model: Llama's tensors, tied or not, without biases or rotary scaling.
         factor: how many times as wide; the wide hidden size and head size are powers of two.
 

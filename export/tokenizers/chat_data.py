@@ -72,11 +72,7 @@ def _write(gaps: dict[str, str], trimmed: list[str], thoughts: bool, messages: l
 
 
 def _gaps(codec: TextCodec) -> dict[str, str]:
-    """Read the gaps off a few conversations; a template may know no system message.
-
-    Raises:
-        ValueError: a gap depends on more than the roles beside it.
-    """
+    """Read the gaps off a few conversations; a template may know no system message."""
     gaps: dict[str, str] = {}
     for turns, system in ((1, False), (3, False), (5, False), (1, True), (3, True)):
         first = _MARK.format("S") if system else None

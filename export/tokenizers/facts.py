@@ -55,11 +55,7 @@ def bpe_model(vocab: dict[str, int], merges: list[list[str]], **options: Any) ->
 
 
 def build(described: Described, source: Path) -> Tokenizer:
-    """Return the tokenizer.
-
-    Raises:
-        ExportError: the library refuses it.
-    """
+    """Return the tokenizer."""
     from tokenizers import Tokenizer
 
     try:
@@ -126,11 +122,7 @@ def tokenizer_facts(arch: DescribedModel, codec: TextCodec) -> TokenizerFacts:
 
 
 def check_vocabulary(arch: DescribedModel, codec: TextCodec, eos: Sequence[int] = ()) -> None:
-    """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding).
-
-    Raises:
-        ExportError: a token, or one of ``eos``, outside the vocabulary.
-    """
+    """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding)."""
     size = arch.facts.vocab
     beyond = [(number, token) for token, number in codec.tokenizer.get_vocab().items() if number >= size]
     if beyond:
@@ -147,11 +139,7 @@ def check_vocabulary(arch: DescribedModel, codec: TextCodec, eos: Sequence[int] 
 
 
 def check_sizes(target: ModelFacts, draft: ModelFacts) -> None:
-    """Refuse a draft whose vocabulary is too far from the target's in size.
-
-    Raises:
-        IncompatibleDraft: it is.
-    """
+    """Refuse a draft whose vocabulary is too far from the target's in size."""
     if abs(target.vocab - draft.vocab) > PADDING:
         raise IncompatibleDraft(
             f"the draft's vocabulary has {draft.vocab} tokens, the target's {target.vocab}",
@@ -204,9 +192,6 @@ def sampling_part(folder: Path) -> SamplingPart | None:
 
     As in transformers, ``do_sample`` decides whether the temperature and the rules beside it are used at all; what the
     file leaves out is off, and the temperature 1.
-
-    Args:
-        folder: of the model.
 
     Raises:
         ExportError: a value that cannot be.

@@ -34,11 +34,7 @@ SentencePiece = Any  # sentencepiece_model_pb2.ModelProto
 
 
 def new_sentencepiece() -> SentencePiece:
-    """Return an empty model.
-
-    Raises:
-        ExportError: the package is not installed.
-    """
+    """Return an empty model."""
     try:
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
     except ImportError as error:
@@ -47,11 +43,7 @@ def new_sentencepiece() -> SentencePiece:
 
 
 def read_sentencepiece(file: Path) -> SentencePiece:
-    """Read a tokenizer.model.
-
-    Raises:
-        ExportError: not such a file, or cut short.
-    """
+    """Read a tokenizer.model."""
     model = new_sentencepiece()
     try:
         model.ParseFromString(file.read_bytes())
@@ -72,13 +64,8 @@ def describe_sentencepiece(file: Path, model: SentencePiece, config: dict[str, A
     """tokenizer.json, without added tokens and BOS.
 
     Args:
-        file: where the model comes from, for messages.
-        model: what it says.
         config: tokenizer_config.json; ``legacy`` (default true): a space is put before every section between special
             tokens, else before the text alone; ``add_prefix_space``: whether at all.
-
-    Raises:
-        ExportError: a model of words or characters, or options that no tokenizer.json can say.
     """
     _refuse_unknown(file, model)
     prefix = config.get("add_prefix_space")
@@ -172,7 +159,6 @@ def merges(tokens: Sequence[str], ranks: Sequence[float], usable: Sequence[bool]
     that make the best token, so every way to cut a token into two tokens is a merge, ranked as the token is.
 
     Args:
-        tokens: by id.
         ranks: of each token, the lowest first.
         usable: whether text can become it.
     """

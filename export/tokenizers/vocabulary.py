@@ -39,7 +39,6 @@ def describe_byte_level(
     """tokenizer.json, without added tokens and BOS.
 
     Args:
-        vocab: token -> id.
         merges: pairs of tokens, in the order of their ranks.
         splits: regular expressions whose matches are words, one after the other; None = as in GPT-2.
         prefix: a space is put before the text.
@@ -65,12 +64,8 @@ def read_byte_level(folder: Path, config: dict[str, Any], model_type: str | None
     """tokenizer.json, without added tokens and BOS, of a folder with vocab.json and merges.txt.
 
     Args:
-        folder: the model's.
         config: its tokenizer_config.json; ``tokenizer_class`` says how text is cut into words.
         model_type: of config.json, where the class does not say it.
-
-    Raises:
-        ExportError: unreadable files, or a class whose words nobody here knows.
     """
     splits = QWEN2 if _family(folder, config.get("tokenizer_class"), model_type) == "qwen2" else None
     vocab, merges = _read_vocab(folder / "vocab.json"), _read_merges(folder / "merges.txt")
@@ -131,9 +126,6 @@ def added_tokens(
     """All added tokens by id: of the vocabulary itself, added_tokens.json, added_tokens_decoder, then named ones.
 
     Args:
-        folder: the model's.
-        config: its tokenizer_config.json.
-        base: those of the vocabulary itself.
         vocab: token -> id of the vocabulary.  A named token that has no id gets the next one, as in transformers, if
             it is one that a model writes or reads: not for padding, masks and the like.
 
@@ -156,11 +148,7 @@ def added_tokens(
 
 
 def explicit_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Return added tokens that added_tokens.json or added_tokens_decoder give an id.
-
-    Raises:
-        ExportError: an id that is no id, or a token without text.
-    """
+    """Return added tokens that added_tokens.json or added_tokens_decoder give an id."""
     found: dict[int, AddedToken] = {}
     for text, number in read_object(folder / "added_tokens.json").items():
         found[_id(number, text, folder)] = AddedToken(text, special=False)
@@ -171,11 +159,7 @@ def explicit_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToke
 
 
 def place(described: Described, added: dict[int, AddedToken]) -> None:
-    """Write added tokens into a tokenizer.json, each with its own id; the vocabulary grows to hold them.
-
-    Raises:
-        ExportError: an id far beyond the vocabulary.
-    """
+    """Write added tokens into a tokenizer.json, each with its own id; the vocabulary grows to hold them."""
     model, gone = described["model"], set[str]()
     for number, token in sorted(added.items()):
         if isinstance(model["vocab"], dict):

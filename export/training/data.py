@@ -200,9 +200,6 @@ def split_texts(texts: Sequence[str], codec: TextCodec, length: int, seed: int) 
     Every window begins with what the tokenizer puts in front of a text (BOS).  Of many texts whole ones are held out,
     of a few the end of each.
 
-    Args:
-        length: tokens of a window.
-
     Raises:
         TrainingError: not enough text for one window of each.
     """

@@ -30,9 +30,7 @@ class Draft(Learner):
     target's where the shapes are equal, else at random.
 
     Args:
-        shape: its sizes.
         ce_share: of the cross entropy of the text in a ``kl`` loss.
-        seed: of the random weights.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class Draft(Learner):
             self.model.train()  # no dropout here: it only switches the recomputation on
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        """See Learner: (1 - ce_share) KL(target || draft) + ce_share CE, over every position."""
         at = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         total = hidden.new_zeros((), dtype=torch.float32)
@@ -67,7 +64,6 @@ class Draft(Learner):
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """See Learner: one head, which guesses the next token of the text."""
         valid = torch.arange(tokens.shape[1] - 1, device=tokens.device)[None] + 1 < lengths[:, None]
         yield self.logits(tokens)[:, :-1], tokens[:, 1:], valid
 
@@ -76,7 +72,6 @@ class Draft(Learner):
         return self.model(input_ids=tokens, use_cache=False).logits.float()
 
     def tensors(self) -> dict[str, Tensor]:
-        """See Learner: by Hugging Face names, without the LM head, which is the embedding."""
         return {name: value for name, value in self.model.state_dict().items() if name != "lm_head.weight"}
 
     def described(self) -> dict[str, Any]:
@@ -140,9 +135,7 @@ class Eagle(Learner):
 
     Args:
         tapped: after how many of the target's layers it looks at the residual stream.
-        steps: how deep it is trained.
         inner: width of its MLP; None = the target's.
-        seed: of the random weights.
     """
 
     def __init__(
@@ -186,11 +179,9 @@ class Eagle(Learner):
         self.norms = nn.ParameterDict({name: nn.Parameter(torch.ones(hidden, device=target.device)) for name in names})
 
     def states(self, tokens: Tensor) -> Tensor:
-        """See Learner: embeddings, then the taps, then the last hidden states."""
         return self.target.tapped(tokens, (0, *self.tapped))
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        """See Learner: guesses weighted by ``HEAD_DECAY ** step``."""
         teacher = self.target.logits(states[-1]).softmax(-1) if self.loss == "kl" else None  # [B, T, V]
         total = states.new_zeros((), dtype=torch.float32)
         for step, rows in enumerate(self.rows(states)):  # [B, N, H]
@@ -200,7 +191,6 @@ class Eagle(Learner):
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """See Learner: a guess of a chain counts where those before it are right, which is what it is fed here."""
         for step, rows in enumerate(self.rows(self.states(tokens))):
             wanted, valid = self._wanted(tokens, lengths, rows.shape[1], step)
             yield self._logits(rows).float(), wanted, valid
@@ -234,7 +224,6 @@ class Eagle(Learner):
             yield self._norm(g, "last")
 
     def tensors(self) -> dict[str, Tensor]:
-        """See Learner: the names of published drafters."""
         m, n, layer = self.matrices, self.norms, "midlayer"
         attention = {f"{layer}.self_attn.{name}_proj.weight": m[name] for name in "qkvo"}
         mlp = {f"{layer}.mlp.{name}_proj.weight": m[name] for name in ("gate", "up", "down")}

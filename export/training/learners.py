@@ -27,7 +27,6 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
     Its parameters are what is trained; the target is no part of it, so that it is neither saved nor synchronized.
 
     Args:
-        target: the frozen model.
         loss: ``kl`` from the target's distribution, or ``ce`` of the text.
         recompute: compute logits again in the backward pass instead of keeping them.
     """
@@ -96,7 +95,6 @@ class LastHidden(Learner):
         return self.target.scored(rows)
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        """See Learner: heads are weighted by ``HEAD_DECAY ** head``, as Medusa's authors train (arXiv 2401.10774)."""
         hidden = states[-1]  # [B, T, H]
         # the target's own distribution of token t + head + 2 stands at position t + head + 1
         kl = self.loss == "kl"
@@ -114,7 +112,6 @@ class LastHidden(Learner):
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """See Learner."""
         at = torch.arange(tokens.shape[1], device=tokens.device)
         for head, rows in enumerate(self.rows(self.target.hidden(tokens).float())):
             ahead = head + 2
@@ -128,7 +125,6 @@ class Medusa(LastHidden):
     Medusa-1 of arXiv 2401.10774: the target stays as it is.
 
     Args:
-        count: heads.
         own: each head has an LM head of its own, which starts as the target's.
     """
 
@@ -142,22 +138,18 @@ class Medusa(LastHidden):
         self.lm_heads = nn.ParameterList(nn.Parameter(copies.clone()) for _ in range(count if own else 0))
 
     def rows(self, hidden: Tensor) -> list[Tensor]:
-        """See LastHidden."""
         pairs = zip(self.weight, self.bias, strict=True)
         return [hidden + F.silu(F.linear(hidden, weight, bias)) for weight, bias in pairs]
 
     def logits(self, head: int, rows: Tensor) -> Tensor:
-        """See LastHidden."""
         return F.linear(rows, self.lm_heads[head]) if self.own else super().logits(head, rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See Learner."""
         found = {f"medusa.{i}.weight": self.weight[i] for i in range(self.count)}
         found |= {f"medusa.{i}.bias": self.bias[i] for i in range(self.count)}
         return found | {f"medusa.{i}.lm_head.weight": each for i, each in enumerate(self.lm_heads)}
 
     def described(self) -> dict[str, Any]:
-        """See Learner."""
         return {"kind": "medusa", "count": self.count, "own": self.own}
 
 
@@ -165,11 +157,6 @@ class Blockwise(LastHidden):
     """y_i = h + (W' silu(W h + b) + b')_i: one hidden layer for all heads, W' and b' start at 0 (arXiv 1811.03115).
 
     The paper trains one head a step for want of memory; here the losses are summed, which has less noise.
-
-    Args:
-        count: heads.
-        inner: width of the hidden layer.
-        generator: draws W.
     """
 
     def __init__(
@@ -185,13 +172,11 @@ class Blockwise(LastHidden):
         self.outer_bias = nn.Parameter(torch.zeros(count * hidden, device=device))
 
     def rows(self, hidden: Tensor) -> list[Tensor]:
-        """See LastHidden."""
         inner = F.silu(F.linear(hidden, self.inner, self.inner_bias))
         outer = F.linear(inner, self.outer, self.outer_bias)
         return [hidden + part for part in outer.split(hidden.shape[-1], dim=-1)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """See Learner."""
         return {
             "blockwise.inner.weight": self.inner,
             "blockwise.inner.bias": self.inner_bias,
@@ -200,16 +185,11 @@ class Blockwise(LastHidden):
         }
 
     def described(self) -> dict[str, Any]:
-        """See Learner."""
         return {"kind": "blockwise", "count": self.count, "inner": self.width}
 
 
 class Exits(Learner):
-    """y = T h of the normed residual stream after some layers; T starts as the identity (arXiv 2506.03700).
-
-    Args:
-        layers: after how many layers the exits are, ascending.
-    """
+    """y = T h of the normed residual stream after some layers; T starts as the identity (arXiv 2506.03700)."""
 
     def __init__(self, target: Target, loss: Loss, recompute: bool, layers: tuple[int, ...]) -> None:
         super().__init__(target, loss, recompute)
@@ -218,12 +198,10 @@ class Exits(Learner):
         self.weight = nn.Parameter(identity.repeat(len(layers), 1, 1))
 
     def states(self, tokens: Tensor) -> Tensor:
-        """See Learner: the exits' states come first."""
         final, exits = self.target.exits(tokens, self.layers)
         return torch.stack([*exits, final])
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        """See Learner: the sum over exits of KL(final || exit), or of the cross entropy of the final's likeliest."""
         *exits, final = states
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         teacher = self.target.logits(final[valid])  # [n, V]
@@ -234,7 +212,6 @@ class Exits(Learner):
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """See Learner; what should be guessed is the target's own likeliest token."""
         final, exits = self.target.exits(tokens, self.layers)
         wanted = self.target.logits(final).argmax(-1)
         # the last position is left out as it is for other heads: what it predicts is no part of the text
@@ -243,9 +220,7 @@ class Exits(Learner):
             yield self.target.scored(F.linear(hidden.float(), weight)).float(), wanted, valid
 
     def tensors(self) -> dict[str, Tensor]:
-        """See Learner."""
         return {f"exit.{at}.weight": self.weight[number] for number, at in enumerate(self.layers)}
 
     def described(self) -> dict[str, Any]:
-        """See Learner."""
         return {"kind": "paradecode", "count": len(self.layers), "exits": list(self.layers)}

@@ -52,11 +52,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class TrainingState:
-    """What is known of a training in a folder.
-
-    Args:
-        output: the folder of the finished files.
-    """
+    """What is known of a training in a folder."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -67,7 +63,6 @@ class TrainingState:
         """Start, or go on with what is there -> whether it goes on.
 
         Args:
-            identity: ``TrainOptions.identity``.
             restart: forget an unfinished training.
             overwrite: replace finished heads at the end.
 
@@ -244,8 +239,6 @@ def run_steps(
     """Train a learner in place, from the last checkpoint if there is one.
 
     Args:
-        learner: what is trained.
-        windows: what it is trained on.
         accelerator: of accelerate; its processes share every batch.
         state: where checkpoints are kept, by the main process alone.
         look: measures held-out top-1 accuracy by head.

@@ -101,11 +101,7 @@ ONLY_FOR = {
 
 
 def check_options(options: TrainOptions) -> None:
-    """Refuse what cannot be trained, before anything is loaded.
-
-    Raises:
-        TrainingError: no data, or a number out of its range.
-    """
+    """Refuse what cannot be trained, before anything is loaded."""
     if not options.data and not options.self_distill:
         raise TrainingError(
             "nothing to train on", "give --data FILE, or --self-distill N to let the model write N texts itself"
@@ -132,11 +128,7 @@ def check_options(options: TrainOptions) -> None:
 
 
 def window_length(options: TrainOptions, facts: ModelFacts) -> int:
-    """Tokens of a window.
-
-    Raises:
-        TrainingError: longer than the context, or too short for the heads.
-    """
+    """Tokens of a window."""
     length = options.length or min(256, facts.context)
     least = options.heads + 4
     if not least <= length <= facts.context:
@@ -148,11 +140,7 @@ def window_length(options: TrainOptions, facts: ModelFacts) -> int:
 
 
 def choose_exits(wanted: Sequence[int], layers: int) -> tuple[int, ...]:
-    """After how many layers the exits are, ascending.
-
-    Raises:
-        TrainingError: an exit that is not between the layers, or a model of one layer.
-    """
+    """After how many layers the exits are, ascending."""
     if layers < 2:
         raise TrainingError(f"paradecode needs a model of two layers or more, this one has {layers}")
     exits = tuple(sorted(set(wanted or (round(layers * share / 4) for share in (1, 2, 3)))))
@@ -184,11 +172,7 @@ class DraftShape:
 
 
 def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
-    """Return the draft's sizes: given, or in the target's proportions.
-
-    Raises:
-        TrainingError: a width that the heads do not divide.
-    """
+    """Return the draft's sizes: given, or in the target's proportions."""
     hidden = options.draft_hidden or _up(facts.hidden / 4)
     if hidden % 2:
         raise TrainingError(f"--draft-hidden: expected an even number, got {hidden}")

@@ -63,8 +63,6 @@ def rank_shares(learner: Learner, windows: Windows, start: int = 1) -> list[list
     """[head][rank]: share of positions where the head's guess of that rank is right.
 
     Args:
-        learner: trained heads.
-        windows: held-out text.
         start: given tokens: position ``start - 1`` is the first that is measured.
     """
     hits: dict[int, Tensor] = {}
@@ -119,10 +117,7 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
     """Return what a finished training leaves in its folder.
 
     Args:
-        learner: trained.
-        source: the target.
         report: ``training``, and ``ranks`` or ``acceptance``.
-        method: of the training.
 
     Raises:
         TrainingError: weights beyond float16.

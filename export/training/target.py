@@ -68,13 +68,7 @@ class Source:
 
 
 class Target:
-    """A frozen model: hidden states, early exits, logits.
-
-    Args:
-        source: where it is.
-        precision: of its weights.
-        device: where it runs.
-    """
+    """A frozen model: hidden states, early exits, logits."""
 
     def __init__(self, source: Source, precision: str, device: Any) -> None:
         self.source = source

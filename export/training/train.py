@@ -61,7 +61,6 @@ class Trainer:
     """One run of ``edgespec train``.
 
     Args:
-        options: what is asked for.
         report: called with (stage, done, of, detail), by the main process alone.
     """
 
