@@ -34,7 +34,7 @@ def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
         exporter.options = replace(exporter.options, output=folder)
         manifest = exporter.run()
         progress("golden", 0, 1, "plain decoding of the test prompts")
-        vectors, made_by = make_golden(folder, exporter.text, options.threads)
+        vectors, made_by = make_golden(folder, exporter.text.text, options.threads)
         provenance = manifest.provenance | {"golden": made_by}
         manifest = manifest.model_copy(update={"golden": vectors, "provenance": provenance})
         save_manifest(folder, manifest)

@@ -34,7 +34,7 @@ from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter, with_tokens
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
-from edgespec.export.measuring.method_parts import MethodMeasurer, digest
+from edgespec.export.measuring.method_parts import MethodMeasurer
 from edgespec.export.measuring.mixer import Mix, Mixer
 from edgespec.export.measuring.plan import describe_export, paying_rows
 from edgespec.export.measuring.skip_search import StepCosts, read_skip_set
@@ -125,13 +125,14 @@ class Exporter:
         if self.drafter is not None:
             check_drafter(self.drafter, self.methods, options.operators)
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
-        self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
+        self.text = read_calibration(options.calibration, self.target.source.path, self.codec)
+        self.tokens = self.codec.encode(self.text.text)
         tapped = self.drafter.tapped if self.drafter else ()
         self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
         self.target.equip(self.heads)
         self._cut_draft()
         self._cut_drafter()
-        self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
+        self.attention = check_attention(options.attention, options.operators, len(self.tokens))
         check_coded_keys(self.target.facts, self.attention)
 
     def _open_target(self) -> SourceModel:
@@ -154,7 +155,7 @@ class Exporter:
         """Leave a draft the tokens that were asked for, or as many as pay."""
         size = self.options.draft_vocab
         if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
-            size = paying_rows(self.target.arch, self.draft.arch, first_ids(self.codec.encode(self.text)))
+            size = paying_rows(self.target.arch, self.draft.arch, first_ids(self.tokens))
         if self.draft is not None and size:
             scored = self._frequent(size, self.draft, "--draft-vocab")
             assert scored is not None
@@ -167,7 +168,7 @@ class Exporter:
             return
         own = self.drafter.method == EAGLE  # its LM head is its own
         if size is None and not own:
-            size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.codec.encode(self.text)))
+            size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.tokens))
         if size == 0 and own and self.drafter.tokens is not None:
             size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
@@ -180,7 +181,7 @@ class Exporter:
         """Return the tokens of a cut LM head, [size]."""
         if size is None:
             return None
-        return frequent_tokens(self.codec.encode(self.text), size, model.facts.vocab, self.tokenizer.eos, option)
+        return frequent_tokens(self.tokens, size, model.facts.vocab, self.tokenizer.eos, option)
 
     def plan(self) -> dict[str, Any]:
         """Return what ``run`` would write, as a JSON object."""
@@ -221,7 +222,7 @@ class Exporter:
         options, target = self.options, self.target
         if options.target_size is options.target_kl is None or not isinstance(target, EmittedModel):
             return None
-        tokens = unmeasured(self.codec.encode(self.text))[: target.facts.context]
+        tokens = unmeasured(self.tokens)[: target.facts.context]
         return Mixer(target.arch, self.choice, options.layout, target.heads, tokens,
                      lambda done, of: self.progress("mix", done, of, "each part in int4"))  # fmt: skip
 
@@ -245,13 +246,13 @@ class Exporter:
         graph = choose_operators(self.options.operators, written.part).graph(written.part, strict=True)
         slot = open_slot(Model(folder, written.part, graph, self.options.threads))
         most = max(MIN_TOKENS, min(MEASURED_TOKENS, self.target.facts.context // 2))
-        return InProgress(folder, written, written.part, draft, drafter, slot, self.codec.encode(self.text)[:most])
+        return InProgress(folder, written, written.part, draft, drafter, slot, self.tokens[:most])
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
         gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))
 
         def texts(context: int) -> NDArray[np.int64]:  # [S, T]
-            return quantizer_texts(self.codec, self.text, context)
+            return quantizer_texts(self.codec, self.text.text, context)
 
         options = self.options
         choice = self.choice if draft else self._target_choice
@@ -260,7 +261,7 @@ class Exporter:
     def _compare(self, made: InProgress) -> None:
         """Return the written target with its source."""
         found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
-        made.parity = found | {"text": self.text_name, "text_sha256": digest(self.text)}
+        made.parity = found | self.text.facts
 
     def _measure(self, made: InProgress) -> None:
         """Return acceptance and costs of the methods, with the search for a skip set."""
@@ -268,27 +269,15 @@ class Exporter:
         weights = choice.quantizer.name if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
         facts = self.target.config, options.format, *weights, options.seed, options.context, *adapted
-        measurer = MethodMeasurer(
-            self.methods,
-            options.operators,
-            options.threads,
-            options.trials,
-            options.seed,
-            options.keep_search,
-            self.heads,
-            self.given_skip,
-            self.text,
-            self.text_name,
-            str(facts),
-            self.progress,
-        )
+        measurer = MethodMeasurer(self.methods, options, self.heads, self.given_skip, self.text, str(facts),
+                                  self.progress)  # fmt: skip
         made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft)
         if (part := made.methods.get(SPECULATIVE)) and part.notes:
             self.notes.append(part.notes)
         if self.drafter is not None and made.drafter is not None:
             self.progress("acceptance", 0, 1, "the drafter against the target")
             found = measure_drafter(self.drafter, made.folder, made.drafter, made.slot, made.tokens, choice)
-            made.methods[self.drafter.method] = found.method(made.costs, self.text_name, digest(self.text))
+            made.methods[self.drafter.method] = found.method(made.costs, self.text.facts)
             self.notes += found.notes
             self.progress("acceptance", 1, 1, "the drafter against the target")
         if made.costs.busy:  # what was chosen by these times stands; what they predict would mislead
@@ -307,12 +296,11 @@ class Exporter:
             made.folder,
             made.target,
             self.attention,
-            self.codec.encode(self.text),
+            self.tokens,
             self.options.threads,
             lambda done, of, what: self.progress("attention", done, of, what),
         )
-        text = {"text": self.text_name, "text_sha256": digest(self.text)}
-        made.target = made.target.model_copy(update={"attention": found.model_copy(update=text)})
+        made.target = made.target.model_copy(update={"attention": found.model_copy(update=self.text.facts)})
 
     def _devices(self, made: InProgress) -> None:
         """Graphs of both models for the devices that were asked for."""

@@ -16,13 +16,13 @@ read its own KV of the prefix: it ranks skip sets wrongly.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Pass, SkipSet
 from edgespec.runtimes.slots.slot import Slot
 
 MAX_ROWS = 96  # rows of one pass: bounds the scratch space
@@ -74,26 +74,32 @@ class ChainScorer:
         """
         gamma = gamma or self.gamma
         guessed = self._argmax(draft, gamma, skip)  # [P, gamma]
-        same = guessed == self.chains[:, 1 : gamma + 1]
-        reached = np.concatenate([np.ones((len(same), 1), bool), np.cumprod(same, 1)[:, :-1].astype(bool)], 1)
-        return Acceptance(tuple(reached.sum(0).tolist()), tuple((reached & same).sum(0).tolist()))
+        return counted(guessed == self.chains[:, 1 : gamma + 1])
 
     def _argmax(self, slot: Slot, depth: int, skip: SkipSet | None) -> NDArray[np.int64]:  # [P, depth]
-        same = slot.follow(self.tokens)
-        slot.prefill(self.tokens[same:])
-        room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
-        batch = max(1, min(MAX_ROWS, room) // depth)
         found = []
-        for start in range(0, len(self.positions), batch):
-            at = self.positions[start : start + batch]  # [p]
-            chains = self.chains[start : start + batch, :depth]
-            rows = np.arange(len(at) * depth).reshape(len(at), depth)
-            parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
-            # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
-            chains = np.minimum(chains, slot.vocab_size - 1)
-            output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
+        for output in self.passes(slot, depth, skip):
             best = output.logits.argmax(-1)
             if slot.model.part.cut and slot.head_tokens is not None:  # columns of a cut LM head
                 best = slot.head_tokens[best]
-            found.append(best.reshape(len(at), depth))
+            found.append(best.reshape(-1, depth))
         return np.concatenate(found)
+
+    def passes(self, slot: Slot, depth: int, skip: SkipSet | None = None) -> Iterator[Pass]:
+        """Run the first ``depth`` rows of all chains, as many chains a pass as fit; rows stand chain by chain."""
+        slot.prefill(self.tokens[slot.follow(self.tokens) :])
+        room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
+        batch = max(1, min(MAX_ROWS, room) // depth)
+        for start in range(0, len(self.positions), batch):
+            at = self.positions[start : start + batch]  # [p]
+            rows = np.arange(len(at) * depth).reshape(len(at), depth)
+            parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
+            # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
+            chains = np.minimum(self.chains[start : start + batch, :depth], slot.vocab_size - 1)
+            yield slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
+
+
+def counted(right: NDArray[np.bool_]) -> Acceptance:  # [chains, guesses]
+    """Count along chains, each up to its first wrong guess."""
+    reached = np.concatenate([np.ones((len(right), 1), bool), np.cumprod(right, 1)[:, :-1].astype(bool)], 1)
+    return Acceptance(tuple(reached.sum(0).tolist()), tuple((reached & right).sum(0).tolist()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,15 +54,14 @@ class MeasuredDrafter:
     at_once: bool = False
     notes: list[str] = field(default_factory=list)
 
-    def method(self, costs: StepCosts, text: str, sha256: str) -> MethodPart:
+    def method(self, costs: StepCosts, text: dict[str, Any]) -> MethodPart:
         """Return the manifest's entry."""
         longest = len(self.acceptance.rates)
         more = {g: 0 if self.at_once else g - 1 for g in range(1, longest + 1)}  # steps after the first
         means = {g: (self.first_ms + more[g] * self.step_ms) / g for g in more}  # of a guess
         gains = {g: costs.speedups(self.acceptance, means[g])[g] for g in means}
         gamma = max(gains, key=lambda g: gains[g])
-        measured = Measured(acceptance=self.acceptance.rates, positions=self.acceptance.offered[0], text=text,
-                            text_sha256=sha256)  # fmt: skip
+        measured = Measured(acceptance=self.acceptance.rates, positions=self.acceptance.offered[0], **text)
         return MethodPart(gamma=gamma, draft_cost=self.step_ms / costs.plain, first_cost=self.first_ms / costs.plain,
                           predicted_speedup=gains[gamma], measured=[measured],
                           notes="; ".join(self.notes) or None)  # fmt: skip

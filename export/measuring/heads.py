@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.drafters.heads import TrainedHeads
-from edgespec.export.measuring.acceptance import MAX_ROWS, Acceptance, ChainScorer
+from edgespec.export.measuring.acceptance import Acceptance, ChainScorer, counted
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.formulas.cost import Curve, expected_tokens, measure
 from edgespec.formulas.tree import best_tree
@@ -36,28 +36,19 @@ def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[
     # a few positions right by chance must not make a tree look good
     ranks = (right.sum((1, 2)) / (right[0, :, :, 0].size + DOUBT)).tolist()
     first = right[..., 0].reshape(count, -1).T  # [P * depth, count]
-    reached = np.concatenate([np.ones((len(first), 1), bool), np.cumprod(first, 1)[:, :-1].astype(bool)], 1)
-    return ranks, Acceptance(tuple(reached.sum(0).tolist()), tuple((reached & first).sum(0).tolist()))
+    return ranks, counted(first)
 
 
 def _guesses(slot: Slot, scorer: ChainScorer, group: str, depth: int) -> NDArray[np.int64]:
     """int64 [count, P, depth, TOP]: what the heads guess behind each row of each chain."""
     found = []
-    room = slot.model.facts.context + slot.model.part.headroom - len(scorer.tokens)
-    batch = max(1, min(MAX_ROWS, room) // depth)
-    slot.prefill(scorer.tokens[slot.follow(scorer.tokens) :])
     slot.keep_hidden = True
     try:
-        for start in range(0, len(scorer.positions), batch):
-            at = scorer.positions[start : start + batch]  # [p]
-            rows = np.arange(len(at) * depth).reshape(len(at), depth)
-            parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
-            chains = scorer.chains[start : start + batch, :depth]
-            output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel())
+        for output in scorer.passes(slot, depth):
             assert output.hidden is not None
             best = slot.forward_heads(group, output.hidden.copy(), TOP).best
             assert best is not None
-            found.append(best[0].reshape(len(best[0]), len(at), depth, -1).copy())
+            found.append(best[0].reshape(len(best[0]), -1, depth, best[0].shape[-1]).copy())
     finally:
         slot.keep_hidden = False
     return np.concatenate(found, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.heads import measure_heads
 from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, first_skip_set, measure_steps
-from edgespec.export.quantization.calibration_text import MIN_TOKENS
+from edgespec.export.options import ExportOptions
+from edgespec.export.quantization.calibration_text import MIN_TOKENS, CalibrationText, digest
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
-from edgespec.runtimes.files.operators import WantedOperators, choose_operators
+from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -34,26 +34,17 @@ class MethodMeasurer:
 
     Attributes:
         methods: all of the bundle.
-        operators, threads: that graphs are opened with.
-        trials, seed: of the search for a skip set.
-        keep_search: folder for the state of an interrupted search; None = nowhere.
-        heads: those of the target.
         given_skip: instead of a search.
-        text, text_name: what is measured on.
+        text: what is measured on.
         model: what tells this search from others: its state may be kept in a file.
         progress: told of every stage.
     """
 
     methods: list[str]
-    operators: WantedOperators
-    threads: int | None
-    trials: int
-    seed: int
-    keep_search: Path | None
+    options: ExportOptions
     heads: HeadChoice
     given_skip: SkipSet | None
-    text: str
-    text_name: str
+    text: CalibrationText
     model: str
     progress: Progress
 
@@ -75,9 +66,9 @@ class MethodMeasurer:
         scorer = _chains(slot, tokens)
         self.progress("acceptance", 1, 1, "the target's own continuations")
         if draft_part is not None:
-            wanted = "auto" if draft_part.origin == "optimum" else self.operators
+            wanted = "auto" if draft_part.origin == "optimum" else self.options.operators
             graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
-            draft = open_slot(Model(folder, draft_part, graph, self.threads))
+            draft = open_slot(Model(folder, draft_part, graph, self.options.threads))
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
             chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
             acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
@@ -100,11 +91,11 @@ class MethodMeasurer:
         return methods, costs
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
-        search = SkipSearch(slot, [scorer], costs, self.seed, self._store())
+        search = SkipSearch(slot, scorer, costs, self.options.seed, self._store())
         if self.given_skip is not None:
             found = search.score(self.given_skip)
         else:
-            found = search.run(self.trials, lambda done, of, what: self.progress("skip set", done, of, what))
+            found = search.run(self.options.trials, lambda done, of, what: self.progress("skip set", done, of, what))
         if search.store is not None:
             search.store.unlink(missing_ok=True)
         return MethodPart(
@@ -117,12 +108,11 @@ class MethodMeasurer:
         )
 
     def _measured(self, rates: list[float], positions: int) -> Measured:
-        return Measured(acceptance=rates, positions=positions, text=self.text_name, text_sha256=digest(self.text))
+        return Measured(acceptance=rates, positions=positions, **self.text.facts)
 
     def _store(self) -> Path | None:
-        if self.keep_search is None:
-            return None
-        return self.keep_search / f"skip-{digest(self.model + digest(self.text))[:16]}.journal"
+        folder = self.options.keep_search
+        return folder and folder / f"skip-{digest(self.model + digest(self.text.text))[:16]}.journal"
 
 
 def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> ChainScorer:
@@ -147,8 +137,3 @@ def _advice(found: Candidate) -> str:
         f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of "
         "a full one, so self-speculation hardly pays here"
     )
-
-
-def digest(text: str) -> str:
-    """SHA-256 of a text as hex digits."""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

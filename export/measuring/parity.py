@@ -32,14 +32,31 @@ def parity_report(
 
     Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both.
     """
-    tokens = list(tokens)
-    rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
+    rows = compared_rows(tokens)
     exact = reference_logits(as_used_for(arch, len(tokens)), tokens, rows.tolist(), progress)  # [R, vocab]
     own = arch.tensors
+    return compared(exact, rows, slot, tokens, errors, {name: sums for name, sums in errors.items() if name in own})
+
+
+def compared_rows(tokens: Sequence[int]) -> NDArray[np.int64]:  # [R]
+    """Choose the positions of a text that are compared."""
+    return np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))
+
+
+def compared(
+    exact: NDArray[np.float32],  # [R, vocab]
+    rows: NDArray[np.int64],  # [R]
+    slot: Slot,
+    tokens: Sequence[int],
+    errors: Errors,
+    own: Errors,
+) -> dict[str, Any]:
+    """Compare a written model with exact logits; ``own``: errors of the model's matrices, without those of heads."""
+    tokens = list(tokens)
     return {
         "positions": len(rows),
-        "weight_error_by_layer": error_by_layer(errors, arch.facts.layers),
-        "weight_error": relative_error(sums for name, sums in errors.items() if name in own),
+        "weight_error_by_layer": error_by_layer(errors, slot.model.facts.layers),
+        "weight_error": relative_error(own.values()),
         **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
     }
 

@@ -193,20 +193,16 @@ class SkipSearch:
     """
 
     def __init__(
-        self, slot: Slot, scorers: list[ChainScorer], costs: StepCosts, seed: int = 0, store: Path | None = None
+        self, slot: Slot, scorer: ChainScorer, costs: StepCosts, seed: int = 0, store: Path | None = None
     ) -> None:
-        self.slot, self.scorers, self.costs, self.seed, self.store = slot, scorers, costs, seed, store
+        self.slot, self.scorer, self.costs, self.seed, self.store = slot, scorer, costs, seed, store
         self.layers = slot.layers
         self._scored: dict[tuple[SkipSet, int | None], Candidate] = {}
 
     def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:
         """Return acceptance and predicted speed of one set; ``gamma`` limits the chains, which is cheaper."""
         if (skip, gamma) not in self._scored:
-            parts = [scorer.score(self.slot, skip, gamma) for scorer in self.scorers]
-            acceptance = Acceptance(
-                tuple(sum(column) for column in zip(*(part.offered for part in parts), strict=True)),
-                tuple(sum(column) for column in zip(*(part.accepted for part in parts), strict=True)),
-            )
+            acceptance = self.scorer.score(self.slot, skip, gamma)
             draft_ms = self.costs.draft_ms(skip)
             gains = self.costs.speedups(acceptance, draft_ms)
             best = max(gains, key=lambda g: gains[g])

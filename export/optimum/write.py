@@ -24,7 +24,7 @@ from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.emit.plan import INLINE_BYTES, WEIGHTS, WeightLayout
-from edgespec.export.measuring.parity import ROWS, compare_logits, error_by_layer, plain_logits, relative_error
+from edgespec.export.measuring.parity import compared, compared_rows
 from edgespec.export.optimum.graph import ForeignGraph, Matrix, double_last_rows
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.weights import WeightChoice
@@ -82,16 +82,9 @@ def foreign_parity(file: Path, part: ModelPart, errors: Errors, slot: Slot, toke
 
     Returns the JSON object of ``parity_report``, and ``against``, what the figures are relative to.
     """
-    tokens = list(tokens)
-    rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
-    exact = _graph_logits(file, part, tokens, rows, slot.model.threads)
-    return {
-        "against": AGAINST,
-        "positions": len(rows),
-        "weight_error_by_layer": error_by_layer(errors, part.facts.layers),
-        "weight_error": relative_error(errors.values()),
-        **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
-    }
+    rows = compared_rows(tokens)
+    exact = _graph_logits(file, part, list(tokens), rows, slot.model.threads)
+    return {"against": AGAINST, **compared(exact, rows, slot, tokens, errors, errors)}
 
 
 def _graph_logits(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +18,25 @@ MEASURED_TOKENS = 512  # at the text's beginning: what parity, acceptance and th
 QUANTIZER_TOKENS = 8192  # bounds the activations that awq and gptq hold
 
 
-def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> tuple[str, str]:
-    """Read the text; returns it and its file's name.
+class CalibrationText(NamedTuple):
+    """A text and the name of its file."""
+
+    text: str
+    name: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Name it as the manifest does."""
+        return {"text": self.name, "text_sha256": digest(self.text)}
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text as hex digits."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> CalibrationText:
+    """Read the text.
 
     Args:
         file: as of ``--calibration``; None = the one in the model's folder, or the built-in one.
@@ -36,7 +55,7 @@ def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> tuple[
         raise ExportError(
             f"{file}: expected at least {MIN_TOKENS} tokens of calibration text", "give a page of typical text"
         )
-    return text, file.name
+    return CalibrationText(text, file.name)
 
 
 def quantizer_texts(codec: TextCodec, text: str, context: int) -> NDArray[np.int64]:  # [S, T]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -17,27 +18,23 @@ from edgespec.export.source.source import Checkpoint
 PieceQuantizer = Callable[[Array, Blocks], Quantized]  # rows [n, k] of a matrix, and what is made of them
 
 
-class Quantizer(Protocol):
+@dataclass(frozen=True)
+class Quantizer:
     """Chooses levels and scales of a matrix, a piece of its rows at a time.
 
     Attributes:
         name: as in ``--quantizer``.
+        prepare: [k, k], the mean of x.T @ x over a matrix's inputs x [tokens, k], -> a function for its pieces.  None
+            where a quantizer asks for none, or a matrix has none (rows that are only looked up): every channel then
+            counts the same.
         calibrated: whether it asks for the inputs of a matrix.
         corrects: whether it moves weights to make up for errors, also for those of the matrices before.
     """
 
     name: str
-    calibrated: bool
-    corrects: bool
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """Make a function for the pieces of one matrix.
-
-        Args:
-            inputs: [k, k], the mean of x.T @ x over the inputs x [tokens, k]; None if it asks for none, or where a
-                matrix has none (rows that are only looked up): every channel then counts the same.
-        """
-        ...
+    prepare: Callable[[Array | None], PieceQuantizer]
+    calibrated: bool = False
+    corrects: bool = False
 
 
 class LevelSource(Protocol):
@@ -74,69 +71,36 @@ class DirectLevels:
                 yield made
 
 
-class RoundToNearest:
-    """Rounds to nearest: the scale follows the largest weight of a block.  The fastest, and the worst."""
-
-    name = "rtn"
-    calibrated = False
-    corrects = False
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        return quantize_block
-
-
-class SquaredError:
-    """Searches for scales of least squared error; every channel counts the same."""
-
-    name = "mse"
-    calibrated = False
-    corrects = False
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        return quantize_searched
-
-
-class ActivationAware:
-    """Weights squared errors by the mean square of the input channel (Lin et al., arXiv 2306.00978).
+def activation_aware(inputs: Array | None) -> PieceQuantizer:
+    """Weight squared errors by the mean square of the input channel (Lin et al., arXiv 2306.00978).
 
     The paper's channel scaling is left out: it would have to be folded into the operation before a matrix, and so
     change other tensors of the model.  What remains is its observation that few channels matter most.
     """
-
-    name = "awq"
-    calibrated = True
-    corrects = False
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        if inputs is None or not inputs.any():
-            return quantize_searched
-        squares = np.diag(inputs)  # [k]
-        # a channel that the calibration text never used still counts a little
-        return partial(quantize_searched, importance=squares + squares.mean() * np.float32(1e-3))
+    if inputs is None or not inputs.any():
+        return quantize_searched
+    squares = np.diag(inputs)  # [k]
+    # a channel that the calibration text never used still counts a little
+    return partial(quantize_searched, importance=squares + squares.mean() * np.float32(1e-3))
 
 
-class Gptq:
-    """Minimises the squared error of a matrix's outputs on its calibration inputs.
+def least_output_error(inputs: Array | None) -> PieceQuantizer:
+    """Minimise the squared error of a matrix's outputs on its calibration inputs (GPTQ).
 
     Columns come in their stored order: blocks are contiguous, so the paper's order by activation would need a
     permutation of the inputs.  The scale of a block is searched when the block is reached, on the corrected weights.
     """
-
-    name = "gptq"
-    calibrated = True
-    corrects = True
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        if inputs is None or not inputs.any():
-            return quantize_searched
-        feedback, importance = feedback_factor(inputs), np.diag(inputs)
-
-        def quantize(weight: Array, form: Blocks) -> Quantized:
-            return quantize_corrected(weight, form, feedback, importance)
-
-        return quantize
+    if inputs is None or not inputs.any():
+        return quantize_searched
+    return partial(quantize_corrected, feedback=feedback_factor(inputs), importance=np.diag(inputs))
 
 
 QUANTIZERS: dict[str, Quantizer] = {
-    quantizer.name: quantizer for quantizer in (RoundToNearest(), SquaredError(), ActivationAware(), Gptq())
+    quantizer.name: quantizer
+    for quantizer in (
+        Quantizer("rtn", lambda inputs: quantize_block),  # the scale follows the largest weight: fastest, and the worst
+        Quantizer("mse", lambda inputs: quantize_searched),  # scales of least squared error
+        Quantizer("awq", activation_aware, calibrated=True),
+        Quantizer("gptq", least_output_error, calibrated=True, corrects=True),
+    )
 }

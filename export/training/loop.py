@@ -32,7 +32,7 @@ DRAFT_REPORT = "edgespec_draft.json"
 ARGUMENTS, CHECKPOINT, TEXTS = "arguments.json", "checkpoint.pt", "texts"
 
 
-def written(path: Path, write: Callable[[Path], None]) -> None:
+def written(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file in one step: ``write`` gets a temporary name, which becomes ``path`` when all is on disk."""
     try:
         with staged(path) as part:
@@ -44,11 +44,7 @@ def written(path: Path, write: Callable[[Path], None]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """``written`` for JSON."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-    def write(part: Path) -> None:
-        part.write_text(text, "utf-8")
-
-    written(path, write)
+    written(path, lambda part: part.write_text(text, "utf-8"))
 
 
 class TrainingState:
@@ -148,8 +144,6 @@ class TrainingState:
 
     def checkpoint(self) -> dict[str, Any] | None:
         """Return the last checkpoint; None if there is none."""
-        import torch
-
         path = self.folder / CHECKPOINT
         if not path.is_file():
             return None
@@ -161,13 +155,11 @@ class TrainingState:
 
     def keep_checkpoint(self, value: Mapping[str, Any]) -> None:
         """Replace the checkpoint."""
-        import torch
-
         written(self.folder / CHECKPOINT, lambda part: torch.save(dict(value), part))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def finish(self, files: Mapping[str, Callable[[Path], None]]) -> None:
+    def finish(self, files: Mapping[str, Callable[[Path], object]]) -> None:
         """Write the finished files and forget the training.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def draft_acceptance(
     }
 
 
-Writers = dict[str, Callable[[Path], None]]  # name -> how the file is written; the last one says that all are there
+Writers = dict[str, Callable[[Path], object]]  # name -> how the file is written; the last one says that all are there
 
 
 def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], method: str) -> Writers:
@@ -140,7 +141,7 @@ def _draft(
     files: Writers = {}
     for name in TOKENIZER_FILES:
         if name != "config.json" and (source.path / name).is_file():
-            files[name] = _copy(source.path / name)
+            files[name] = partial(shutil.copyfile, source.path / name)
     if source.codec.converted:
         files["tokenizer.json"] = _text(source.codec.tokenizer.to_str())
     return files | _described(tensors, config, source, report)
@@ -165,19 +166,9 @@ def _half(name: str, value: NDArray[np.float32]) -> NDArray[np.float16]:
     return found
 
 
-def _safetensors(tensors: Mapping[str, NDArray[np.float16]]) -> Callable[[Path], None]:
+def _safetensors(tensors: Mapping[str, NDArray[np.float16]]) -> Callable[[Path], object]:
     return lambda part: save_file(dict(tensors), part, {"format": "pt"})
 
 
-def _text(content: str) -> Callable[[Path], None]:
-    def write(part: Path) -> None:
-        part.write_text(content, "utf-8")
-
-    return write
-
-
-def _copy(file: Path) -> Callable[[Path], None]:
-    def write(part: Path) -> None:
-        shutil.copyfile(file, part)
-
-    return write
+def _text(content: str) -> Callable[[Path], object]:
+    return lambda part: part.write_text(content, "utf-8")
