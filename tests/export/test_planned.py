@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,18 @@ from benchmarks.shapes import SHAPES, write_shape
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
+from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.source.source import ConfigOnly
+from edgespec.export.source.source import ConfigOnly, resolve
 from edgespec.export.source.stored import Plain
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, FORMATS, LEARNT, Format, listed
 from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import Layout, Manifest, Operators, read_manifest
-from tests.conftest import DRAFT, HEAD_METHODS, TARGET
+from tests.conftest import DRAFT, HEAD_METHODS, TARGET, Written
 from tests.support import hf
 from tests.support.gguf_files import write_gguf
-from tests.support.planned import plan_of
+from tests.support.planned import PLANS, config_only, plan_of, with_heads
 
 METHODS = ("speculative", "self-spec", "swift", *HEAD_METHODS)
 # tied and not, with biases, learnt positions, norms of heads, fused and parallel layers
@@ -35,14 +37,6 @@ SOME = (
     *("phi_half", "apertus_llama3", "nanochat_capped", "ministral3_growth", "granitemoehybrid_rope"),
 )
 LAYOUTS: tuple[Layout, ...] = ("native", "stock")
-
-
-def config_only(source: Path, folder: Path, *more: str) -> Path:
-    """Copy config.json and the files ``more`` of ``source`` to ``folder``, without the weights."""
-    folder.mkdir()
-    for name in ("config.json", *more):
-        shutil.copyfile(source / name, folder / name)
-    return folder
 
 
 # -- a config.json alone -----------------------------------------------------------------------------------------------
@@ -132,6 +126,35 @@ def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tm
     (alone / where / "model.onnx").write_bytes(b"")
     with pytest.raises(UnsupportedModel, match="cannot be planned"):
         plan_of(alone)
+
+
+@pytest.mark.parametrize("name", sorted(hf.CONFIGS))
+def test_the_size_of_weights_is_exact(checkpoint: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    """Of some models in all formats and both layouts, of the others in int4."""
+    context, alone = hf.CONTEXTS.get(name), config_only(checkpoint(name), tmp_path / "config")
+    for form, layout in product(FORMATS, LAYOUTS) if name in SOME else (("int4", "native"),):
+        head: Format | None = "int8" if form == "int4" and name in SOME else None
+        spec = ModelSpec(form, head=head, layout=layout, gated=True)  # type: ignore[arg-type]
+        write_model(tmp_path, open_model(checkpoint(name), context), spec)
+        planned = weight_bytes(open_described(alone, context), form, head, layout)  # type: ignore[arg-type]
+        assert planned == (tmp_path / "model.data").stat().st_size, (form, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_size_of_heads_is_exact(
+    checkpoint: Callable[[str], Path], tmp_path: Path, plan: str, form: Format, layout: Operators
+) -> None:
+    made = with_heads(tmp_path, checkpoint("gemma2_caps"), PLANS[plan], form, layout)
+    size = (tmp_path / made.written.part.weights).stat().st_size
+    assert weight_bytes(made.written.arch, form, None, layout, PLANS[plan]) == size
+
+
+def test_large_tensors_are_aligned_to_large_pages(written: Callable[..., Written]) -> None:
+    made = written(TARGET, "fp32")
+    size = (made.folder / made.part.weights).stat().st_size
+    assert weight_bytes(open_model(resolve(TARGET), None), "fp32", None, "stock") == size > 4 << 20
 
 
 # -- beside real exports -----------------------------------------------------------------------------------------------

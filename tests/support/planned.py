@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,14 @@ def with_heads(
     cut = None if tokens is None else HeadVocab(file="tokens", size=CUT_SIZE)
     result = write_model(folder, arch, ModelSpec(form, gated=True, layout=layout, plan=plan, head_vocab=cut))
     return Planned(Written(folder, arch, result.part, result.errors), tensors, tokens)
+
+
+def config_only(source: Path, folder: Path, *more: str) -> Path:
+    """Copy config.json and the files ``more`` of ``source`` to ``folder``, without the weights."""
+    folder.mkdir()
+    for name in ("config.json", *more):
+        shutil.copyfile(source / name, folder / name)
+    return folder
 
 
 def plan_of(model: str | Path, **options: Any) -> Manifest:

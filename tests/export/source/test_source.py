@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from tests.support import hf
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture
@@ -108,126 +110,155 @@ def test_the_model_type_may_stand_in_architectures(folder: Path) -> None:
     assert open_model(folder, None).facts.architecture == "llama"
 
 
-# -- what is refused: weights ------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=3)
-    (folder / "model-00002-of-00003.safetensors").unlink()
-    refused(folder, "model-00002-of-00003.safetensors", "missing", "download all shards")
+Change = Callable[[Path], object]
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
-def test_a_broken_index(tmp_path: Path, text: str) -> None:
-    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=2)
-    (folder / "model.safetensors.index.json").write_text(text, "utf-8")
-    refused(folder, "model.safetensors.index.json")
+def reshard(folder: Path, count: int) -> None:
+    """Cut the weights into shards with an index."""
+    (folder / WEIGHTS).unlink()
+    hf.write_checkpoint(folder, CONFIG, 3, shards=count)
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/outside.safetensors"])
-def test_an_index_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
-    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=2)
-    shutil.copy(folder / "model-00001-of-00002.safetensors", tmp_path / "outside.safetensors")
-    listing = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+def write_index(folder: Path, text: str) -> None:
+    reshard(folder, 2)
+    (folder / INDEX).write_text(text, "utf-8")
+
+
+def point_outside(folder: Path, name: str) -> None:
+    """Name a file of another folder in the index."""
+    reshard(folder, 2)
+    shutil.copy(folder / "model-00001-of-00002.safetensors", folder.parent / "outside.safetensors")
+    listing = json.loads((folder / INDEX).read_text("utf-8"))
     listing["weight_map"]["model.norm.weight"] = name
-    (folder / "model.safetensors.index.json").write_text(json.dumps(listing), "utf-8")
-    refused(folder)
+    (folder / INDEX).write_text(json.dumps(listing), "utf-8")
 
 
-@pytest.mark.parametrize("left", [0, 4, 100, 5000])
-def test_a_truncated_file_is_named(folder: Path, left: int) -> None:
-    content = (folder / WEIGHTS).read_bytes()
-    assert len(content) > left
-    (folder / WEIGHTS).write_bytes(content[:left])
-    refused(folder, WEIGHTS, "download it again")
-
-
-def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
-    """The index says what it holds, so only reading it can tell; the export must still end with this message."""
-    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=2)
-    shard = folder / "model-00002-of-00002.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(ExportError, match=r"model-00002-of-00002\.safetensors(.|\n)*download it again"):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_pickles_are_not_opened(folder: Path, name: str) -> None:
+def replace_weights(folder: Path, name: str) -> None:
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-    refused(folder, name, "pickle", "safe_serialization=True")
 
 
-def test_no_weights_at_all(folder: Path) -> None:
-    (folder / WEIGHTS).unlink()
-    refused(folder, "no *.safetensors")
+def both(*changes: Change) -> Change:
+    """Make several changes, one after the other."""
+    return lambda folder: [change(folder) for change in changes]
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.1.mlp.down_proj.weight", "model.norm.weight", "model.embed_tokens.weight"]
-)
-def test_a_missing_tensor_is_named(folder: Path, tmp_path: Path, name: str) -> None:
-    rewrite(folder, lambda tensors: tensors.pop(name))
-    with pytest.raises(ExportError) as caught:
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
-    assert f"tensor {name} is missing" in str(caught.value)
-    assert not (tmp_path / "out").exists()
+def rename(tensors: dict[str, np.ndarray]) -> None:
+    for name in list(tensors):
+        tensors[name.replace("model.", "decoder.", 1)] = tensors.pop(name)
 
 
-def test_tensors_by_other_names_say_what_is_there(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    save_file({name.replace("model.", "decoder.", 1): value for name, value in tensors.items()}, folder / WEIGHTS)
-    refused(folder, "model.embed_tokens.weight is missing", "a similar name is decoder.embed_tokens.weight")
+SIZES = ("num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size",
+         "max_position_embeddings")  # fmt: skip
+WRONG: list[tuple[Change, tuple[str, ...]]] = [
+    (
+        both(partial(reshard, count=3), lambda f: (f / "model-00002-of-00003.safetensors").unlink()),
+        ("model-00002-of-00003.safetensors", "missing", "download all shards"),
+    ),
+    *(
+        (partial(write_index, text=text), (INDEX,))
+        for text in ("{", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}')
+    ),
+    *((partial(point_outside, name=name), (INDEX,)) for name in ("../outside.safetensors", "/tmp/outside.safetensors")),
+    *(
+        (partial(lambda f, left: os.truncate(f / WEIGHTS, left), left=left), (WEIGHTS, "download it again"))
+        for left in (0, 4, 100, 5000)
+    ),
+    *(
+        (partial(replace_weights, name=name), (name, "pickle", "safe_serialization=True"))
+        for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth")
+    ),
+    (lambda f: (f / WEIGHTS).unlink(), ("no *.safetensors",)),
+    (
+        lambda f: rewrite(f, rename),
+        ("model.embed_tokens.weight is missing", "a similar name is decoder.embed_tokens.weight"),
+    ),
+    *(
+        (lambda f, changes=changes: configure(f, **changes), ("has shape", "config.json implies"))
+        for changes in ({"vocab_size": 161}, {"hidden_size": 32, "head_dim": 16}, {"num_key_value_heads": 4},
+                        {"intermediate_size": 97}, {"head_dim": 8})
+    ),
+    (lambda f: (f / "config.json").unlink(), ("has no config.json",)),
+    *(
+        (partial(lambda f, text: (f / "config.json").write_text(text, "utf-8"), text=text), ("config.json",))
+        for text in ("", "{", "[]", "3", "null")
+    ),
+    *(
+        (lambda f, key=key, value=value: configure(f, **{key: value}), (key,))
+        for key in SIZES
+        for value in (None, 0, -1, "64", 1.5, [1], True)
+    ),
+]  # fmt: skip
+"""Changes of a folder, and words of the error that opening it gives."""
+UNSUPPORTED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    *(
+        (changes, ("is not supported", "; supported:", *ARCHITECTURES))
+        for changes in ({"model_type": "mamba"}, {"model_type": None, "architectures": ["MambaForCausalLM"]},
+                        {"model_type": None, "architectures": None})
+    ),
+    *(
+        ({key: {"rope_type": "mrope"}}, ("rope type", "supported: default, linear"))
+        for key in ("rope_scaling", "rope_parameters")
+    ),
+    *(
+        ({"quantization_config": {"quant_method": method, "bits": 4}}, ("already quantized", method, "unquantized"))
+        for method in ("gptq", "awq", "bitsandbytes")
+    ),
+    ({"hidden_act": "mish"}, ("activation 'mish'",)),
+]  # fmt: skip
+UP = "model.layers.0.mlp.up_proj.weight"
+UNREADABLE: list[tuple[Change, str]] = [
+    # the index says what a shard holds, so only reading it can tell
+    (
+        both(partial(reshard, count=2), lambda f: os.truncate(f / "model-00002-of-00002.safetensors", 40_000)),
+        r"model-00002-of-00002\.safetensors(.|\n)*download it again",
+    ),
+    *(
+        (partial(lambda f, name: rewrite(f, lambda t: t.pop(name)), name=name), f"tensor {name} is missing")
+        for name in ("model.layers.1.mlp.down_proj.weight", "model.norm.weight", "model.embed_tokens.weight")
+    ),
+    *(
+        (partial(lambda f, new: rewrite(f, lambda t: t.update(new)), new={name: np.ones(shape, np.float32)}), "shape")
+        for name, shape in (("model.layers.1.self_attn.o_proj.weight", (64, 63)),
+                            ("model.layers.1.mlp.down_proj.weight", (64, 95)), ("model.norm.weight", (63,)),
+                            ("model.layers.0.input_layernorm.weight", (1, 64)))
+    ),
+    (lambda f: configure(f, num_hidden_layers=3), r"model\.layers\.2\..* is missing"),
+    (lambda f: rewrite(f, lambda t: t.update({UP: np.ones((96, 64), np.int8)})), f"{UP} is stored as I8"),
+    *(
+        (partial(lambda f, value: rewrite(f, lambda t: t[UP].__setitem__((3, 4), value)), value=value), UP)
+        for value in (np.nan, np.inf)
+    ),
+    (lambda f: configure(f, rope_scaling={"rope_type": "llama3", "factor": 8.0}), "low_freq_factor"),
+]  # fmt: skip
+"""Changes that an export meets, at the latest while it reads."""
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"vocab_size": 161}, {"hidden_size": 32, "head_dim": 16}, {"num_key_value_heads": 4}, {"intermediate_size": 97},
-     {"head_dim": 8}],
-)  # fmt: skip
-def test_shapes_must_fit_the_configuration(folder: Path, changes: dict[str, int]) -> None:
+@pytest.mark.parametrize("change, words", WRONG)
+def test_a_folder_that_cannot_be_opened(folder: Path, change: Change, words: tuple[str, ...]) -> None:
+    change(folder)
+    refused(folder, *words)
+
+
+@pytest.mark.parametrize("changes, words", UNSUPPORTED)
+def test_what_is_not_supported_is_refused_by_name(
+    folder: Path, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
     configure(folder, **changes)
-    refused(folder, "has shape", "config.json implies")
+    refused(folder, *words, error=UnsupportedModel)
 
 
-@pytest.mark.parametrize(
-    "name, shape",
-    [("model.layers.1.self_attn.o_proj.weight", (64, 63)), ("model.layers.1.mlp.down_proj.weight", (64, 95)),
-     ("model.norm.weight", (63,)), ("model.layers.0.input_layernorm.weight", (1, 64))],
-)  # fmt: skip
-def test_a_tensor_of_another_shape_is_refused(folder: Path, tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
-    rewrite(folder, lambda tensors: tensors.update({name: np.ones(shape, np.float32)}))
-    with pytest.raises(ExportError, match="shape"):
+@pytest.mark.parametrize("change, words", UNREADABLE)
+def test_weights_that_cannot_be_read_leave_nothing_behind(
+    folder: Path, tmp_path: Path, change: Change, words: str
+) -> None:
+    change(folder)
+    with pytest.raises(ExportError, match=words):
         Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
     assert not (tmp_path / "out").exists()
-
-
-def test_more_layers_than_weights(folder: Path, tmp_path: Path) -> None:
-    configure(folder, num_hidden_layers=3)
-    with pytest.raises(ExportError, match=r"model\.layers\.2\..* is missing"):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
-
-
-def test_integer_weights_are_refused(folder: Path, tmp_path: Path) -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    rewrite(folder, lambda tensors: tensors.update({name: np.ones((96, 64), np.int8)}))
-    with pytest.raises(ExportError, match=f"{name} is stored as I8"):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused(folder: Path, tmp_path: Path, value: float) -> None:
-    def spoil(tensors: dict[str, np.ndarray]) -> None:
-        tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = value
-
-    rewrite(folder, spoil)
-    with pytest.raises(ExportError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
-    assert not (tmp_path / "out").exists()
-
-
-# -- what is refused: configuration ------------------------------------------------------------------------------------
 
 
 def test_a_bundle_is_no_source(folder: Path) -> None:
@@ -236,69 +267,12 @@ def test_a_bundle_is_no_source(folder: Path) -> None:
         resolve(str(folder))
 
 
-def test_no_configuration(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    refused(folder, "has no config.json")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null"])
-def test_a_broken_configuration(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text, "utf-8")
-    refused(folder, "config.json")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model_type": "mamba"},
-        {"model_type": None, "architectures": ["MambaForCausalLM"]},
-        {"model_type": None, "architectures": None},
-    ],
-)
-def test_an_unknown_architecture_lists_what_is_supported(folder: Path, changes: dict[str, Any]) -> None:
-    configure(folder, **changes)
-    refused(folder, "is not supported", "; supported:", *ARCHITECTURES, error=UnsupportedModel)
-
-
-@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_an_unknown_rope_is_refused(folder: Path, key: str) -> None:
-    configure(folder, **{key: {"rope_type": "mrope"}})
-    refused(folder, "rope type", "supported: default, linear", error=UnsupportedModel)
-
-
-def test_llama3_rope_without_its_constants_is_refused(folder: Path, tmp_path: Path) -> None:
-    configure(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0})
-    with pytest.raises(ExportError, match="low_freq_factor"):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
-
-
 def test_the_old_name_of_a_rotation_wins_as_in_transformers(folder: Path) -> None:
     """A user adds ``rope_scaling``, as models' pages say, to what transformers 5 has saved."""
     configure(folder, rope_scaling={"rope_type": "linear", "factor": 2.0})
     assert open_model(folder, None).rotaries["rope"].parameters["rope_type"] == "linear"
     configure(folder, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     refused(folder, "rope_scaling means a rope_theta of 10000.0", "500.0", error=UnsupportedModel)
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
-def test_a_quantized_checkpoint_is_refused(folder: Path, method: str) -> None:
-    configure(folder, quantization_config={"quant_method": method, "bits": 4})
-    refused(folder, "already quantized", method, "unquantized", error=UnsupportedModel)
-
-
-def test_other_activations_are_refused(folder: Path) -> None:
-    configure(folder, hidden_act="mish")
-    refused(folder, "activation 'mish'", error=UnsupportedModel)
-
-
-@pytest.mark.parametrize(
-    "key", ["num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size",
-            "max_position_embeddings"]
-)  # fmt: skip
-@pytest.mark.parametrize("value", [None, 0, -1, "64", 1.5, [1], True])
-def test_sizes_must_be_positive_integers(folder: Path, key: str, value: object) -> None:
-    configure(folder, **{key: value})
-    refused(folder, key)
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
