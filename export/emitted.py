@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 @dataclass
 class EmittedModel:
-    """See ``SourceModel``.
+    """A target or a draft whose graphs edgespec emits.
 
     Attributes:
         arch: the architecture over its checkpoint.

@@ -19,7 +19,7 @@ from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.progress import Progress
-from edgespec.export.bundle.source_model import SourceModel, Writing, WrittenModel
+from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.bundle.writer import (
     GENAI,
     copy_tokenizer,
@@ -36,7 +36,7 @@ from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
 from edgespec.export.measuring.mixer import Mix, Mixer
-from edgespec.export.measuring.plan import describe_export, paying_rows
+from edgespec.export.measuring.plan import paying_rows
 from edgespec.export.measuring.skip_search import StepCosts, read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
@@ -59,6 +59,9 @@ from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+
+SourceModel = EmittedModel | ForeignModel
+"""A target or a draft on its way into a bundle, whoever makes its graphs."""
 
 
 @dataclass
@@ -331,9 +334,26 @@ class Exporter:
         )
 
     def _sizes(self) -> dict[str, Any]:
-        """Return the export as a JSON object."""
-        operators = self.options.operators
-        found = describe_export(self.target, self._target_choice, self.methods, self.draft, self.choice, operators)
+        """Return the export as a JSON object; of what goes through optimum sizes are good to a few percent."""
+        operators, choice, models = self.options.operators, self._target_choice, [self.target]
+        known = {"target": self.target.weight_bytes(choice, operators)}
+        if self.draft is not None:
+            models.append(self.draft)
+            known["draft"] = self.draft.weight_bytes(self.choice, operators)
+        sizes = {name: own for name, (own, _) in known.items()}
+        if heads := sum(more for _, more in known.values()):
+            sizes["heads"] = heads
+        found: dict[str, Any] = {
+            "model": str(self.target.source.path),
+            "architecture": self.target.facts.architecture,
+            "format": choice.format,
+            "head_format": choice.head or choice.format,
+            "quantizer": choice.quantizer.name if choice.quantizer else None,
+            "methods": self.methods,
+            "context": self.target.facts.context,
+            "weight_bytes": sizes,
+            "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models),
+        }
         if self.drafter is not None:
             found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, self.options.layout)
             found["kv_bytes_per_token"] += self.drafter.arch.facts.kv_bytes_per_token

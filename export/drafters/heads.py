@@ -32,6 +32,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Linear
 from edgespec.export.source.derived import Extra, held
 from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.stored import read_header
 from edgespec.runtimes.files.json_file import read_json, read_object, validated
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.text.codec import TextCodec
@@ -316,23 +317,14 @@ def _tensors(path: Path) -> dict[str, NDArray[np.float32]]:
     """All tensors of a file as float32; pickles are opened for their numbers alone."""
     if path.suffix == ".pt":
         return _pickled(path)
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        import ml_dtypes  # noqa: F401  registers bfloat16 with numpy, which safetensors needs
-
-        with safe_open(path, "np") as opened:
-            names = list(opened.keys())
-            for name in names:
-                if (kind := opened.get_slice(name).get_dtype()) not in FLOATS:
-                    raise ExportError(
-                        f"{path}: tensor {name} is of type {kind}, expected one of {', '.join(FLOATS)}",
-                        "train the heads again, or download them again",
-                    )
-            found = {name: np.asarray(opened.get_tensor(name), np.float32) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise ExportError(f"{path}: not a readable safetensors file: {error}", "train or download it again") from error
-    return _finite(path, found)
+    tensors = read_header(path)
+    if other := [tensor for tensor in tensors.values() if tensor.dtype not in FLOATS]:
+        raise ExportError(
+            f"{path}: tensor {other[0].name} is of type {other[0].dtype}, expected one of {', '.join(FLOATS)}",
+            "train the heads again, or download them again",
+        )
+    stored = Checkpoint(path.parent, {}, tensors)
+    return {name: stored.read(name) for name in tensors}
 
 
 def _pickled(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -349,11 +341,7 @@ def _pickled(path: Path) -> dict[str, NDArray[np.float32]]:
         raise ExportError(f"{path}: not a torch file of plain tensors: {str(error).splitlines()[0]}") from error
     if not isinstance(state, dict):
         raise ExportError(f"{path}: expected a state dict, got {type(state).__name__}")
-    return _finite(path, {str(name): value.float().numpy() for name, value in state.items()})
-
-
-def _finite(path: Path, tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    for name, value in tensors.items():
-        if not np.isfinite(value).all():
-            raise ExportError(f"{path}: tensor {name} holds NaN or infinity", "train the heads again")
+    tensors = {str(name): value.float().numpy() for name, value in state.items()}
+    if broken := [name for name, value in tensors.items() if not np.isfinite(value).all()]:
+        raise ExportError(f"{path}: tensor {broken[0]} holds NaN or infinity", "train the heads again")
     return tensors

@@ -21,7 +21,7 @@ from edgespec.export.architectures.ops import Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
-from edgespec.export.source.source import Checkpoint, ConfigOnly, Renamed, with_usual_prefix
+from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
 
 EMBEDDED, STATE, TARGET_NORM = "embedding_norm", "hidden_norm", "target_norm"
 KEYS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")  # of config.json: how many there are
@@ -136,8 +136,8 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
         f"{TARGET_NORM}.weight": original(usual, f"{outer.get(FINAL_NORM, FINAL_NORM)}.weight"),
         f"{outer.get(HEAD, HEAD)}.weight": original(target.source, target.head.weight),
     }
-    arch = mtp_of(target, ExtendedCheckpoint(Renamed(source, names), extra), layout.hidden_first)
-    check_tensors(arch, Renamed(source, names))
+    arch = mtp_of(target, ExtendedCheckpoint(renamed(source, names), extra), layout.hidden_first)
+    check_tensors(arch, renamed(source, names))
     return Drafter(arch, (target.facts.layers,), None)
 
 

@@ -75,8 +75,6 @@ class _Filler:
             yield from self._matrix(name, self.plan.matrices[name])
         elif content == "rows":
             yield from self._table(name)
-        elif content == "parts":
-            yield from self._parts(name)
         elif content == "vector":
             yield name, [self.source.read(name)]
         elif content == "angles":
@@ -91,15 +89,7 @@ class _Filler:
             yield name, [learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)]
 
     def _table(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
-        """Fill an embedding that is only looked up, [vocab, k]: float32, or int8 with a scale a row."""
-        if f"{name}.table_scales" not in self.plan.entries:
-            yield f"{name}.table", self.source.pieces(name)
-            return
-        pieces = (quantize.quantize_channel(piece, quantize.EMBEDDING_LEVELS) for piece in self.source.pieces(name))
-        yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces)
-
-    def _parts(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
-        """Fill the embeddings of all layers, with a scale for each part of a row."""
+        """Fill embeddings that are only looked up, [vocab, k]: float32, or int8 with a scale for each part of a row."""
         if f"{name}.table_scales" not in self.plan.entries:
             yield f"{name}.table", self.source.pieces(name)
             return

@@ -34,7 +34,7 @@ from edgespec.export.source.derived import ExtendedCheckpoint
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.packing import Packed
 
-Content = Literal["matrix", "rows", "parts", "vector", "angles", "positions"]
+Content = Literal["matrix", "rows", "vector", "angles", "positions"]
 WEIGHTS = "model.data"
 INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
 SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
@@ -187,16 +187,19 @@ class StoragePlan(WeightLayout):
 
     def store_embedding(self, name: str) -> None:
         """Store an embedding: as a matrix where rows of one can be looked up cheaply, else as a table."""
-        n, k = self.shapes[name]
+        k = self.shapes[name][1]
         if k % BLOCK == 0 if self.form in BLOCKS else self.arch.head.weight == name:
             self.store_matrix(Linear(name))
             return
-        if f"{name}.table" in self.entries:
-            return
-        self.contents.append(("rows", name))
-        self.add(f"{name}.table", (n, k), np.float32 if self.form == "fp32" else np.int8)
-        if self.form != "fp32":
-            self.add(f"{name}.table_scales", (n, 1), np.float32)
+        self._store_table(name, 1)
+
+    def _store_table(self, name: str, parts: int) -> None:
+        """Store embeddings that are only looked up, with a scale for each part of a row."""
+        if f"{name}.table" not in self.entries:
+            self.contents.append(("rows", name))
+            self.add(f"{name}.table", self.shapes[name], np.float32 if self.form == "fp32" else np.int8)
+            if self.form != "fp32":
+                self.add(f"{name}.table_scales", (self.shapes[name][0], parts), np.float32)
 
     def store_experts(self, rule: ExpertsRule) -> None:
         """Store the matrices of all experts, each expert's in tiles of its own."""
@@ -208,12 +211,7 @@ class StoragePlan(WeightLayout):
 
     def store_layer_embedding(self, rule: LayerEmbedding) -> None:
         """Store the embeddings of all layers, [vocab, layers * width], with a scale for each layer's part."""
-        name, (vocab, width) = rule.table, self.shapes[rule.table]
-        if f"{name}.table" not in self.entries:
-            self.contents.append(("parts", name))
-            self.add(f"{name}.table", (vocab, width), np.float32 if self.form == "fp32" else np.int8)
-            if self.form != "fp32":
-                self.add(f"{name}.table_scales", (vocab, rule.layers), np.float32)
+        self._store_table(rule.table, rule.layers)
 
     def store_matrix(self, *parts: Linear, head_dim: int = 0) -> None:
         """Store matrices stacked along n as one, packed in tiles of ``head_dim`` rows (0 = of all)."""

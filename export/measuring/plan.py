@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import ModelSpec, counted, model_part
-from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.drafters.head_choice import HEAD_TOKENS, HeadChoice, check_size, cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import with_device_graphs
@@ -29,7 +27,6 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import SPECS, Family, Format
 from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import FileEntry, HeadVocab, Layout, ModelPart, SkipSetPart
-from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER, find_templates
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object
 
@@ -63,7 +60,7 @@ def model_files(part: ModelPart, plans: Plans) -> dict[str, int]:
         size = GRAPH_BYTES[name][SPECS[part.format].family] * part.facts.layers
         for vector, length in inline.items():
             size += length if graph.hidden or not vector.startswith(HEADS) else 0
-        files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden else 0)
+        files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden and part.heads else 0)
     if part.index is not None:
         files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:
@@ -172,32 +169,3 @@ def paying_rows(
 ) -> int | None:
     """As many rows of a draft's or drafter's LM head as are fastest (``fastest_size``)."""
     return fastest_size(counted(target), counted(draft), coverage, draft.drafts)
-
-
-def describe_export(
-    target: SourceModel,
-    choice: WeightChoice,
-    methods: list[str],
-    draft: SourceModel | None,
-    draft_choice: WeightChoice,
-    operators: WantedOperators,
-) -> dict[str, Any]:
-    """Return the export as a JSON object; bytes of what goes through optimum are estimates good to a few percent."""
-    models = [target, draft] if draft else [target]
-    found = {"target": target.weight_bytes(choice, operators)}
-    if draft:
-        found["draft"] = draft.weight_bytes(draft_choice, operators)
-    sizes = {name: own for name, (own, _) in found.items()}
-    if heads := sum(more for _, more in found.values()):
-        sizes["heads"] = heads
-    return {
-        "model": str(target.source.path),
-        "architecture": target.facts.architecture,
-        "format": choice.format,
-        "head_format": choice.head or choice.format,
-        "quantizer": choice.quantizer.name if choice.quantizer else None,
-        "methods": methods,
-        "context": target.facts.context,
-        "weight_bytes": sizes,
-        "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models),
-    }

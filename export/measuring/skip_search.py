@@ -271,12 +271,8 @@ class SkipSearch:
         return {name: int(name in chosen) for name in self._names()}
 
     def _set(self, bits: dict[str, Any]) -> SkipSet:
-        chosen: dict[str, list[int]] = {"attention": [], "mlp": []}
-        for name, on in bits.items():
-            kind, layer = name.split(".")
-            if on:
-                chosen[kind].append(int(layer))
-        return SkipSet(tuple(sorted(chosen["attention"])), tuple(sorted(chosen["mlp"])))
+        kinds = ("attention", "mlp")
+        return SkipSet(*(tuple(i for i in range(self.layers) if bits.get(f"{kind}.{i}")) for kind in kinds))
 
     def _storage(self, optuna: Any) -> Any:
         if self.store is None:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,38 +37,16 @@ VERSIONS = (2, 3)
 ALIGNMENT = 32  # of tensors, unless general.alignment says otherwise
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor is.
+class Entry(NamedTuple):
+    """Where a tensor is: number of its ggml type, shape with rows first, offset of its first byte in the file."""
 
-    Attributes:
-        name: of the tensor.
-        kind: number of its ggml type.
-        shape: rows first.
-        offset: of its first byte in the file.
-    """
-
-    name: str
     kind: int
     shape: tuple[int, ...]
     offset: int
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a GGUF file says before its data.
-
-    Attributes:
-        metadata: by key; arrays are lists.
-        entries: the tensors by name.
-    """
-
-    metadata: dict[str, Any]
-    entries: dict[str, Entry]
-
-
-def read_gguf_header(file: Path) -> Header:
-    """Read the header of a file."""
+def read_gguf_header(file: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
+    """Read the metadata of a file, in which arrays are lists, and where its tensors are, by name."""
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(file, content).header()
@@ -82,7 +60,7 @@ class _Reader:
     def __init__(self, file: Path, content: mmap.mmap) -> None:
         self.file, self.content, self.at = file, content, 0
 
-    def header(self) -> Header:
+    def header(self) -> tuple[dict[str, Any], dict[str, Entry]]:
         if self.content[:4] != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         self.at = 4
@@ -101,15 +79,15 @@ class _Reader:
         if not isinstance(aligned, int) or aligned <= 0:
             raise ValueError(f"general.alignment is {aligned!r}")
         start = -(-self.at // aligned) * aligned
-        entries = {e.name: Entry(e.name, e.kind, e.shape, start + e.offset) for e in found}
+        entries = {name: entry._replace(offset=start + entry.offset) for name, entry in found}
         if len(entries) != len(found):
             raise ValueError("two tensors have the same name")
-        return Header(metadata, entries)
+        return metadata, entries
 
-    def entry(self) -> Entry:
+    def entry(self) -> tuple[str, Entry]:
         name = self.string()
         lengths = [self.number("Q") for _ in range(self.number("I"))]
-        return Entry(name, self.number("I"), tuple(reversed(lengths)), self.number("Q"))
+        return name, Entry(self.number("I"), tuple(reversed(lengths)), self.number("Q"))
 
     def number(self, kind: str) -> Any:
         (value,) = struct.unpack_from(f"<{kind}", self.content, self.at)
@@ -247,17 +225,17 @@ def open_gguf(file: Path) -> Opened:
             not installed.
     """
     package = _package(file)
-    header = read_gguf_header(file)
+    metadata, entries = read_gguf_header(file)
     try:
-        return _opened(file, header, package)
+        return _opened(file, metadata, entries, package)
     except NONSENSE as error:
         raise ExportError(f"{file}: its metadata cannot be understood: {error!r}", TRUNCATED) from error
 
 
-def _opened(file: Path, header: Header, package: Any) -> Opened:
-    _refuse(file, header.metadata)
-    stored = {name: _stored(file, entry, package) for name, entry in header.entries.items()}
-    config = gguf_config(file, header.metadata, stored)
+def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], package: Any) -> Opened:
+    _refuse(file, metadata)
+    stored = {name: _stored(file, name, entry, package) for name, entry in entries.items()}
+    config = gguf_config(file, metadata, stored)
     tensors: dict[str, Stored] = {}
     for name, tensor in stored.items():
         if known := hf_name(file, name, str(config["model_type"])):
@@ -265,7 +243,7 @@ def _opened(file: Path, header: Header, package: Any) -> Opened:
     temporary = Temporary()
     folder = temporary.path / file.name
     folder.mkdir()
-    notes = write_small_files(folder, file, header.metadata, config)
+    notes = write_small_files(folder, file, metadata, config)
     kinds = sorted({package.GGMLQuantizationType(tensor.kind).name for tensor in stored.values()} - PLAIN)
     if kinds:
         notes = [f"the file is quantized ({', '.join(kinds)}): {LOSS}", *notes]
@@ -294,7 +272,7 @@ def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
         )
 
 
-def _stored(file: Path, entry: Entry, package: Any) -> GgufTensor:
+def _stored(file: Path, name: str, entry: Entry, package: Any) -> GgufTensor:
     """Return a tensor as it is in the file."""
     try:
         kind = package.GGMLQuantizationType(entry.kind)
@@ -302,17 +280,15 @@ def _stored(file: Path, entry: Entry, package: Any) -> GgufTensor:
         package.quants.dequantize(np.zeros((1, length), np.uint8), kind)
     except (ValueError, KeyError, NotImplementedError) as error:
         raise UnsupportedModel(
-            f"{file}: tensor {entry.name} is of ggml type {entry.kind}, which the package gguf cannot dequantize",
+            f"{file}: tensor {name} is of ggml type {entry.kind}, which the package gguf cannot dequantize",
             "update it (pip install -U gguf), or export from another quantization",
         ) from error
     if len(entry.shape) not in (1, 2):
-        raise UnsupportedModel(
-            f"{file}: tensor {entry.name} has shape {list(entry.shape)}; expected one or two lengths"
-        )
+        raise UnsupportedModel(f"{file}: tensor {name} has shape {list(entry.shape)}; expected one or two lengths")
     n, k = (1, *entry.shape)[-2:]
     if k % size or entry.offset + n * (k // size) * length > file.stat().st_size:
-        raise ExportError(f"{file}: tensor {entry.name} of shape {list(entry.shape)} goes beyond its end", TRUNCATED)
-    return GgufTensor(file, entry.name, entry.kind, entry.shape, entry.offset, (size, length))
+        raise ExportError(f"{file}: tensor {name} of shape {list(entry.shape)} goes beyond its end", TRUNCATED)
+    return GgufTensor(file, name, entry.kind, entry.shape, entry.offset, (size, length))
 
 
 def _undone(tensor: GgufTensor, name: str, config: Mapping[str, Any]) -> GgufTensor:

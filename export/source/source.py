@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, first_line
 from edgespec.export.source.opening import open_adapter, open_source
-from edgespec.export.source.stored import Stored, Temporary, read_object
+from edgespec.export.source.stored import Opened, Stored, read_object
 from edgespec.runtimes.files.manifest import MANIFEST
 
 BUILTIN = "builtin:"
@@ -115,24 +113,8 @@ def resolve_heads(name: str) -> Path:
     return resolve(name)
 
 
-@dataclass
-class Checkpoint:
-    """Weights and configuration of a source model.
-
-    Attributes:
-        path: the folder of config.json and the tokenizer: the model's own, or where they are made from something else
-            (a GGUF file, an adapter) a temporary one that lasts as long as this object.
-        config: the parsed config.json.
-        tensors: what is stored, by Hugging Face name.
-        notes: what the user should know about how it is read.
-        temporary: where ``path`` is, if it is a temporary folder.
-    """
-
-    path: Path
-    config: dict[str, Any] = field(repr=False)
-    tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)
-    notes: list[str] = field(default_factory=list, repr=False)
-    temporary: Temporary | None = field(default=None, repr=False)
+class Checkpoint(Opened):
+    """Weights and configuration of a source model, read one tensor at a time."""
 
     @classmethod
     def open(cls, path: Path, adapter: Path | None = None) -> Checkpoint:
@@ -147,7 +129,7 @@ class Checkpoint:
                 is not supported.
         """
         opened = open_source(path) if adapter is None else open_adapter(open_source(path), adapter)
-        return cls(opened.path, opened.config, opened.tensors, opened.notes, opened.temporary)
+        return cls(**vars(opened))
 
     @cached_property
     def index(self) -> dict[str, Path]:
@@ -220,25 +202,10 @@ class ConfigOnly(Checkpoint):
         return True
 
 
-class Renamed(Checkpoint):
-    """Some tensors of a checkpoint under other names; the others are not there."""
-
-    def __init__(self, base: Checkpoint, names: dict[str, str]) -> None:
-        super().__init__(base.path, base.config, notes=base.notes)
-        self._base, self._names = base, names
-
-    @cached_property
-    def index(self) -> dict[str, Path]:
-        """Which file holds which tensor."""
-        return {new: self._base.index[old] for new, old in self._names.items()}
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._base.shape(self._names.get(name, name))
-
-    def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> NDArray[np.float32]:
-        """(Part of) a tensor as float32."""
-        return self._base.read(self._names.get(name, name), rows, columns)
+def renamed(base: Checkpoint, names: dict[str, str]) -> Checkpoint:
+    """Take some tensors of a checkpoint, ``names`` there by the new ones."""
+    tensors = {new: base.tensors[old] for new, old in names.items()}
+    return Checkpoint(base.path, base.config, tensors, base.notes, base.temporary)
 
 
 def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
@@ -256,11 +223,11 @@ def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
         return source
     if starts(rest):
         bare = {name: name if name.startswith("lm_head.") else f"{first}.{name}" for name in source.index}
-        return Renamed(source, {new: old for old, new in bare.items()})
+        return renamed(source, {new: old for old, new in bare.items()})
     inside = ((f"{first}.language_model.", f"{first}."), (f"{first}.text_model.", f"{first}."), ("language_model.", ""))
     for outer, inner in inside:
         if starts(outer + (rest if inner else layers_at)):
             names = {inner + name.removeprefix(outer): name for name in source.index if name.startswith(outer)}
             names |= {name: name for name in source.index if name.startswith("lm_head.")}
-            return Renamed(source, names)
+            return renamed(source, names)
     return source

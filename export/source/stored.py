@@ -54,23 +54,24 @@ class Temporary:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Opened:
     """A source model.
 
     Attributes:
-        path: the folder of config.json and the tokenizer.
+        path: the folder of config.json and the tokenizer: the model's own, or where they are made from something else
+            (a GGUF file, an adapter) a temporary one that lasts as long as this object.
         config: the parsed config.json.
-        tensors: by Hugging Face name.
-        notes: what the user should know about how it was read.
-        temporary: where ``path`` is, if it is not the user's own; to be kept as long as the model is used.
+        tensors: what is stored, by Hugging Face name.
+        notes: what the user should know about how it is read.
+        temporary: where ``path`` is, if it is a temporary folder.
     """
 
     path: Path
-    config: dict[str, Any]
-    tensors: Mapping[str, Stored]
-    notes: list[str] = field(default_factory=list)
-    temporary: Temporary | None = None
+    config: dict[str, Any] = field(repr=False)
+    tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)
+    notes: list[str] = field(default_factory=list, repr=False)
+    temporary: Temporary | None = field(default=None, repr=False)
 
 
 def span(part: slice | None, length: int) -> tuple[int, int]:

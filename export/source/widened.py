@@ -82,10 +82,6 @@ def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> 
     return Opened(folder, config, wide.tensors(), [*source.notes, note])
 
 
-def _power_of_two(number: int) -> bool:
-    return number > 0 and not number & (number - 1)
-
-
 class _Widening:
     """Computes the wide tensors from the small ones."""
 

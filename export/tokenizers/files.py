@@ -19,6 +19,7 @@ from edgespec.export.tokenizers.vocabulary import (
     added_tokens,
     explicit_tokens,
     place,
+    read_byte_level,
     surround,
     vocabulary,
 )
@@ -221,8 +222,6 @@ def _flags(token: AddedToken) -> dict[str, Any]:
 
 
 def _sentencepiece(file: Path, config: dict[str, Any]) -> Described:
-    from edgespec.export.tokenizers.files import describe_sentencepiece, read_sentencepiece, symbols
-
     folder, model = file.parent, read_sentencepiece(file)
     described = describe_sentencepiece(file, model, config)
     base = {number: AddedToken(text, special) for number, (text, special) in symbols(model).items()}
@@ -234,8 +233,6 @@ def _sentencepiece(file: Path, config: dict[str, Any]) -> Described:
 
 
 def _byte_level(folder: Path, config: dict[str, Any]) -> Described:
-    from edgespec.export.tokenizers.vocabulary import read_byte_level
-
     described = read_byte_level(folder, config, read_object(folder / "config.json", infinite=True).get("model_type"))
     place(described, added_tokens(folder, config, {}, vocabulary(described)))
     _surround(folder, described, config, {})
