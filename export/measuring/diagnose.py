@@ -154,7 +154,7 @@ def as_read(drafter: Drafter) -> Reading:
 
 
 def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]:
-    """Return what a checkpoint may have meant; none for EAGLE's, which ``probe.best_setting`` reads in numpy.
+    """Return what a checkpoint may have meant; none for EAGLE's, which ``best_setting`` reads in numpy.
 
     Args:
         scale: what the target multiplies embeddings by.

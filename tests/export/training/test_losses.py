@@ -305,17 +305,6 @@ def test_right_guesses_of_exits_are_the_models_own(learners: Any, target: Any, t
     assert rank_shares(learner, texts, start) == expected
 
 
-def test_blocks_of_heads_start_from_the_hidden_state(learners: Any, torch: Any) -> None:
-    """Rows are h + W' silu(W h + b) + b' of each head (arXiv 1811.03115)."""
-    learner = learners("blockwise", "kl")
-    h = np.random.default_rng(3).standard_normal((5, learner.target.facts.hidden))
-    inner = h @ numpy(learner.inner).T + numpy(learner.inner_bias)
-    outer = (inner / (1 + np.exp(-inner))) @ numpy(learner.outer).T + numpy(learner.outer_bias)
-    for head, rows in enumerate(learner.rows(torch.from_numpy(h).float())):
-        expected = h + outer[:, head * h.shape[1] : (head + 1) * h.shape[1]]
-        np.testing.assert_allclose(numpy(rows), expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("start", [1, 4])
 def test_acceptance_of_a_draft(target: Any, torch: Any, start: int) -> None:
     from edgespec.export.training.save import draft_acceptance

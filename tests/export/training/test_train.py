@@ -173,19 +173,6 @@ def test_heads_compute_what_the_manifest_says(model: Path, torch: Any) -> None:
     torch.testing.assert_close(guessed, target.logits(target.norm(residual)))
 
 
-def test_head_i_guesses_the_token_after_the_next_i_plus_one(train: Train, model: Path, torch: Any) -> None:
-    from edgespec.export.training.learners import Medusa
-    from edgespec.export.training.target import Source, Target
-
-    target = Target(Source.open(str(model)), "no", torch.device("cpu"))
-    learner = Medusa(target, "kl", False, 3, False)
-    tokens = torch.arange(20)[None]
-    for head, (logits, wanted, valid) in enumerate(learner.guesses(tokens, torch.tensor([18]))):
-        assert wanted[0, 0] == head + 2
-        assert logits.shape[:2] == wanted.shape == valid.shape
-        assert valid[0].sum() == 18 - head - 2  # nothing beyond the end of the text
-
-
 @pytest.mark.parametrize(
     "name, stop", [("medusa", 0), ("medusa", 1), ("medusa", 4), ("paradecode", 5), ("blockwise", 2), ("draft", 5)]
 )
