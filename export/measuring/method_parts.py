@@ -14,11 +14,10 @@ from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.heads import measure_heads
 from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, first_skip_set, measure_steps
-from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.calibration_text import MIN_TOKENS, CalibrationText, digest
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
-from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -34,6 +33,9 @@ class MethodMeasurer:
 
     Attributes:
         methods: all of the bundle.
+        operators, threads: that graphs are opened with.
+        trials, seed: of the search for a skip set.
+        keep_search: folder for the state of an interrupted search; None = nowhere.
         given_skip: instead of a search.
         text: what is measured on.
         model: what tells this search from others: its state may be kept in a file.
@@ -41,7 +43,11 @@ class MethodMeasurer:
     """
 
     methods: list[str]
-    options: ExportOptions
+    operators: WantedOperators
+    threads: int | None
+    trials: int
+    seed: int
+    keep_search: Path | None
     heads: HeadChoice
     given_skip: SkipSet | None
     text: CalibrationText
@@ -66,9 +72,9 @@ class MethodMeasurer:
         scorer = _chains(slot, tokens)
         self.progress("acceptance", 1, 1, "the target's own continuations")
         if draft_part is not None:
-            wanted = "auto" if draft_part.origin == "optimum" else self.options.operators
+            wanted = "auto" if draft_part.origin == "optimum" else self.operators
             graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
-            draft = open_slot(Model(folder, draft_part, graph, self.options.threads))
+            draft = open_slot(Model(folder, draft_part, graph, self.threads))
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
             chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
             acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
@@ -91,11 +97,11 @@ class MethodMeasurer:
         return methods, costs
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
-        search = SkipSearch(slot, scorer, costs, self.options.seed, self._store())
+        search = SkipSearch(slot, scorer, costs, self.seed, self._store())
         if self.given_skip is not None:
             found = search.score(self.given_skip)
         else:
-            found = search.run(self.options.trials, lambda done, of, what: self.progress("skip set", done, of, what))
+            found = search.run(self.trials, lambda done, of, what: self.progress("skip set", done, of, what))
         if search.store is not None:
             search.store.unlink(missing_ok=True)
         return MethodPart(
@@ -111,7 +117,7 @@ class MethodMeasurer:
         return Measured(acceptance=rates, positions=positions, **self.text.facts)
 
     def _store(self) -> Path | None:
-        folder = self.options.keep_search
+        folder = self.keep_search
         return folder and folder / f"skip-{digest(self.model + digest(self.text.text))[:16]}.journal"
 
 
