@@ -58,7 +58,7 @@ class Recorded(SkipSearch):
 
 def test_the_search_is_reproducible_and_beats_every_single(scorer: tuple[Slot, ChainScorer]) -> None:
     slot, chains = scorer
-    first, second = (Recorded(slot, [chains], COSTS, 3) for _ in range(2))
+    first, second = (Recorded(slot, chains, COSTS, 3) for _ in range(2))
     best = first.run(12)
     assert second.run(12) == best
     assert [c.skip for c in first.scored] == [c.skip for c in second.scored]
@@ -66,7 +66,7 @@ def test_the_search_is_reproducible_and_beats_every_single(scorer: tuple[Slot, C
     assert len(singles) == 2 * slot.layers
     assert best.speedup >= max(c.speedup for c in first.scored)
     assert len(first.scored) > len(singles)
-    other = Recorded(slot, [chains], COSTS, 4)
+    other = Recorded(slot, chains, COSTS, 4)
     other.run(12)
     assert [c.skip for c in other.scored] != [c.skip for c in first.scored]
 
@@ -74,14 +74,14 @@ def test_the_search_is_reproducible_and_beats_every_single(scorer: tuple[Slot, C
 @pytest.mark.parametrize("stop", ["in the singles", "in the trials"])
 def test_an_interrupted_search_goes_on(tmp_path: Path, scorer: tuple[Slot, ChainScorer], stop: str) -> None:
     slot, chains = scorer
-    expected = Recorded(slot, [chains], COSTS, 3).run(12)
+    expected = Recorded(slot, chains, COSTS, 3).run(12)
     store = tmp_path / "deep" / "search.journal"
     count = slot.layers if stop == "in the singles" else 2 * slot.layers + 4
-    interrupted = Recorded(slot, [chains], COSTS, 3, store, stop_after=count)
+    interrupted = Recorded(slot, chains, COSTS, 3, store, stop_after=count)
     with pytest.raises(KeyboardInterrupt):
         interrupted.run(12)
     slower = StepCosts(plain=20.0, attention=0.1, mlp=0.1, verify=COSTS.verify)  # the machine is busy by now
-    resumed = Recorded(slot, [chains], slower, 3, store)
+    resumed = Recorded(slot, chains, slower, 3, store)
     assert resumed.run(12) == expected
     if stop == "in the trials":
         assert len(resumed.scored) < 12
