@@ -199,6 +199,7 @@ def _chosen(model: str) -> tuple[Any, str]:
     Raises:
         BudgetError: none fits.
     """
+    from edgespec.export.options import ExportOptions
     from edgespec.export.planned import planned_bundle
     from edgespec.planning.budget import available_memory, show_bytes
     from edgespec.planning.plan import Option, PlanRequest, make_plan
@@ -208,7 +209,7 @@ def _chosen(model: str) -> tuple[Any, str]:
     profile = latest_profile()
     try:
         found = [
-            Option(planned_bundle(model, form=form), model, ("--format", form), profile=profile)
+            Option(planned_bundle(ExportOptions(model, format=form)), model, ("--format", form), profile=profile)
             for form in FORMATS
             if form != "w8a8"  # its text differs from the model's by more than rounding weights
         ]
