@@ -133,7 +133,7 @@ def test_results() -> None:
     assert names(Result) == [
         "text", "tokens", "finish", "stats", "method_requested", "method_used", "reason", "lossless", "exact",
         "approximations", "operators", "device", "device_lost", "draft_attention", "logprobs", "peak_bytes",
-        "predicted_bytes", "model_sampling", "unproven"
+        "predicted_bytes", "model_sampling", "unproven", "stop"
     ]  # fmt: skip
     assert names(Chunk) == ["text", "round", "pieces"]
     assert [name for name in names(Stats) if not name.startswith("_")] == [

@@ -184,6 +184,7 @@ class Stream:
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
             predicted_bytes=self._room.admission.predicted,
+            stop=self._decoder.stopped,
             model_sampling=kept_of_model(engine.bundle.manifest.sampling, settings.sampling),
         )
 

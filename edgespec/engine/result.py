@@ -43,6 +43,7 @@ class Result:
         peak_bytes: largest resident memory of the process so far; 0 = the system does not tell.
         predicted_bytes: what was predicted for this request before it began; 0 = nothing was counted.
         model_sampling: the model's own settings that chose tokens here, by name; empty = none did.
+        stop: the stop string that ended it; None = none did.
         unproven: why ``lossless`` and ``exact`` cannot be said, a sentence each: something that ran was not checked.
     """
 
@@ -65,6 +66,7 @@ class Result:
     predicted_bytes: int = 0
     model_sampling: dict[str, float] = field(default_factory=dict)
     unproven: list[str] = field(default_factory=list)
+    stop: str | None = None
 
     def __str__(self) -> str:
         return self.text

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.server.chats import ChatWriter, CompletionWriter
+from edgespec.server.messages import CountRequest, MessagesRequest, MessageWriter
 from edgespec.server.requests import ChatRequest, CompletionRequest
+from edgespec.server.responses import ResponsesRequest, ResponseWriter
 from edgespec.server.writer import Writer
 
-Kind = Literal["completion", "chat"]
+Kind = Literal["completion", "chat", "message", "count", "response"]
+Request = type[CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest]
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,20 @@ class Api:
     Attributes:
         path: that is asked.
         request: what is asked.
-        writer: of its answers.
+        writer: of its answers; None = tokens are counted.
         prefix: of their ids.
     """
 
     path: str
-    request: type[CompletionRequest] | type[ChatRequest]
-    writer: type[Writer]
-    prefix: str
+    request: Request
+    writer: type[Writer] | None
+    prefix: str = ""
 
 
 APIS: dict[Kind, Api] = {
     "completion": Api("/v1/completions", CompletionRequest, CompletionWriter, "cmpl-"),
     "chat": Api("/v1/chat/completions", ChatRequest, ChatWriter, "chatcmpl-"),
+    "message": Api("/v1/messages", MessagesRequest, MessageWriter, "msg_"),
+    "count": Api("/v1/messages/count_tokens", CountRequest, None),
+    "response": Api("/v1/responses", ResponsesRequest, ResponseWriter, "resp_"),
 }

@@ -24,7 +24,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.methods import own_sampling
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.apis import APIS, Kind
-from edgespec.server.errors import failure, refused
+from edgespec.server.errors import Refusal, failure, refused
 from edgespec.server.guard import BodyLimit, Guard, client_of
 from edgespec.server.jobs import Jobs
 from edgespec.server.openapi import describe
@@ -85,6 +85,11 @@ class Access:
             )
         return f"{matches.index(True)} {address}"
 
+    def owner(self, request: Request) -> str:
+        """Whose what a request stores is: of whoever has its key, or without keys of its address."""
+        client = self.client(request)
+        return client.partition(" ")[0] if self._keys else client
+
 
 class _Routes:
     """What is answered."""
@@ -108,7 +113,14 @@ class _Routes:
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/models/{wanted:path}", self.model),
-            *(Route(api.path, partial(self._answer, kind), methods=["POST"]) for kind, api in APIS.items()),
+            *(
+                Route(api.path, partial(self._answer, kind), methods=["POST"])
+                for kind, api in APIS.items()
+                if api.writer
+            ),
+            Route(APIS["count"].path, self.count, methods=["POST"]),
+            Route("/v1/responses/{wanted}", self.response),
+            Route("/v1/responses/{wanted}", self.forget, methods=["DELETE"]),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -141,9 +153,10 @@ class _Routes:
 
     async def _answer(self, kind: Kind, request: Request) -> Response:
         client, jobs = self.access.client(request), self.jobs
+        owner = self.access.owner(request)
         try:
-            read = await self.readers.read(client, kind, await request.body())
-            job = await jobs.start(kind, read, client)
+            read = await self.readers.read(client, kind, await request.body(), partial(self._earlier, owner))
+            job = await jobs.start(kind, read, client, owner)
         except EdgespecError as error:
             jobs.metrics.refused("invalid" if failure(error).status < 429 else "refused")
             raise
@@ -153,8 +166,37 @@ class _Routes:
             jobs.stream(job), media_type="text/event-stream", background=BackgroundTask(job.cancel)
         )
 
+    async def count(self, request: Request) -> Response:
+        client = self.access.client(request)
+        return JSONResponse({"input_tokens": await self.readers.count(client, await request.body())})
+
+    async def response(self, request: Request) -> Response:
+        self.access.client(request)
+        found = self.jobs.stored.response(self.access.owner(request), request.path_params["wanted"])
+        if found is None:
+            raise _unknown(request.path_params["wanted"])
+        return Response(found, media_type="application/json")
+
+    async def forget(self, request: Request) -> Response:
+        self.access.client(request)
+        wanted = request.path_params["wanted"]
+        if not self.jobs.stored.remove(self.access.owner(request), wanted):
+            raise _unknown(wanted)
+        return JSONResponse({"id": wanted, "object": "response", "deleted": True})
+
+    def _earlier(self, owner: str, wanted: str) -> bytes:
+        """Messages of a stored response."""
+        found = self.jobs.stored.conversation(owner, wanted)
+        if found is None:
+            raise _unknown(wanted)
+        return found
+
     def _described(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self.started, "owned_by": "edgespec"}
+
+
+def _unknown(wanted: str) -> Refusal:
+    return Refusal(f"no response {wanted[:80]!r} is stored here", 404, param="previous_response_id")
 
 
 def make_app(
@@ -197,7 +239,7 @@ def make_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(access.origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
             )
         )

@@ -21,8 +21,10 @@ from edgespec.server.drafts import Drafts
 from edgespec.server.errors import failure
 from edgespec.server.metrics import Metrics
 from edgespec.server.reading import Read
+from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
-from edgespec.server.writer import Writer
+from edgespec.server.stored import Stored
+from edgespec.server.writer import Writer, as_json
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
 
@@ -34,6 +36,7 @@ class Job:
     writer: Writer
     tickets: list[Ticket]
     events: asyncio.Queue[tuple[int, Event]]
+    owner: str
 
     @property
     def choices(self) -> list[Choice]:
@@ -60,6 +63,7 @@ class Jobs:
         self.engine, self.name, self.shared = engine, name, shared
         self.scheduler = Scheduler(engine, limits)
         self.metrics = Metrics(engine, self.scheduler)
+        self.stored = Stored()
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     def close(self) -> None:
@@ -67,13 +71,14 @@ class Jobs:
         self.scheduler.close()
         self._compiling.shutdown(cancel_futures=True)
 
-    async def start(self, kind: Kind, read: Read, client: str) -> Job:
+    async def start(self, kind: Kind, read: Read, client: str, owner: str = "") -> Job:
         """Line up all texts of a request; none of them if one cannot be.
 
         Args:
             kind: of the request.
             read: what is asked.
             client: who asks.
+            owner: whose the answer is, where it is stored.
 
         Raises:
             Busy: there is no place for them.
@@ -90,6 +95,7 @@ class Jobs:
             for index in range(len(pairs))
         ]
         api = APIS[kind]
+        assert api.writer is not None
         writer = api.writer(
             f"{api.prefix}{secrets.token_hex(12)}",
             self.name,
@@ -99,7 +105,7 @@ class Jobs:
             read.usage,
             read.echo,
         )
-        job = Job(writer, [], asyncio.Queue())
+        job = Job(writer, [], asyncio.Queue(), owner)
         loop = asyncio.get_running_loop()
         for index, (prompt, settings) in enumerate(pairs):
 
@@ -110,8 +116,8 @@ class Jobs:
                     loop.call_soon_threadsafe(job.events.put_nowait, (index, event))
 
             try:
-                owner = None if self.shared else client
-                job.tickets.append(self.scheduler.submit(prompt, settings, sink, client, writer.id, owner))
+                whose = None if self.shared else client
+                job.tickets.append(self.scheduler.submit(prompt, settings, sink, client, writer.id, whose))
             except BaseException:
                 job.cancel()
                 raise
@@ -138,6 +144,7 @@ class Jobs:
         finally:
             job.cancel()
             gathering.cancel()
+        self._keep(job)
         written = []
         for piece in job.writer.whole():  # a long answer must not keep others waiting
             written.append(piece)
@@ -153,11 +160,19 @@ class Jobs:
             async for choice, found, said in self._events(job):
                 for event in writer.piece(choice, found, said.chunk):
                     yield event
+            self._keep(job)
             for event in writer.closing():
                 yield event
         except Exception as error:
             for event in writer.failed(failure(error)):
                 yield event
+
+    def _keep(self, job: Job) -> None:
+        """Store a response that is to be stored."""
+        writer = job.writer
+        if isinstance(writer, ResponseWriter) and (said := writer.conversation()) is not None:
+            response, conversation = (as_json(one).encode("utf-8", "replace") for one in (writer.response(), said))
+            self.stored.put(job.owner, writer.id, response, conversation)
 
     async def _events(self, job: Job) -> AsyncIterator[tuple[Choice, Sequence[tuple[Piece, Part]], Event]]:
         """Yield the events of a job until every text has ended; an error of one ends all.  Leaving cancels it."""

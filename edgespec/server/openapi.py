@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec import __version__
-from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS, ChatRequest, CompletionRequest
+from edgespec.server.apis import APIS
+from edgespec.server.messages import MessagesRequest
+from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
 from edgespec.server.scheduler import Limits
 
 Shape = dict[str, Any]
@@ -23,12 +25,12 @@ def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
         keys: whether it asks for one.
     """
     schemas: Shape = {}
-    for asked in (CompletionRequest, ChatRequest):
+    for asked in (api.request for api in APIS.values()):
         made = asked.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= made.pop("$defs", {})
         made["properties"]["model"] = {"const": name, "title": "Model"}
-        for field in ("max_tokens", "max_completion_tokens"):
-            if field in made["properties"]:
+        for field in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+            if field in made["properties"] and not issubclass(asked, MessagesRequest):
                 made["properties"][field] = _or_null({**WHOLE, "minimum": 1, "maximum": limits.tokens})
         schemas[asked.__name__] = made
     schemas |= _answers(name)
@@ -48,6 +50,11 @@ def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
             "/v1/models/{model}": _get("The model by its name", "Model", security, parameter="model"),
             "/v1/completions": _post("Texts", "CompletionRequest", "Completion", security),
             "/v1/chat/completions": _post("An answer", "ChatRequest", "ChatCompletion", security),
+            "/v1/messages": _post("An answer", "MessagesRequest", "Message", security, "Error"),
+            "/v1/messages/count_tokens": _post("Tokens of a prompt", "CountRequest", "Count", security, "Error"),
+            "/v1/responses": _post("An answer", "ResponsesRequest", "Response", security),
+            "/v1/responses/{response}": _get("A stored answer", "Response", security, parameter="response")
+            | {"delete": _get("Forget a stored answer", "Deleted", security, parameter="response")["get"]},
         },
         "components": {
             "schemas": schemas,
@@ -72,13 +79,14 @@ def _get(
     return {"get": made}
 
 
-def _post(what: str, asked: str, answer: str, security: list[Shape]) -> Shape:
+def _post(what: str, asked: str, answer: str, security: list[Shape], error: str = "Failure") -> Shape:
     whole = _answer(what, "application/json", answer)
-    whole["content"]["text/event-stream"] = {"schema": TEXT}
+    if answer != "Count":
+        whole["content"]["text/event-stream"] = {"schema": TEXT}
     made: Shape = {
         "summary": what,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
-        "responses": {"200": whole} | _refused(400, 401, 403, 404, 408, 413, 415, 429, 503),
+        "responses": {"200": whole} | _refused(400, 401, 403, 404, 408, 413, 415, 429, 503, error=error),
     }
     return {"post": made | ({"security": security} if security else {})}
 
@@ -88,8 +96,8 @@ def _answer(what: str, kind: str, schema: str | None) -> Shape:
     return {"description": what, "content": {kind: {"schema": _ref(schema) if schema else plain}}}
 
 
-def _refused(*codes: int) -> Shape:
-    return {str(code): _answer("What was wrong", "application/json", "Failure") for code in codes}
+def _refused(*codes: int, error: str = "Failure") -> Shape:
+    return {str(code): _answer("What was wrong", "application/json", error) for code in codes}
 
 
 def _ref(schema: str) -> Shape:
@@ -155,13 +163,52 @@ def _answers(name: str) -> Shape:
             edgespec=_list(how),
         )
 
-    return {
+    return _other_answers(name, how) | {
         "Health": _object(status={"const": "ok"}, running=WHOLE, waiting=WHOLE),
         "Model": _object(**model),
         "Models": _object(object={"const": "list"}, data=_list(_object(**model, edgespec=own))),
         "Completion": whole("text_completion", text),
         "ChatCompletion": whole("chat.completion", said),
         "Failure": _object(error=_object(message=TEXT, type=TEXT, param=_either(TEXT, null), code=_either(TEXT, null))),
+    }
+
+
+def _other_answers(name: str, how: Shape) -> Shape:
+    """Shapes of Anthropic's messages and of OpenAI's responses; blocks and items are of many kinds."""
+    null: Shape = {"type": "null"}
+    part: Shape = {"type": "object", "properties": {"type": TEXT}, "required": ["type"]}
+    usage = _object(
+        input_tokens=WHOLE,
+        output_tokens=WHOLE,
+        cache_creation_input_tokens=WHOLE,
+        cache_read_input_tokens=WHOLE,
+    )
+    response: Shape = _object(
+        id=TEXT,
+        object={"const": "response"},
+        created_at=WHOLE,
+        status={"enum": ["completed", "incomplete"]},
+        model={"const": name},
+        output=_list(part),
+        usage={"type": "object"},
+        edgespec=_list(how),
+    )
+    return {
+        "Message": _object(
+            id=TEXT,
+            type={"const": "message"},
+            role={"const": "assistant"},
+            model={"const": name},
+            content=_list(part),
+            stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+            stop_sequence=_either(TEXT, null),
+            usage=usage,
+            edgespec=_list(how),
+        ),
+        "Count": _object(input_tokens=WHOLE),
+        "Response": response | {"additionalProperties": True},  # it repeats what was asked
+        "Deleted": _object(id=TEXT, object={"const": "response"}, deleted=FLAG),
+        "Error": _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT)),
     }
 
 

@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Busy, Refusal, Stopped
-from edgespec.server.reading import MEMORY, Known, Read, command, understood
+from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
 from edgespec.server.scheduler import FairQueue
 
 SMALL = 1 << 14  # bytes of a small request
@@ -36,12 +36,17 @@ _ONE_THREAD = {
 }
 
 
+Told = tuple[dict[str, Any], list["array[int]"]]  # what a request says, and the token ids of its prompts
+LookUp = Callable[[str], bytes]
+
+
 @dataclass(eq=False)
 class _Work:
     kind: Kind
     body: bytes
+    earlier: bytes
     client: str
-    done: asyncio.Future[tuple[dict[str, Any], list[array[int]]]]
+    done: asyncio.Future[Told]
 
 
 class Readers:
@@ -69,25 +74,37 @@ class Readers:
         await self._small.close()
         await self._large.close()
 
-    async def read(self, client: str, kind: Kind, body: bytes) -> Read:
+    async def read(self, client: str, kind: Kind, body: bytes, look_up: LookUp | None = None) -> Read:
         """Read what is asked.
 
         Args:
             client: whose turn it takes.
             kind: of the request.
             body: as it came.
+            look_up: gives the messages of an earlier response by its id, as JSON.
 
         Raises:
             Refusal: it cannot be answered, or takes too much to read.
             Busy: too many wait to be read.
         """
+        found, prompts = await self._ask(client, kind, body)
+        if (previous := found.get("previous")) is not None and look_up is not None:
+            found, prompts = await self._ask(client, kind, body, look_up(previous))
+        return understood(self._known, found, prompts)
+
+    async def count(self, client: str, body: bytes) -> int:
+        """Count the tokens of a prompt; arguments and errors as of ``read``."""
+        found, _ = await self._ask(client, "count", body)
+        return int(found["count"])
+
+    async def _ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
         found: dict[str, Any] = {"elsewhere": True}
         prompts: list[array[int]] = []
-        if len(body) <= SMALL:
-            found, prompts = await self._small.ask(client, kind, body)
+        if len(body) + len(earlier) <= SMALL:
+            found, prompts = await self._small.ask(client, kind, body, earlier)
         if found.get("elsewhere"):
-            found, prompts = await self._large.ask(client, kind, body)
-        return understood(self._known, found, prompts)
+            found, prompts = await self._large.ask(client, kind, body, earlier)
+        return found, prompts
 
 
 @dataclass(eq=False)
@@ -101,14 +118,14 @@ class _Lane:
     _task: asyncio.Task[None] | None = None
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def ask(self, client: str, kind: Kind, body: bytes) -> tuple[dict[str, Any], list[array[int]]]:
+    async def ask(self, client: str, kind: Kind, body: bytes, earlier: bytes) -> Told:
         waiting = [len(work.body) for work in self._waiting]
         own = [len(work.body) for work in self._waiting if work.client == client]
         if len(waiting) >= MOST_WAITING or sum(waiting) > MOST_BYTES:
             raise Busy(f"{len(waiting)} requests wait to be read already", "ask again in a moment")
         if len(own) >= MOST_OF_ONE or sum(own) > BYTES_OF_ONE:
             raise Busy(f"{len(own)} requests of this client wait to be read already", "ask again in a moment")
-        work = _Work(kind, body, client, asyncio.get_running_loop().create_future())
+        work = _Work(kind, body, earlier, client, asyncio.get_running_loop().create_future())
         self._waiting.add(client, "", work)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
@@ -170,12 +187,12 @@ class _Lane:
                 if not work.done.done():
                     work.done.set_result(answer)
 
-    async def _exchange(self, work: _Work) -> tuple[dict[str, Any], list[array[int]]]:
+    async def _exchange(self, work: _Work) -> Told:
         process = await self.start()
         assert process.stdin is not None
-        head = self.seconds.to_bytes(4, "little") + bytes([list(APIS).index(work.kind)])
+        head = HEAD.pack(self.seconds, list(APIS).index(work.kind), len(work.body), len(work.earlier))
         try:
-            process.stdin.write(head + len(work.body).to_bytes(8, "little") + work.body)
+            process.stdin.write(head + work.body + work.earlier)
             await process.stdin.drain()
             found, prompts = await asyncio.wait_for(_answer(process), WAIT)
         except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
@@ -188,7 +205,7 @@ class _Lane:
         return found, prompts
 
 
-async def _answer(process: Process) -> tuple[dict[str, Any], list[array[int]]]:
+async def _answer(process: Process) -> Told:
     """Receive what a process says."""
     stdout = process.stdout
     assert stdout is not None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -31,11 +32,13 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Refusal, failure
-from edgespec.server.requests import IGNORED, MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
+from edgespec.server.requests import MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
+from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tooling import Plan, plan_chat
 
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
 MEMORY = 3 << 29  # bytes that the process may have
+HEAD = struct.Struct("<IBQQ")  # before a request: seconds, its kind, bytes of its body, and of what it goes on from
 _KINDS = ("str", "int", "list", "dict")
 TRIM_EVERY = 5.0  # seconds between two times that what large requests took goes back to the system
 STARTING = 60  # seconds of processor time to open a tokenizer
@@ -90,7 +93,7 @@ class Read:
     drafts: bool
     single: bool
     shape: AnswerShape
-    echo: dict[str, Any] = field(default_factory=dict)
+    echo: dict[str, Any]
 
     def each(self) -> list[Settings]:
         """List the settings of each choice of a prompt."""
@@ -114,15 +117,25 @@ class Reader:
     def _guidance(self) -> Guidance:
         return Guidance(self._codec, self._known.eos, self._known.vocab)
 
-    def read(self, kind: Kind, body: bytes) -> tuple[dict[str, Any], list[array[int]]]:
+    def read(self, kind: Kind, body: bytes, earlier: bytes = b"") -> tuple[dict[str, Any], list[array[int]]]:
         """Read what is asked, as plain data for ``understood``, and the token ids of each prompt.
+
+        Args:
+            kind: of the request.
+            body: as it came.
+            earlier: messages of the response that it goes on from, as JSON; without them, where it does, the data name
+                that response.
 
         Raises:
             EdgespecError: it cannot be answered; the message says why.
             ValidationError: a field that is none, or outside its bounds.
         """
-        known, made = self._known, parsed(body)
-        asked: Asked = APIS[kind].request.model_validate(made)
+        known, form = self._known, APIS[kind].request
+        made = {name: value for name, value in parsed(body).items() if name not in form.ignored}
+        sent = form.model_validate(made)
+        if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
+            return {"previous": sent.previous_response_id}, []
+        asked: Asked = sent.asked(earlier)
         if asked.model != known.name:
             raise Refusal(f"no model {asked.model!r}: this server has {known.name!r}", 404, param="model")
         grammar = asked.grammar
@@ -130,6 +143,8 @@ class Reader:
             return {"elsewhere": True}, []
         prompts, default, plan = self._prompts(asked)
         grammar = plan.grammar
+        if kind == "count":
+            return {"count": len(prompts[0])}, []
         changes = asked.changes(known.tokens, default) | {"markers": plan.markers}
         biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
         settings = settings_of(known.sampling, changes, biases, grammar)
@@ -149,6 +164,7 @@ class Reader:
             "drafts": asked.edgespec.show_drafts,
             "single": plan.single,
             "shape": asdict(plan.shape),
+            "echo": sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {},
         }, [array("i", prompt) for prompt in prompts]
 
     def _prompts(self, asked: Asked) -> tuple[list[list[int]], int, Plan]:
@@ -177,7 +193,7 @@ class Reader:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Parse a body's JSON object, without fields that change nothing of an answer.
+    """Parse a body's JSON object.
 
     Raises:
         InvalidRequest: it is none, or too deep.
@@ -192,7 +208,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     for _ in range(MOST_LEVELS):
         level = [item for one in level for item in _inside(one)]
         if not level:
-            return {name: value for name, value in made.items() if name not in IGNORED}
+            return made
     raise InvalidRequest(f"the body has more than {MOST_LEVELS} levels of lists and objects")
 
 
@@ -209,7 +225,7 @@ def understood(known: Known, found: dict[str, Any], prompts: list[array[int]]) -
     """Make a request from what ``Reader.read`` gave."""
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
     settings = settings_of(known.sampling, found["changes"], dict(found["biases"]), grammar)
-    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single")}
+    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "echo")}
     return Read(prompts, settings, shape=AnswerShape(**found["shape"]), **how)
 
 
@@ -236,13 +252,13 @@ def serve(known: Known) -> None:
     with _told() as told:
         reader = Reader(known)
     _write(stdout, told, [])
-    while (head := stdin.read(13)) and len(head) == 13:
-        seconds, kind, size = int.from_bytes(head[:4], "little"), kinds[head[4]], int.from_bytes(head[5:], "little")
-        body = stdin.read(size)
+    while (head := stdin.read(HEAD.size)) and len(head) == HEAD.size:
+        seconds, kind, size, more = HEAD.unpack(head)
+        body, earlier = stdin.read(size), stdin.read(more)
         limit_request(1 + seconds, MEMORY)
         prompts: list[array[int]] = []
         with _told() as told:
-            found, prompts = reader.read(kind, body)
+            found, prompts = reader.read(kinds[kind], body, earlier)
             told |= found
         _write(stdout, told, prompts)
         trim_memory(TRIM_EVERY)

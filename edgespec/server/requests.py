@@ -5,7 +5,7 @@ Every field has a bound, which the description of the API (openapi.py) and docs/
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
@@ -21,7 +21,7 @@ MOST_LEVELS = 48  # of JSON
 MOST_NAME = 256  # characters
 WHOLE = 2**31 - 1
 SEED = 2**63 - 1
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+TEXT_ALONE, NO_TOOLS = "this server reads text alone", "this server runs no tools itself"  # hints
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
@@ -80,6 +80,9 @@ class Extension(Strict):
 class Asked(Strict):
     """What completions and chats have in common."""
 
+    ignored: ClassVar[tuple[str, ...]] = (  # fields that change nothing of an answer
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    )
     model: Name
     temperature: Annotated[Number, Field(ge=0)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
@@ -212,6 +215,10 @@ class CompletionRequest(Asked):
         """See the base."""
         return self.max_tokens
 
+    def asked(self, earlier: bytes = b"") -> CompletionRequest:
+        """Make the request that it is."""
+        return self
+
     @property
     def prompts(self) -> list[str | list[int]]:
         """Every prompt."""
@@ -269,6 +276,7 @@ class ChatRequest(Asked):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     _continued: bool = PrivateAttr(False)
+    _at_most: bool = PrivateAttr(False)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -294,7 +302,18 @@ class ChatRequest(Asked):
         """Whether the answer goes on with the last message."""
         return self._continued
 
-    def going_on(self) -> ChatRequest:
-        """Let the answer go on with the last message."""
-        self._continued = True
+    def how(self, continued: bool, at_most: bool) -> ChatRequest:
+        """Say what the fields of a chat cannot: whether the answer goes on with the last message, and more tokens than
+        the server gives are as many as it gives."""
+        self._continued, self._at_most = continued, at_most
         return self
+
+    def asked(self, earlier: bytes = b"") -> ChatRequest:
+        """Make the chat that it is."""
+        return self
+
+    def changes(self, most: int, default: int) -> dict[str, Any]:
+        """See the base."""
+        if self._at_most and self.max_completion_tokens is not None:
+            self.max_completion_tokens = min(self.max_completion_tokens, most, default)
+        return super().changes(most, default)

@@ -12,7 +12,7 @@ from edgespec.runtimes.text.call_formats import AnswerShape, call_format, opened
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
 from edgespec.runtimes.text.chat import choose_template
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.server.requests import ChatRequest, NamedTool
+from edgespec.server.requests import TEXT_ALONE, ChatRequest, NamedTool
 
 
 @dataclass(frozen=True)
@@ -141,4 +141,4 @@ def plain(content: Any) -> str | None:
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "".join(str(part.get("text", "")) for part in content)
-    raise InvalidRequest("a message's content is neither text nor parts of type text", "this server reads text alone")
+    raise InvalidRequest("a message's content is neither text nor parts of type text", TEXT_ALONE)

@@ -1,0 +1,256 @@
+"""Anthropic's messages: what is asked becomes a chat, and the answer is written in blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from edgespec.engine.result import Chunk
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.text.call_syntax import Event as Piece
+from edgespec.server.answers import Choice, Part, extension
+from edgespec.server.errors import MESSAGES, Failure
+from edgespec.server.requests import (
+    MOST_MESSAGES,
+    MOST_STOPS,
+    MOST_TOOLS,
+    ChatRequest,
+    Count,
+    Extension,
+    Name,
+    Number,
+    Stop,
+    Strict,
+)
+from edgespec.server.writer import Body, Writer, as_json, sse
+
+Blocks = str | list[dict[str, Any]]
+_CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Turn(Strict):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class MessagesRequest(Strict):
+    """``POST /v1/messages``; ``max_tokens`` beyond the server's limit is that limit."""
+
+    ignored: ClassVar[tuple[str, ...]] = (
+        *("metadata", "service_tier", "context_management", "inference_geo", "cache_control", "betas"),
+    )
+    model: Name
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_tokens: Annotated[Count, Field(ge=1)]
+    system: Blocks | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Count | None = None
+    stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stream: bool | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    edgespec: Extension = Extension()
+
+    def asked(self, earlier: bytes = b"") -> ChatRequest:
+        """Make the chat that it is.
+
+        Raises:
+            InvalidRequest: something that is no text, or a tool that is not the client's.
+        """
+        output = self.output_config or {}
+        thinks = {"enabled": True, "adaptive": True, "disabled": False}.get(str((self.thinking or {}).get("type")))
+        made: dict[str, Any] = {
+            "model": self.model,
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop_sequences,
+            "stream": self.stream,
+            "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
+            "reasoning_effort": output.get("effort"),
+            "chat_template_kwargs": None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
+        }
+        if isinstance(form := output.get("format"), dict):
+            made["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
+        if choice := self.tool_choice:
+            named = {"type": "function", "function": {"name": choice.get("name")}}
+            made["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")), "?")
+            made["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
+        chat = ChatRequest.model_validate({**made, "edgespec": self.edgespec})
+        last = made["messages"][-1]
+        return chat.how(continued=last["role"] == "assistant" and bool(last["content"]), at_most=True)
+
+    def _messages(self) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        if self.system:
+            made.append({"role": "system", "content": _text(self.system)})
+        names: dict[str, str] = {}  # of tools, by the id of a call
+        for turn in self.messages:
+            blocks = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content
+            made += _assistant(blocks, names) if turn.role == "assistant" else _user(turn.role, blocks, names)
+        return made
+
+
+class CountRequest(MessagesRequest):
+    """``POST /v1/messages/count_tokens``."""
+
+    max_tokens: Annotated[Count, Field(ge=1)] = 1
+
+
+def _text(content: Blocks) -> str:
+    """Join blocks of text."""
+    if isinstance(content, str):
+        return content
+    if all(isinstance(block.get("text"), str) and block.get("type") == "text" for block in content):
+        return "\n\n".join(block["text"] for block in content)
+    kinds = ", ".join(sorted({str(block.get("type"))[:40] for block in content} - {"text"}))
+    raise InvalidRequest(
+        f"content of type {kinds or 'text without a text'}: expected text", "this server reads text alone"
+    )
+
+
+def _user(role: str, blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Write what tools gave, and then what was said."""
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            call = str(block.get("tool_use_id"))
+            named = {"name": names[call]} if call in names else {}
+            yield {"role": "tool", "tool_call_id": call, "content": _text(block.get("content") or ""), **named}
+    if said := [block for block in blocks if block.get("type") != "tool_result"]:
+        yield {"role": role, "content": _text(said)}
+
+
+def _assistant(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Write what the model said, thought and called."""
+    made: dict[str, Any] = {"role": "assistant", "content": None}
+    kinds = ("tool_use", "thinking", "redacted_thinking")
+    made["content"] = _text([block for block in blocks if block.get("type") not in kinds]) or None
+    if thoughts := "".join(str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"):
+        made["reasoning_content"] = thoughts
+    calls = []
+    for block in blocks:
+        if block.get("type") == "tool_use":
+            id_, name = str(block.get("id")), str(block.get("name"))
+            names[id_] = name
+            function = {"name": name, "arguments": block.get("input") or {}}
+            calls.append({"id": id_, "type": "function", "function": function})
+    yield made | ({"tool_calls": calls} if calls else {})
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if (kind := tool.get("type") or "custom") != "custom":
+        raise InvalidRequest(
+            f"a tool of type {str(kind)[:80]!r}: expected custom ones", "this server runs no tools itself"
+        )
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    return {"type": "function", "function": function}
+
+
+class MessageWriter(Writer):
+    """Messages of ``/v1/messages``."""
+
+    _open: Part | None = None  # of a stream
+
+    def whole(self) -> Iterator[str]:
+        """See the base."""
+        (choice,) = self.choices
+        blocks = [_block(part) for part in choice.parts]
+        yield as_json(self._message(blocks) | self._end(choice) | {"usage": self._usage()} | self._own(choice))
+
+    def opening(self) -> Iterator[bytes]:
+        """See the base."""
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
+        yield _event("message_start", message=self._message([]) | {"usage": usage})
+        yield _event("ping")
+
+    def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
+        """See the base."""
+        for piece, part in found:
+            if part is not self._open:
+                yield from self._close(choice)
+                self._open = part
+                yield _event("content_block_start", index=choice.parts.index(part), content_block=_empty(part))
+            if delta := _delta(piece):
+                yield _event("content_block_delta", index=choice.parts.index(part), delta=delta)
+        if chunk is None:
+            yield from self._close(choice)
+            yield _event("message_delta", delta=self._end(choice), usage=self._usage(), **self._own(choice))
+
+    def closing(self) -> Iterator[bytes]:
+        """See the base."""
+        yield _event("message_stop")
+
+    def failed(self, failure: Failure) -> Iterator[bytes]:
+        """See the base."""
+        yield sse(failure.body(MESSAGES), "error")
+
+    def _close(self, choice: Choice) -> Iterator[bytes]:
+        if self._open is not None:
+            yield _event("content_block_stop", index=choice.parts.index(self._open))
+
+    def _message(self, blocks: list[Body]) -> Body:
+        known: Body = {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": blocks}
+        return known | {"stop_reason": None, "stop_sequence": None}
+
+    def _usage(self) -> Body:
+        used = self.used
+        return {
+            "input_tokens": used.prompt - used.cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": used.cached,
+            "output_tokens": used.written,
+        }
+
+    def _end(self, choice: Choice) -> Body:
+        result, finish = choice.result, choice.finish
+        stop = result.stop if result and result.finish == "stop" and finish != "tool_calls" else None
+        why = {"tool_calls": "tool_use", "length": "max_tokens"}.get(finish or "", "end_turn")
+        return {"stop_reason": "stop_sequence" if stop is not None else why, "stop_sequence": stop}
+
+    def _own(self, choice: Choice) -> Body:
+        return {"edgespec": extension([choice])}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse({"type": kind} | fields, kind)
+
+
+def _empty(part: Part) -> Body:
+    if part.kind == "call":
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+    return (
+        {"type": "text", "text": ""} if part.kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+    )
+
+
+def _block(part: Part) -> Body:
+    if part.kind != "call":
+        name = "text" if part.kind == "text" else "thinking"
+        return _empty(part) | {name: part.text}
+    try:
+        found = json.loads(part.text)
+    except ValueError:  # cut: what there is
+        found = {"unfinished": part.text}
+    return _empty(part) | {"input": found}
+
+
+def _delta(piece: Piece) -> Body | None:
+    if piece.kind == "text":
+        return {"type": "text_delta", "text": piece.text}
+    if piece.kind == "reasoning":
+        return {"type": "thinking_delta", "thinking": piece.text}
+    return {"type": "input_json_delta", "partial_json": piece.text} if piece.kind == "arguments" else None

@@ -1,0 +1,302 @@
+"""OpenAI's responses: items become a chat, and the answer is written as items; stored ones can be gone on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from edgespec.engine.result import Chunk
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.text.call_syntax import Event as Piece
+from edgespec.server.answers import Choice, Part, extension
+from edgespec.server.errors import Failure
+from edgespec.server.requests import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    TEXT_ALONE,
+    ChatRequest,
+    Count,
+    Extension,
+    Name,
+    Number,
+    Strict,
+)
+from edgespec.server.writer import Body, Writer, as_json, sse
+
+Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+class ResponsesRequest(Strict):
+    """``POST /v1/responses``."""
+
+    ignored: ClassVar[tuple[str, ...]] = (
+        *("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "include"),
+        *("client_metadata",),
+    )
+    model: Name
+    input: str | Items
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    store: bool | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    edgespec: Extension = Extension()
+
+    def asked(self, earlier: bytes = b"") -> ChatRequest:
+        """Make the chat that it is.
+
+        Args:
+            earlier: messages of the response that it goes on from, as JSON.
+
+        Raises:
+            InvalidRequest: something that is no text, or a tool that is not the client's.
+        """
+        made: dict[str, Any] = {
+            "model": self.model,
+            "messages": [*self._instructed(), *self.conversation(earlier)],
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": self.stream,
+            "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": (self.reasoning or {}).get("effort"),
+        }
+        choice = self.tool_choice
+        made["tool_choice"] = (
+            {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
+        )
+        form = (self.text or {}).get("format")
+        if isinstance(form, dict) and form.get("type") != "text":
+            made["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
+        return ChatRequest.model_validate({**made, "edgespec": self.edgespec})
+
+    def conversation(self, earlier: bytes = b"") -> list[dict[str, Any]]:
+        """List the messages of a chat, without the instructions."""
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        made: list[dict[str, Any]] = json.loads(earlier) if earlier else []
+        for item in items:
+            _add(made, item)
+        return made
+
+    def echo(self, earlier: bytes) -> Body:
+        """Say what the answer repeats, and the conversation that is stored; None = it is not."""
+        kept = None if self.store is False else self.conversation(earlier)
+        return {
+            "conversation": kept,
+            "said": {
+                "instructions": self.instructions,
+                "max_output_tokens": self.max_output_tokens,
+                "metadata": self.metadata or {},
+                "parallel_tool_calls": self.parallel_tool_calls is not False,
+                "previous_response_id": self.previous_response_id,
+                "reasoning": {"effort": None, "summary": None} | (self.reasoning or {}),
+                "store": self.store is not False,
+                "temperature": self.temperature,
+                "text": {"format": {"type": "text"}} | (self.text or {}),
+                "tool_choice": self.tool_choice or "auto",
+                "tools": self.tools or [],
+                "top_p": self.top_p,
+                "truncation": "disabled",
+            },
+        }
+
+    def _instructed(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": self.instructions}] if self.instructions else []
+
+
+def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    """Add an item to the messages of a chat; what the model said, thought and called in one turn is one message."""
+    kind = item.get("type", "message")
+    turn = made[-1] if made and made[-1]["role"] == "assistant" else None
+    if kind == "message":
+        role, text = str(item.get("role")), _text(item.get("content"))
+        if role not in _ROLES:
+            raise InvalidRequest(f"a message of role {role[:80]!r}: expected {', '.join(_ROLES)}")
+        if role == "assistant" and turn and turn.get("content") is None and "tool_calls" not in turn:
+            turn["content"] = text
+        else:
+            made.append({"role": role, "content": text})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        if turn:
+            turn.setdefault("tool_calls", []).append(call)
+        else:
+            made.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    elif kind == "function_call_output":
+        id_ = item.get("call_id")
+        calls = [call for message in made for call in message.get("tool_calls", ()) if call["id"] == id_]
+        named = {"name": calls[0]["function"]["name"]} if calls else {}
+        made.append({"role": "tool", "tool_call_id": id_, "content": _text(item.get("output")), **named})
+    elif kind == "reasoning":
+        thoughts = _text(item.get("content") or item.get("summary") or "")
+        made.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
+    else:
+        raise InvalidRequest(
+            f"an item of type {str(kind)[:80]!r}: expected message, function_call, function_call_output or reasoning"
+        )
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    if isinstance(content, list) and len(parts) == len(content) and all(part.get("type") in _TEXTS for part in parts):
+        return "".join(str(part.get("text", "")) for part in parts)
+    raise InvalidRequest("an item's content is neither text nor parts of text", TEXT_ALONE)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if (kind := tool.get("type")) != "function":
+        raise InvalidRequest(
+            f"a tool of type {str(kind)[:80]!r}: expected functions", "this server runs no tools itself"
+        )
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+class ResponseWriter(Writer):
+    """Responses of ``/v1/responses``."""
+
+    _open: Part | None = None  # of a stream
+    _number = 0
+
+    def whole(self) -> Iterator[str]:
+        """See the base."""
+        yield as_json(self.response())
+
+    def opening(self) -> Iterator[bytes]:
+        """See the base."""
+        begun = self._response("in_progress", [])
+        yield self._event("response.created", response=begun)
+        yield self._event("response.in_progress", response=begun)
+
+    def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
+        """See the base."""
+        for piece, part in found:
+            if part is not self._open:
+                yield from self._close(choice, "completed")
+                self._open = part
+                yield from self._begin(choice, part)
+            if piece.text and piece.kind != "call":
+                yield self._event(
+                    f"{_NAMES[part.kind]}.delta", **self._place(choice, part), delta=piece.text, **_more(part)
+                )
+        if chunk is None:
+            cut = choice.finish == "length"
+            yield from self._close(choice, "incomplete" if cut else "completed")
+
+    def closing(self) -> Iterator[bytes]:
+        """See the base."""
+        made = self.response()
+        yield self._event(f"response.{made['status']}", response=made)
+
+    def failed(self, failure: Failure) -> Iterator[bytes]:
+        """See the base."""
+        error = {"code": failure.code or "server_error", "message": failure.message}
+        yield self._event("response.failed", response=self._response("failed", []) | {"error": error})
+
+    def response(self) -> Body:
+        """Write the response as it is now."""
+        (choice,) = self.choices
+        cut = choice.finish == "length"
+        items = [self._item(choice, part, "completed") for part in choice.parts]
+        if cut and items:
+            items[-1]["status"] = "incomplete"
+        made = self._response("incomplete" if cut else "completed", items)
+        used = self.used
+        made["usage"] = {
+            "input_tokens": used.prompt,
+            "input_tokens_details": {"cached_tokens": used.cached},
+            "output_tokens": used.written,
+            "output_tokens_details": {"reasoning_tokens": used.thought},
+            "total_tokens": used.prompt + used.written,
+        }
+        return made | {"edgespec": extension(self.choices)}
+
+    def conversation(self) -> list[dict[str, Any]] | None:
+        """List the messages that are stored, the answer included; None = nothing is."""
+        before = self.echo["conversation"]
+        return None if before is None else [*before, self.choices[0].said()]
+
+    def _response(self, status: str, items: list[Body]) -> Body:
+        known: Body = {"id": self.id, "object": "response", "created_at": self.created, "status": status}
+        known |= {"error": None, "incomplete_details": None, "model": self.model, "output": items, "usage": None}
+        if status == "incomplete":
+            known["incomplete_details"] = {"reason": "max_output_tokens"}
+        return known | self.echo["said"]
+
+    def _item(self, choice: Choice, part: Part, status: str) -> Body:
+        number = f"{self.id[-16:]}{choice.parts.index(part)}"
+        if part.kind == "call":
+            call: Body = {"type": "function_call", "id": f"fc_{number}", "call_id": part.id, "name": part.name}
+            return call | {"arguments": part.text, "status": status}
+        if part.kind == "reasoning":
+            thought = [{"type": "reasoning_text", "text": part.text}] if part.text else []
+            return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought, "status": status}
+        said = [_said(part.text)] if part.text else []
+        return {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": status, "content": said}
+
+    def _place(self, choice: Choice, part: Part) -> Body:
+        item = self._item(choice, part, "")
+        return {"item_id": item["id"], "output_index": choice.parts.index(part)} | (
+            {} if part.kind == "call" else {"content_index": 0}
+        )
+
+    def _begin(self, choice: Choice, part: Part) -> Iterator[bytes]:
+        empty = self._item(choice, part, "in_progress")
+        empty |= {"arguments" if part.kind == "call" else "content": "" if part.kind == "call" else []}
+        index = choice.parts.index(part)
+        yield self._event("response.output_item.added", output_index=index, item=empty)
+        if part.kind != "call":
+            yield self._event("response.content_part.added", **self._place(choice, part), part=_part(part, ""))
+
+    def _close(self, choice: Choice, status: str) -> Iterator[bytes]:
+        part, self._open = self._open, None
+        if part is None:
+            return
+        whole: Body = {"arguments": part.text, "name": part.name} if part.kind == "call" else {"text": part.text}
+        yield self._event(f"{_NAMES[part.kind]}.done", **self._place(choice, part), **whole, **_more(part))
+        if part.kind != "call":
+            yield self._event("response.content_part.done", **self._place(choice, part), part=_part(part, part.text))
+        item = self._item(choice, part, status)
+        yield self._event("response.output_item.done", output_index=choice.parts.index(part), item=item)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return sse({"type": kind, "sequence_number": self._number - 1} | fields, kind)
+
+
+_NAMES = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
+
+
+def _said(text: str) -> Body:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _part(part: Part, text: str) -> Body:
+    return _said(text) if part.kind == "text" else {"type": "reasoning_text", "text": text}
+
+
+def _more(part: Part) -> Body:
+    return {"logprobs": []} if part.kind == "text" else {}
