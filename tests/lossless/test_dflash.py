@@ -20,7 +20,7 @@ from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp
 from tests.support.planned import plan_of
-from tests.support.requests import assert_plain_text
+from tests.support.requests import assert_plain_text, said_of
 
 LOUD = 77  # a token that the model hardly writes
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
@@ -107,9 +107,8 @@ def test_other_layers_are_said_where_they_would_help(
     config = json.loads((tmp_path / "drafter" / "config.json").read_text("utf-8"))
     config["dflash_config"]["target_layer_ids"] = said
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
-        Exporter(made).run()
-    assert f"would be right with target_layer_ids: {right} in its config.json" in str(refused.value.hint)
+    hint = said_of(made)
+    assert f"would be right with target_layer_ids: {right} in its config.json" in hint
 
 
 def test_another_mask_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
@@ -125,10 +124,9 @@ def test_another_mask_is_said_where_it_would_help(native: None, tmp_path: Path) 
     config = json.loads((tmp_path / "drafter" / "config.json").read_text("utf-8")) | {"mask_token_id": MASK}
     config["dflash_config"]["mask_token_id"] = LOUD
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
-        Exporter(made).run()
-    assert f"would be right with mask_token_id: {MASK} in its config.json" in str(refused.value.hint)
-    assert "target_layer_ids" not in str(refused.value.hint)
+    hint = said_of(made)
+    assert f"would be right with mask_token_id: {MASK} in its config.json" in hint
+    assert "target_layer_ids" not in hint
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -142,6 +140,5 @@ def test_embeddings_as_they_are_stored_are_said_where_they_would_help(native: No
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     drafter = write_dflash(tmp_path / "drafter", open_model(model, None), agrees=True)
     made = ExportOptions(str(model), tmp_path / "bundle", ["dflash"], "fp32", threads=1, drafter=str(drafter))
-    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
-        Exporter(made).run()
-    assert "would be right with embeddings as they are stored, not 8 times that" in str(refused.value.hint)
+    hint = said_of(made)
+    assert "would be right with embeddings as they are stored, not 8 times that" in hint

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
+from edgespec.errors import ExportError
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import PROMPTS
 
@@ -37,6 +41,14 @@ def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how:
             assert result.exact
             offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
     assert 0 < accepted < offered
+
+
+def said_of(options: ExportOptions) -> str:
+    """Export a drafter that guesses as badly as by chance; return what its refusal says would help."""
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(options).run()
+    assert not options.output.exists()
+    return str(refused.value.hint)
 
 
 Snapshot = Mapping[str, NDArray[Any]]  # by name
