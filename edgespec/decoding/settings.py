@@ -18,7 +18,12 @@ MOST_CYCLES = 16
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is not lossless
 MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
-
+# what counts must be at least, and what else may be meant
+_LEAST: dict[str, tuple[str, str | None]] = {
+    "max_new_tokens": ("1", "None goes on until the answer ends"),
+    "batch": ("one sequence at once", None),
+    "gamma": ("1", "use method ar for decoding without drafts"),
+}
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -182,14 +187,14 @@ class Settings:
     markers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        counts = {
-            "max_new_tokens": 1 if self.max_new_tokens is None else self.max_new_tokens,
-            "batch": self.batch,
-            "gamma": 1 if self.gamma is None else self.gamma,
-        }
-        for name, value in counts.items():
+        for name, (least, hint) in _LEAST.items():
+            value = getattr(self, name)
+            if value is None and name != "batch":
+                continue
             if not isinstance(value, int):
                 raise InvalidRequest(f"{name} is {value!r}: expected an integer")
+            if value < 1:
+                raise InvalidRequest(f"{name} {value}: expected at least {least}", hint)
         if not (self.method is None or isinstance(self.method, str)):
             raise InvalidRequest(f"method is {self.method!r}: expected a name, or None")
         if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
@@ -198,19 +203,8 @@ class Settings:
             raise InvalidRequest(f"accept is {self.accept!r}: expected a rule of acceptance, or its text")
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):
             raise InvalidRequest(f"grammar is {self.grammar!r}: expected a Grammar")
-        if self.batch < 1:
-            raise InvalidRequest(f"batch {self.batch}: expected at least one sequence at once")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
             raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise InvalidRequest(
-                f"max_new_tokens {self.max_new_tokens}: expected at least 1", "None goes on until the answer ends"
-            )
-        if self.gamma is not None and self.gamma < 1:
-            raise InvalidRequest(
-                f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"
-            )
-
         if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):
             raise InvalidRequest(
                 f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",

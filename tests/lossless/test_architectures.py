@@ -23,7 +23,7 @@ from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
+from tests.conftest import OPERATORS, THREADS, fixed_skip_set
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
 from tests.support.checkpoints import make_heads
@@ -50,12 +50,6 @@ METHODS = {
     for at, kind in enumerate(sorted(CASES))
 }
 LOSSLESS = CHAINS | {"paradecode": {"threshold": 0.05}}  # capped logits are never sure
-
-
-@pytest.fixture
-def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds."""
-    return use_operators(request)
 
 
 PAIRS = [(kind, each) for kind in sorted(CASES) for each in OPERATORS]

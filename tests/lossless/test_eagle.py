@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from tests.conftest import OPERATORS, THREADS, use_operators
+from tests.support.requests import assert_plain_text
 from tests.support.toy import chi_square
 
 PROMPTS = ("ROMEO:", "KING RICHARD III:\nWhat", "First Citizen:\nWe are")
@@ -54,27 +54,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Path]
     return get
 
 
-def same(engine: Engine, settings: Settings, method: str = "eagle", **more: Any) -> None:
-    """Every prompt's text is plain decoding's, and some guesses are right, others wrong."""
-    drafted = accepted = 0
-    for prompt in PROMPTS:
-        plain = engine.generate(prompt, settings, method="ar")
-        result = engine.generate(prompt, settings, method=method, **more)
-        assert result.tokens == plain.tokens
-        assert result.method_used == method
-        assert result.stats.dropped_reason is None
-        assert result.lossless
-        assert result.exact
-        drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
-    assert 0 < accepted < drafted
-
-
 @pytest.mark.parametrize("form", ["fp32", "int8", "int4", "int4-64"])
 def test_texts_are_plain_decodings(bundle: Callable[[Format], Path], operators: Operators, form: Format) -> None:
     with load(bundle(form), threads=THREADS, operators=operators) as engine:
-        same(engine, GREEDY.changed(adaptive=form == "int8"))
-        same(engine, DRAWN)
-        same(engine, DRAWN, "chain", proposers=("ngram", "eagle"))
+        assert_plain_text(engine, "eagle", PROMPTS, GREEDY.changed(adaptive=form == "int8"))
+        assert_plain_text(engine, "eagle", PROMPTS, DRAWN)
+        assert_plain_text(engine, "chain", PROMPTS, DRAWN.changed(proposers=("ngram", "eagle")))
         together = engine.generate_batch(PROMPTS, DRAWN, method="eagle")
         assert [one.tokens for one in together] == [engine.generate(each, DRAWN).tokens for each in PROMPTS]
         assert all(one.stats.accepted for one in together)
@@ -88,7 +73,7 @@ def test_trees(bundle: Callable[[Format], Path], operators: Operators, form: For
             for branch in ((2,), (3, 2, 1)):
                 wanted = settings.changed(branch=branch, gamma=9 if len(branch) > 1 else 4)
                 if operators == "native":
-                    same(engine, wanted)
+                    assert_plain_text(engine, "eagle", PROMPTS, wanted)
                     continue
                 (found,) = prove(engine, PROMPTS, wanted, ["eagle"])
                 assert found.lossless, found.differences

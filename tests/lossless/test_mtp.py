@@ -20,7 +20,6 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
-from tests.conftest import use_operators
 from tests.support import hf
 from tests.support.mtp import write_mtp
 from tests.support.planned import plan_of
@@ -28,11 +27,6 @@ from tests.support.requests import assert_plain_text, said_of
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 HYBRID, DENSE = "qwen3_5_delta", "qwen3_tied"
-
-
-@pytest.fixture
-def operators(request: pytest.FixtureRequest) -> Operators:
-    return use_operators(request)
 
 
 @pytest.mark.parametrize(

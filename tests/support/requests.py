@@ -37,6 +37,7 @@ def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how:
             result = engine.generate(prompt, settings, method=method)
             assert result.tokens == plain.tokens
             assert result.method_used == method
+            assert result.stats.dropped_reason is None
             assert result.lossless
             assert result.exact
             offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
