@@ -32,6 +32,7 @@ class LoadChanges(TypedDict, total=False):
     attention: Attention | None
     draft_attention: Attention | None
     ngram_store: str | os.PathLike[str] | None
+    prompt_cache: bool
     budget: str | int | None
 
 
@@ -56,6 +57,8 @@ class LoadOptions:
             text stays that of plain decoding.
         ngram_store: a file of ``edgespec ngram build``, where method ngram looks too.  It is only read: nothing of a
             request is ever kept.
+        prompt_cache: whether prompts that take long to read are kept on the disk for the next process, and found there;
+            the variable ``EDGESPEC_PROMPT_CACHE=0`` says no for all.
         budget: the most memory that this process may take, as in "1.5GiB", mapped files included; requests get a
             cheaper method, with the reason, or are refused where they would pass it.  None = what is free when loading,
             of private memory; "off" = nothing is counted.
@@ -71,13 +74,14 @@ class LoadOptions:
     attention: Attention | None = None
     draft_attention: Attention | None = None
     ngram_store: str | os.PathLike[str] | None = None
+    prompt_cache: bool = True
     budget: str | int | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("threads", self.threads), ("context", self.context)):
             if not (number is None or isinstance(number, SupportsIndex)):
                 raise InvalidRequest(f"{name} is {number!r}: expected a whole number")
-        for name, switch in (("strict", self.strict), ("check", self.check)):
+        for name, switch in (("strict", self.strict), ("check", self.check), ("prompt_cache", self.prompt_cache)):
             if not isinstance(switch, bool):
                 raise InvalidRequest(f"{name} is {switch!r}: expected True or False")
         if self.operators not in get_args(WantedOperators):

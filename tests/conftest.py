@@ -200,11 +200,12 @@ def reference() -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep converted weights and the key where the run's other files are, never in the user's own folders."""
+    """Keep converted weights and the key where the run's other files are, and no prompts, whatever the user has."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("EDGESPEC_CACHE", str(folder))
         patch.setenv("EDGESPEC_KEY", str(folder.with_name("key")))
+        patch.setenv("EDGESPEC_PROMPT_CACHE", "0")
         yield folder
 
 

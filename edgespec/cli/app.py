@@ -46,7 +46,6 @@ ELSEWHERE = {
     "list": ("models", "listing"),
     "rm": ("models", "removal"),
     "devices": ("info", "devices"),
-    "cache": ("info", "cache"),
 }
 
 

@@ -251,6 +251,9 @@ loading_options = group(
     ),
     check_option,
 )
+prompt_cache_option = group(
+    COMMON, option("--no-prompt-cache", "Neither find prompts on the disk nor keep them there.", bool)
+)
 length_option = group(COMMON, option("--max-new-tokens", "Most tokens to write.", COUNT, 128))
 sampling_options = group(
     "Sampling",
@@ -334,7 +337,8 @@ def make_load_options(options: dict[str, Any]) -> LoadOptions:
     from edgespec.runtimes.options import LoadOptions
 
     known = {field.name for field in fields(LoadOptions)} & options.keys()
-    return LoadOptions(check=not options.get("no_check", False), **{name: options[name] for name in known})
+    check, prompts = not options.get("no_check", False), not options.get("no_prompt_cache", True)
+    return LoadOptions(check=check, prompt_cache=prompts, **{name: options[name] for name in known})
 
 
 def make_settings(method: str | None, options: dict[str, Any], defaults: Settings | None = None) -> Settings:

@@ -26,6 +26,7 @@ from edgespec.cli.common import (
     open_engine,
     option,
     progress,
+    prompt_cache_option,
     request_options,
 )
 from edgespec.cli.markdown import show
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         click.Path(path_type=Path, dir_okay=False),
     ),
 )
+@prompt_cache_option
 @group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
 @request_options
 @group(

@@ -20,6 +20,7 @@ from edgespec.cli.common import (
     memory_options,
     open_engine,
     option,
+    prompt_cache_option,
 )
 from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
@@ -38,6 +39,7 @@ FORMAT = click.Choice(list(FORMATS))
 @option("--tool-format", "How the model writes calls of tools.  [default: as its chat template says]", FORMAT)
 @option("--ngram-store", "A file of `edgespec ngram build`.", PATH)
 @memory_options
+@prompt_cache_option
 @group(
     "Access",
     option(

@@ -90,11 +90,17 @@ class Batches:
         width = _width(engine, prompts, settings[0])
         sessions = self._take(engine, width) if engine.operators.kind == "native" and len(prompts) > 1 else None
         pool = sessions.pool if sessions else None
+
+        def start(number: int) -> Stream:
+            stream = Stream(engine.usable, prompts[number], settings[number], cancel, sessions=pool)
+            stream.keep_nothing()  # many texts, each read once
+            return stream
+
         try:
             return run_batch(
                 len(prompts),
                 width,
-                lambda number: Stream(engine.usable, prompts[number], settings[number], cancel, sessions=pool),
+                start,
                 sessions.batch if sessions else None,
                 engine.lock,
                 on_result,
@@ -355,6 +361,7 @@ class RunningBatch:
         for stream in self.streams:
             stream.close()
         self.streams.clear()
+        self._engine.usable.prompts.finish()
         if self._sessions is not None:
             self._sessions.close()
             self._sessions = None

@@ -221,7 +221,9 @@ class Engine(LoadedBundle):
         """
         self.require_open()
         native = self.operators.kind == "native"
-        options = replace(self.options, strict=False, operators=self.operators.kind, draft_attention=None)
+        options = replace(
+            self.options, strict=False, operators=self.operators.kind, draft_attention=None, prompt_cache=False
+        )
         shared = native or not self.strict or self.device != "cpu"
         return Engine(self.bundle, options, graph="native" if native else "plain", share=self if shared else None)
 
@@ -229,8 +231,10 @@ class Engine(LoadedBundle):
         """Free the model and all that lies on it, at once; a round at hand ends first.
 
         Requests that are running end with an error at their next round, as does whatever is asked for later; results
-        of earlier ones stay.
+        of earlier ones stay.  What is to be kept of prompts is written first.
         """
+        self.prompts.finish()
+        self.usable.prompts.finish()
         with self.lock:
             self._batches.close()
             super().close()

@@ -18,6 +18,7 @@ from edgespec.drafters.registry import complete, native_alone, needing, searchin
 from edgespec.drafters.skip_sets import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
 from edgespec.engine.pool import Places, SessionPool
+from edgespec.engine.prompt_cache import PromptCache
 from edgespec.engine.sessions import Session, Times
 from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.errors import InvalidRequest
@@ -57,6 +58,7 @@ class LoadedBundle:
         sessions: KV slots and drafters, kept from request to request.
         places: the memory of all requests that run, and all sessions, those of batches too.
         paces: how fast prompts are read, by the target and by a draft.
+        prompts: what passes left of prompts, on the disk.
         device_lost: why passes no longer run on the device; None = they do.
 
     Args:
@@ -123,6 +125,8 @@ class LoadedBundle:
             self._rows_exact = stock_rows_exact(bundle, model)
         self._times: Times = {}
         self.paces = PrefillBudget(), PrefillBudget()
+        wanted = options.prompt_cache and on_cpu
+        self.prompts = PromptCache(bundle, wanted, self.lock, self.paces)
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from edgespec.control.auto import Auto
@@ -19,9 +20,10 @@ from edgespec.engine.admission import Room, admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import kept_of_model
 from edgespec.engine.pool import SessionPool
+from edgespec.engine.prompt_cache import KeptText
 from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sharing import FIRST
-from edgespec.errors import DeviceError, InvalidRequest
+from edgespec.errors import DeviceError, EdgespecError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.checkpoints import end_of_question, ends_of_turns
 from edgespec.runtimes.slots.slot import Slot
@@ -80,6 +82,7 @@ class Stream:
         assert self._place.session is not None
         self._session = self._place.session
         self._released = False
+        self._kept: dict[bool, KeptText | None] = {}  # what of the target's slot is on the disk, and of the draft's
         self._lost: str | None = None  # why the device was left
         try:
             try:
@@ -103,7 +106,9 @@ class Stream:
             session, tokens, eos = self._session, self.tokens, self._engine.eos
             session.chunk, session.asked = self._room.admission.chunk, end_of_question(tokens, eos)
             self._foreign = session.begin(tokens)
-            self.target.mark([*ends_of_turns(tokens, eos), session.shared], self._room.admission.checkpoints)
+            ends = ends_of_turns(tokens, eos)
+            self._take_up(tokens, ends)
+            self.target.mark([*ends, session.shared], self._room.admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)
@@ -116,6 +121,31 @@ class Stream:
         check_prompt(self.tokens, self._sampling, self.target.vocab_size, self.target.context)
         run = None if self._joint else run_pass
         self._rounds = decode(self.target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
+
+    def _take_up(self, tokens: list[int], ends: list[int]) -> None:
+        """Let the slots hold what the disk has of the text; a draft's does when a method asks for it."""
+
+        def begin(slot: Slot, draft: bool = True) -> None:
+            found = self._engine.prompts.take_up(slot, tokens, self._owner, self._place.tokens, draft)
+            self._kept[draft] = found
+            if found is not None:
+                found.watch(tokens, ends)
+
+        self._kept = {}
+        # nobody could say later whose keys and values those were
+        if self._foreign or not self._engine.prompts.on or self._engine.unproven():
+            return
+        begin(self.target, draft=False)
+        self._session.on_draft = begin
+        if (open_one := self._session.slots().get("draft")) is not None:
+            begin(open_one)
+
+    def keep_nothing(self) -> None:
+        """Write nothing of this request on the disk from now on."""
+        for kept in filter(None, self._kept.values()):
+            kept.close()
+        self._kept = {}
+        self._session.on_draft = None
 
     def _leave_device(self, error: DeviceError) -> None:
         """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
@@ -265,6 +295,8 @@ class Stream:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
         rows = asked.left if asked.left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
+        if not asked.draft and (kept := self._kept.get(False)) is not None:
+            rows = kept.rows(rows)
         found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, asked.left))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
@@ -315,7 +347,19 @@ class Stream:
             self._released = True
             self._places.leave(self._place)
             self._rounds.close()
+            self._keep()
             self._sessions.give_back(self._session)
+
+    def _keep(self) -> None:
+        """Let what a request that went well left in its slots be written."""
+        with self._engine.lock:
+            if self._engine.closed:
+                return
+            if self._finish is not None:
+                with suppress(EdgespecError):  # the text is there; another process reads it again
+                    for kept in filter(None, self._kept.values()):
+                        kept.keep(self.tokens)
+            self.keep_nothing()
 
     def _take(self, item: Round) -> Chunk:
         """Add a round's tokens; a stop string in the middle of it drops the tokens after."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ from edgespec.decoding.target import common_prefix
 from edgespec.drafters.registry import AR
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.prompt_cache import origin_of
 from edgespec.errors import InvalidRequest, SessionError
-from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.session_file import (
     SavedSlot,
@@ -61,7 +60,7 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
             arrays = {name: slot.held() for name, slot in slots.items()}
             saved = {
                 name: SavedSlot(
-                    origin=_origin(engine.bundle.manifest, slot.model),
+                    origin=origin_of(engine.bundle.manifest, slot.model),
                     tokens=slot.tokens,
                     furthest=slot.furthest,
                     nbytes=slot_bytes(arrays[name]),
@@ -92,7 +91,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
             def take_up(slot: Slot) -> None:
                 assert draft is not None
                 # the draft is loaded with the first method that needs it, and reads its text again if it is another one
-                if draft.origin == _origin(manifest, slot.model) and len(draft.tokens) <= slot.context:
+                if draft.origin == origin_of(manifest, slot.model) and len(draft.tokens) <= slot.context:
                     _take_up(file, draft, saved.draft, slot)
 
             session.open_draft_with(take_up)
@@ -120,7 +119,7 @@ def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) 
 
 def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, context: int) -> None:
     """Refuse what was saved elsewhere or otherwise."""
-    here = _origin(manifest, model)
+    here = origin_of(manifest, model)
     for name in dict.fromkeys([*here, *saved.origin]):
         was, now = (found.get(name, "none") for found in (saved.origin, here))
         if was != now:
@@ -137,22 +136,3 @@ def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, con
         )
     if any(token >= vocab for token in saved.tokens):
         raise SessionError(f"{file}: a token id outside the vocabulary of {vocab}")
-
-
-def _origin(manifest: Manifest, model: Model) -> dict[str, str]:
-    """Describe by name what a slot's bytes belong to.
-
-    Native operators give the same bits everywhere; those of ONNX Runtime round by version and processor.
-    """
-    files, part, graph = manifest.files, model.part, model.graph
-    found = {
-        "weights": files[part.weights].sha256,
-        "operators": graph.operators,
-        "graph": files[graph.file].sha256,
-    }
-    if graph.operators == "native":
-        tables = part.attention.tables if part.attention else ""
-        kv = ", ".join(f"{name} {value}" for name, value in asdict(model.kv).items() if value)
-        return found | {"attention": kv, "key tables": files[tables].sha256 if tables else ""}
-    machine = this_machine()
-    return found | {"processor": machine.processor, "ONNX Runtime": machine.onnxruntime}

@@ -92,6 +92,11 @@ class PrefillBudget:
             at += 1
         return sizes[at]
 
+    @property
+    def cost(self) -> float | None:
+        """Seconds of a row in the largest chunk that was timed; None = none was."""
+        return self._cost[max(self._cost)] if self._cost else None
+
     def _fits(self, size: int, alone: bool) -> bool:
         """Whether a chunk of this size is short enough."""
         if not self._cost:

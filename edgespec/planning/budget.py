@@ -21,6 +21,8 @@ UNITS = {"": 1, "b": 1} | {
 }
 _NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([A-Za-z]{0,3})")
 
+PROMPTS, MOST_PROMPTS = "EDGESPEC_PROMPT_CACHE", 4 << 30  # bytes of prompts on the disk, where the user has set none
+
 
 def parse_bytes(text: str | int) -> int:
     """ "1.5GiB" -> 1610612736; a number alone is bytes, and fractions of a byte are dropped.
@@ -38,6 +40,18 @@ def parse_bytes(text: str | int) -> int:
             "write it like 1.5GiB, 900MB or 2000000000; units are B, KB, MB, GB, TB and KiB, MiB, GiB, TiB; 1G is 1GiB",
         )
     return found
+
+
+def prompt_limit() -> int:
+    """Bytes that all prompts may take by ``EDGESPEC_PROMPT_CACHE``; 0 = none are kept.
+
+    Raises:
+        InvalidRequest: it is no size.
+    """
+    said = os.environ.get(PROMPTS, "").strip().lower()
+    if said in ("0", "off", "no", "false"):
+        return 0
+    return MOST_PROMPTS if said in ("", "1", "on", "yes", "true") else parse_bytes(said)
 
 
 def show_bytes(count: float) -> str:

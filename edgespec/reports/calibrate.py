@@ -217,7 +217,7 @@ class Calibrator:
     def __post_init__(self) -> None:
         self.notes: list[str] = []
         self.spread = 1.0
-        self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF))
+        self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF, prompt_cache=False))
         self.plain = self.engine.plain()
 
     def run(self, process: int, trials: bool) -> Profile:

@@ -69,7 +69,7 @@ def why_free(engine: LoadedBundle) -> str:
 
 def make_golden(bundle: Path, text: str, threads: int | None = None) -> tuple[list[GoldenVector], dict[str, str]]:
     """Greedy plain decoding, strict, of the prompts -> the vectors, and what made them (``provenance.golden``)."""
-    engine = load(bundle, threads=threads, check=False)
+    engine = load(bundle, threads=threads, check=False, prompt_cache=False)
     vectors = []
     for prompt in golden_prompts(engine, text):
         result = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS))

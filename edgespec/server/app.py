@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -67,6 +68,8 @@ class Access:
     def client(self, request: Request) -> str:
         """Whose a request is: those of an address and a key take turns with others, and share what was computed.
 
+        It begins with what tells the key, up to a space: what the disk has of a prompt is found by all of its users.
+
         Raises:
             HTTPException: it brings none of the keys.
         """
@@ -83,7 +86,7 @@ class Access:
                 "expected this server's API key as a bearer token, or in x-api-key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return f"{matches.index(True)} {address}"
+        return f"{hashlib.sha256(self._keys[matches.index(True)]).hexdigest()} {address}"
 
     def owner(self, request: Request) -> str:
         """Whose what a request stores is: of whoever has its key, or without keys of its address."""

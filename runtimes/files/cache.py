@@ -1,7 +1,8 @@
 """The user's cache: weights converted for other operators, and what was measured or tried once; kept below a limit.
 
 Whatever is removed is made again when it is needed.  Beyond the limit the converted weights go, those whose bundle is
-gone first, then those that were used longest ago; the rest is small.
+gone first, then those that were used longest ago; the rest is small, but for prompts, which have a limit of their own
+(``prompts``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from edgespec.runtimes.files.sealed import MOST_BYTES, write_sealed
 from edgespec.runtimes.files.staged import write_staged
 
 LIMIT = 32 << 30  # bytes, where the user has set none
-WEIGHTS = "weights"
+WEIGHTS, PROMPTS = "weights", "prompts"
 KINDS = {
     WEIGHTS: "*-stock *-native",
+    PROMPTS: "prompts/*",
     "profiles": "profiles/*",
     "skip-sets": "swift/*",
     "tokenizers": "tokenizers/*",
@@ -30,9 +32,10 @@ KINDS = {
     "digests": "digests/*",
     "rows": "rows.json",
 }
-"""What is kept, and where: weights converted for other operators, profiles of ``edgespec calibrate``, skip sets of
-swift, tokenizers that were tried, devices whose golden step was right, digests of files that were checked, whether
-rows of stock operators have the same bits in every pass."""
+"""What is kept, and where: weights converted for other operators, prompts that were read, profiles of
+``edgespec calibrate``, skip sets of swift, tokenizers that were tried, devices whose golden step was right, digests of
+files that were checked, whether rows of stock operators have the same bits in every pass."""
+BLOCK = 256  # tokens of a whole block of a prompt
 _LIMIT, ORIGIN = "limit", "origin.json"
 _IN_USE = 60.0  # seconds after its last use in which a conversion may just be being opened
 
@@ -53,9 +56,10 @@ class Entry:
         kind: one of ``KINDS``.
         path: a file or a folder.
         bytes: of it.
-        used: when it was last written or, of weights, used; seconds since 1970.
-        source: the weights that converted ones were made of; None = not known.
-        gone: those are not there any more, or have changed: nobody can use the conversion.
+        used: when it was last written or, of weights and prompts, used; seconds since 1970.
+        source: the weights that converted ones were made of, or that read prompts; None = not known.
+        gone: those are not there any more, or have changed: nobody can use what was made of them.
+        tokens: whose keys and values are kept; 0 where there are none.
     """
 
     kind: str
@@ -64,6 +68,7 @@ class Entry:
     used: float
     source: str | None = None
     gone: bool = False
+    tokens: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -75,12 +80,26 @@ def entries() -> Iterator[Entry]:
     folder = cache_folder()
     for kind, patterns in KINDS.items():
         for path in sorted(path for pattern in patterns.split() for path in folder.glob(pattern)):
-            if path.name.startswith(".") or path.is_dir() != (kind == WEIGHTS):
+            if path.name.startswith(".") or path.is_dir() != (kind in (WEIGHTS, PROMPTS)):
                 continue
             with suppress(OSError):  # somebody has just removed it
                 files = list(path.iterdir()) if path.is_dir() else [path]
-                size = sum(file.stat().st_size for file in files)
-                yield Entry(kind, path, size, path.stat().st_mtime, *_source(path))
+                found = [file.stat() for file in files]
+                used = max([path.stat().st_mtime, *(one.st_mtime for one in found if kind == PROMPTS)])
+                tokens = sum(map(tokens_of, files)) if kind == PROMPTS else 0
+                yield Entry(kind, path, sum(one.st_size for one in found), used, *_source(path), tokens)
+
+
+def tokens_of(file: Path) -> int:
+    """How many tokens a file of prompts is of, by its name."""
+    stop = stop_of(file.name)
+    return stop % BLOCK or (BLOCK if file.suffix == ".keys" else 0)
+
+
+def stop_of(name: str) -> int:
+    """Read from the name of a file of prompts after how many tokens of a text it ends; 0 = it is none."""
+    found = Path(name).stem.split("-")[1:2] if name.endswith((".keys", ".end")) else []
+    return int(found[0]) if found and found[0].isascii() and found[0].isdigit() else 0
 
 
 def describe(folder: Path, weights: Path, facts: dict[str, Any], name: str) -> None:
@@ -136,7 +155,7 @@ def keep_within(keep: Path | None = None) -> list[Entry]:
     Args:
         keep: a conversion that stays even if it is larger by itself.
     """
-    limit, found = size_limit(), list(entries())
+    limit, found = size_limit(), [entry for entry in entries() if entry.kind != PROMPTS]
     left, gone = sum(entry.bytes for entry in found), []
     for entry in sorted(found, key=lambda entry: (not entry.gone, entry.used)):
         if limit is None or left <= limit:

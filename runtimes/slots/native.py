@@ -44,7 +44,7 @@ class NativeSlot(NativeRunner):
 
     def _lost(self, same: int) -> bool:
         """Tell whether exact keys or states that rows after ``same`` tokens read are overwritten, or hold more."""
-        gone = self._forgets and (self._furthest - same > LONGEST_PASS or same < self._since)
+        gone = self.stateful and (self._furthest - same > LONGEST_PASS or same < self._since)
         return bool(gone or (self._held > same).any())
 
     def mark(self, lengths: Sequence[int], most: int) -> None:

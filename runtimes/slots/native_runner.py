@@ -90,7 +90,7 @@ class NativeRunner(Slot):
         # codes of keys are exact only for the newest tokens, which would have to be copied as well
         self._checkpoints = Checkpoints(model.facts) if model.facts.convolutions and not self.kv.ring else None
         self._marks: set[int] = set()  # lengths of the text at which checkpoints are taken
-        self._forgets = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys and states are not kept
+        self.stateful = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys, states: they are not kept
         self._certain = 0  # tokens that will not be taken back
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
         self._since = 0  # tokens before which no row of states or exact keys is there, only what the next one reads
@@ -154,7 +154,7 @@ class NativeRunner(Slot):
 
     def state(self) -> NDArray[np.uint8]:  # [bytes]
         facts = self.model.facts
-        if not self._forgets:
+        if not self.stateful:
             return super().state()
         self._settle()
         assert self._cache is not None
@@ -164,7 +164,7 @@ class NativeRunner(Slot):
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
         facts = self.model.facts
-        if not self._forgets:
+        if not self.stateful:
             return super().put_state(state)
         assert self._cache is not None
         cache = self._cache.array[0]

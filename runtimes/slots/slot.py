@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Slot(ABC):
     """
 
     trees, exact_trees = True, False
+    stateful = False  # more is left of a text than can be cut back: ``state`` is not empty
     revocable = False  # see edgespec.decoding.target.Revocable
 
     def __init__(self, model: Model, context: int | None) -> None:
@@ -45,6 +46,7 @@ class Slot(ABC):
         self.keep_hidden = self.keep_aux_hidden = False
         self.aux_hidden_sink: AuxHiddenSink | None = None
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
+        self.on_read: Callable[[], None] | None = None  # called when a prefill has ended, and where it was marked
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
         self.head_tokens = read_head_tokens(model.folder, part)  # int64 [size]: what the columns of a cut LM head mean
@@ -74,6 +76,8 @@ class Slot(ABC):
             if self.aux_hidden_sink is not None and states is not None:
                 self.aux_hidden_sink(len(self.tokens), states)
             self.tokens.extend(chunk.tolist())
+        if self.on_read is not None and len(tokens):
+            self.on_read()
 
     def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
         """Say where a text to be read may be gone back to: states that cannot be cut back are kept there.

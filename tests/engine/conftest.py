@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,18 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, use_operators
+from tests.support import hf
 
 Get = Callable[..., Engine]
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if think %} think {% endif %}{% endif %}"
+)
 
 
 @pytest.fixture(params=OPERATORS)
@@ -46,3 +54,21 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slot, list[int]]]:
 
     monkeypatch.setattr(Slot, "prefill", noted)
     return seen
+
+
+@pytest.fixture(scope="session")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of ``hf.CONFIGS`` -> a bundle of it with a template of conversations, and a context of 2048."""
+    found: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in found:
+            folder = tmp_path_factory.mktemp(name)
+            source, longer = hf.write_reference_checkpoint(folder / "model", name), {"max_position_embeddings": 2048}
+            for file, more in (("config.json", longer), ("tokenizer_config.json", {"chat_template": TEMPLATE})):
+                (source / file).write_text(json.dumps(json.loads((source / file).read_text()) | more))
+            Exporter(ExportOptions(str(source), folder / "bundle", ["ngram"], "int4", context=2048, threads=1)).run()
+            found[name] = folder / "bundle"
+        return found[name]
+
+    return get

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,38 +11,18 @@ import pytest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
-from tests.support import hf
 
 pytestmark = pytest.mark.usefixtures("native")
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% if think %} think {% endif %}{% endif %}"
-)
 SYSTEM = {"role": "system", "content": "You are the keeper of a lighthouse by the sea. " * 4}
 QUESTIONS = ("How long have you been there, and what did you see of the storm that came last night?", "And then?")
 NAMES = ("lfm2_conv", "qwen3_5_delta")
 KINDS = (*NAMES, "qwen3_next_dense", "olmo_hybrid_nope", "granite_hybrid_dense")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for name in KINDS:
-        folder = tmp_path_factory.mktemp(name)
-        source, longer = hf.write_reference_checkpoint(folder / "model", name), {"max_position_embeddings": 2048}
-        for file, more in (("config.json", longer), ("tokenizer_config.json", {"chat_template": TEMPLATE})):
-            (source / file).write_text(json.dumps(json.loads((source / file).read_text()) | more))
-        Exporter(ExportOptions(str(source), folder / "bundle", ["ngram"], "int4", context=2048, threads=1)).run()
-        found[name] = folder / "bundle"
-    return found
-
-
 @pytest.fixture
-def fresh(folders: dict[str, Path], name: str) -> Callable[..., Engine]:
+def fresh(chatty: Callable[[str], Path], name: str) -> Callable[..., Engine]:
     """Return a function that loads a new engine over the bundle ``name``."""
-    return lambda **how: load(folders[name], threads=1, **how)
+    return lambda **how: load(chatty(name), threads=1, **how)
 
 
 def answer(engine: Engine, talk: Any, question: str, method: str) -> tuple[list[int], int, int]:

@@ -1,0 +1,245 @@
+"""Prompts are read once: what passes left of them is kept on the disk, and found by the next process.
+
+A request takes up the longest beginning of its prompt that a file has (``runtimes.files.prompts``), with the bits that
+passes would leave there again.  What it reads or writes beyond that is written by a thread of its own, if reading it
+again would take long.  That thread copies a block at a time, between rounds, while the slot still holds the text.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from edgespec import __version__
+from edgespec.decoding.target import common_prefix
+from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, Wanted
+from edgespec.engine.sharing import FairLock, PrefillBudget
+from edgespec.planning.budget import prompt_limit
+from edgespec.planning.profiles import this_machine
+from edgespec.runtimes.files.bundle import Bundle, sha256
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.files.prompts import Bytes, Damaged, Prefix, PromptFolder, root_of, touch
+from edgespec.runtimes.files.session_file import fill, slot_bytes
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.ort.session import default_threads
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+WORTH = 1.0  # seconds: what is read again in less is not written
+LEAST = 64  # tokens that a file must have more than the slot
+EVERY = 2048  # tokens of a long prompt after which what was read so far is written
+_TRIES = 8  # beginnings of one text that are tried, where files are damaged or gone
+_READERS = 4  # most threads that read files and compare seals
+
+
+def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
+    """Describe by name what a slot's bytes belong to.
+
+    Native operators give the same bits everywhere; those of ONNX Runtime round by version and processor.
+    """
+    files, part, graph = manifest.files, model.part, model.graph
+    found = {
+        "weights": files[part.weights].sha256,
+        "operators": graph.operators,
+        "graph": files[graph.file].sha256,
+    }
+    if graph.operators == "native":
+        tables = part.attention.tables if part.attention else ""
+        kv = ", ".join(f"{name} {value}" for name, value in asdict(model.kv).items() if value)
+        return found | {"attention": kv, "key tables": files[tables].sha256 if tables else ""}
+    machine = this_machine()
+    return found | {"processor": machine.processor, "ONNX Runtime": machine.onnxruntime}
+
+
+class PromptCache:
+    """The prompts of a loaded bundle.
+
+    Args:
+        bundle: the opened bundle.
+        wanted: whether it was asked for.
+        lock: held while the model is used.
+        paces: how fast prompts are read, by the target and by a draft.
+
+    Attributes:
+        on: whether prompts are found and kept at all.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        wanted: bool,
+        lock: FairLock,
+        paces: tuple[PrefillBudget, PrefillBudget],
+    ) -> None:
+        self._bundle, self._paces = bundle, paces
+        limit = prompt_limit() if wanted else 0
+        self.on = limit > 0
+        self._writer = PromptWriter(lock, limit)
+        self._folders: dict[tuple[str, str | None], PromptFolder | None] = {}  # by weights and owner
+        self._warned = False
+
+    def finish(self) -> None:
+        """Wait until all that is to be written is."""
+        self._writer.finish()
+
+    def take_up(
+        self, slot: Slot, tokens: Sequence[int], owner: str | None, room: int, draft: bool = False
+    ) -> KeptText | None:
+        """Let a slot hold the longest beginning of a text that it or a file has; the caller holds the lock.
+
+        Args:
+            slot: the target's, or a draft's.
+            tokens: of the text; the last one is never taken up.
+            owner: whose text, as ``SessionPool.take`` has it: up to a space; the rest is forgotten.
+            room: tokens that the slot is to have room for.
+            draft: whether it is a draft's.
+
+        Returns:
+            what of it is on the disk; None = nothing is kept of this slot.
+        """
+        if draft and slot.stateful:  # it reads again what it goes back to anyway
+            return None
+        folder = self._folder(slot.model, None if owner is None else owner.partition(" ")[0])
+        if folder is None:
+            return None
+        text = tokens[:-1]
+        held = slot.cropped(common_prefix(slot.tokens, text))
+        found = folder.find(text, slot.stateful)
+        for _ in range(_TRIES):
+            if found.length < held + LEAST:
+                break
+            try:
+                _restore(folder, slot, tokens, found, held, min(slot.context, room))
+                touch(path for path, *_ in found.pieces())
+                break
+            except Damaged as error:
+                self._warn(error)
+            except OSError:  # another process has just removed it, or the disk does not give it
+                pass
+            held = 0 if slot.stateful else held
+            found = folder.find(text, slot.stateful)
+        return KeptText(self._writer, folder, slot, found, self._paces[draft], self._describe(slot.model, folder))
+
+    def _describe(self, model: Model, folder: PromptFolder) -> Callable[[], None]:
+        facts = {"bundle": str(self._bundle.path.resolve())}
+        return lambda: folder.make(model.folder / model.part.weights, facts)
+
+    def _folder(self, model: Model, owner: str | None) -> PromptFolder | None:
+        """Find where the texts of an owner lie; None = there is no key to seal them with."""
+        key = model.part.weights, owner
+        if key not in self._folders:
+            facts = origin_of(self._bundle.manifest, model) | {"edgespec": __version__}
+            library = native_library()
+            if model.graph.operators != "native":
+                facts["threads"] = str(min(model.threads, 2))  # one, or several
+            elif library.path is not None:
+                facts["library"] = sha256(library.path)
+            root = root_of(facts, owner)
+            self._folders[key] = None if root is None else PromptFolder(root)
+        return self._folders[key]
+
+    def _warn(self, error: Damaged) -> None:
+        """Remove a file that is not what was written, and say so once."""
+        with suppress(OSError):
+            error.path.unlink()
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{error}; it was removed, and the prompt is read again", stacklevel=2)
+
+
+class KeptText:
+    """A slot's text, what of it is on the disk, and what is to come there.
+
+    Args:
+        writer: writes.
+        folder: where.
+        slot: what it lies in.
+        found: what is there; its hashes are those of the prompt.
+        pace: how fast it is read.
+        make: makes the folder.
+    """
+
+    def __init__(
+        self,
+        writer: PromptWriter,
+        folder: PromptFolder,
+        slot: Slot,
+        found: Prefix,
+        pace: PrefillBudget,
+        make: Callable[[], None],
+    ) -> None:
+        self._writer, self._folder, self._slot, self._pace, self._make = writer, folder, slot, pace, make
+        self._length = found.length
+        self._tokens: Sequence[int] = ()
+        self._stops: list[int] = []
+
+    def watch(self, tokens: Sequence[int], ends: Sequence[int]) -> None:
+        """Keep what is read of a prompt as it is read, at the ends of turns, at the end, and every ``EVERY`` tokens."""
+        last = len(tokens) - 1
+        stops = {*ends, last, *range(EVERY, last, EVERY)}
+        self._tokens, self._stops = tokens, sorted(stop for stop in stops if self._length < stop <= last)
+        self._slot.on_read = self._read
+
+    def rows(self, most: int) -> int:
+        """Bound the next piece, so that it ends where something is kept."""
+        held = len(self._slot.tokens)
+        return min([most, *(stop - held for stop in self._stops if stop > held)])
+
+    def keep(self, text: Sequence[int]) -> None:
+        """Write what the slot holds, the beginning of a text, if reading it again would take long; see ``take_up``."""
+        length = common_prefix(self._slot.tokens, text)
+        if (length - self._length) * (self._pace.cost or 0.0) < WORTH or length < LEAST:
+            return
+        if self._slot.stateful and length < len(self._slot.tokens):
+            return
+        state = self._slot.state() if self._slot.stateful else NO_STATE
+        if self._writer.add(Wanted(self._folder, self._slot, list(text[:length]), state, self._make)):
+            self._length = length
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._slot.on_read = None
+
+    def _read(self) -> None:
+        """Note that the slot has read some of the prompt."""
+        if len(self._slot.tokens) in self._stops:
+            self.keep(self._tokens)
+
+
+def _restore(folder: PromptFolder, slot: Slot, tokens: Sequence[int], found: Prefix, held: int, room: int) -> None:
+    """Fill a slot that holds ``held`` tokens of a text with what was found of it.
+
+    Raises:
+        Damaged, OSError: of a file; the slot holds as much as before then, or nothing where it has states.
+    """
+    slot.reserve(room)
+    slot.take_up(tokens[: found.length], found.length)
+    pieces = [piece for piece in found.pieces() if piece[2] > held or piece[0] == found.end]
+
+    def read(mine: Sequence[tuple[Path, int, int]]) -> Bytes:  # the state behind the last one
+        buffer, state = np.zeros(0, np.uint8), NO_STATE
+        for path, start, stop in mine:
+            arrays = slot.part(start, stop)
+            size = slot_bytes(arrays)
+            if len(buffer) < size:
+                buffer = np.empty(size, np.uint8)
+            state = folder.read(path, buffer, size)
+            fill(arrays, buffer)
+        return state
+
+    try:
+        threads = min(_READERS, default_threads(), len(pieces))
+        with ThreadPoolExecutor(threads) as pool:  # reading, hashing and copying hold no lock of Python's
+            states = list(pool.map(read, [pieces[at::threads] for at in range(threads)]))
+        state = states[(len(pieces) - 1) % threads] if found.end else NO_STATE
+        if not (slot.put_state(state) and slot.taken_up()):
+            raise Damaged(found.pieces()[-1][0], "states of another text")
+    except BaseException:
+        slot.crop(0 if slot.stateful else held)
+        raise
