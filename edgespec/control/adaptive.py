@@ -216,9 +216,8 @@ class Adaptive(Wrapper):
         waited for.
         """
         costs, width = self._costs, self._stats.width
-        if width == 1:  # v(1) is 1
-            return costs.d(1 if self._at_once else depth) + costs.v(rows)
-        return (costs.d(1 if self._at_once else depth) * width + costs.v(width * rows)) / costs.v(width)
+        draft = costs.d(1 if self._at_once else depth)
+        return draft + costs.v(rows) if width == 1 else (draft * width + costs.v(width * rows)) / costs.v(width)
 
     def price(self, proposal: Proposal) -> float:
         """Predict the plain steps of a round over this proposal, whatever is accepted."""

@@ -209,6 +209,22 @@ def test_buckets_without_end_are_forgotten() -> None:
     assert len(adaptive._records) == MOST_BUCKETS
 
 
+@pytest.mark.parametrize("most, said", [(1, "1 guess at"), (2, "2 guesses at"), (3, "3 guesses at")])
+def test_it_says_how_many_guesses_it_drafts(most: int, said: str) -> None:
+    adaptive = Adaptive(Full(), CostModel({1: 1.0, 16: 1.01}, 0.0), gamma_max=most, prior=0.9)
+    adaptive.propose([1], 8)
+    assert said in adaptive.reason
+
+
+@pytest.mark.parametrize("at_once, steps", [(True, 1), (False, 3)])
+def test_guesses_made_at_once_are_priced_as_one_step(at_once: bool, steps: int) -> None:
+    inner = Full()
+    inner.steps_at_once = at_once
+    adaptive = Adaptive(inner, CostModel({1: 1.0, 4: 1.5}, 0.25))
+    assert adaptive.price(chain([1, 2, 3])) == 0.25 * steps + 1.5
+    assert adaptive.price(EMPTY) == 1.0
+
+
 def test_it_says_what_it_decided() -> None:
     adaptive = Adaptive(Plain(), CostModel())
     assert (adaptive.name, adaptive.reason) == ("ar", "nothing was decoded yet")
