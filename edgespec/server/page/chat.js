@@ -82,8 +82,8 @@ export class Chat {
       else message.problem = error.message;
       if (error instanceof Refused && error.status === 401) this.on.key();
     } finally {
-      this.#abort = null;
       await this.#keep(conversation);
+      this.#abort = null;
       ended();
       this.on.ended(message);
     }

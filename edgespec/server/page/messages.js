@@ -137,11 +137,16 @@ function showPieces(parent, pieces) {
   if (!place.parentElement) parent.append(place);
   for (let at = Math.max(0, place.children.length - 1); at < pieces.length; at += 1) {
     const [kind, text] = pieces[at];
+    const made = kind === "refused" ? refused(text) : el("span", { class: KINDS.has(kind) ? kind : "own" }, text);
     const there = place.children[at];
-    if (there) there.textContent = text;
-    else if (kind === "refused") place.append(el("del", { class: "refused", "aria-hidden": "true" }, text));
-    else place.append(el("span", { class: KINDS.has(kind) ? kind : "own" }, text));
+    if (there) there.replaceWith(made);
+    else place.append(made);
   }
+}
+
+// A line that was guessed and refused is a sign, not a line.
+function refused(text) {
+  return el("del", { class: "refused", "aria-hidden": "true" }, text.replaceAll("\n", "⏎"));
 }
 
 function code(text) {
