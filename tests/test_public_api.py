@@ -112,11 +112,12 @@ def test_settings() -> None:
         "method": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,
         "sampling": SamplingParams(), "drafts": DraftOptions(), "stop": (), "ignore_eos": False, "logprobs": False,
         "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None,
-        "markers": (),
+        "markers": (), "prediction": None,
     }  # fmt: skip
     assert defaults(SamplingParams) == {
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
-        "seed": None, "acceptance": "rejection", "verification": "token", "constraint": None
+        "seed": None, "acceptance": "rejection", "verification": "token", "constraint": None,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "prompt": 0,
     }  # fmt: skip
     assert defaults(Accept) == {
         "rule": "exact", "epsilon": 0.09, "delta": 0.3, "k": 1, "distance": 0, "min_block": 0
@@ -126,7 +127,7 @@ def test_settings() -> None:
 def test_editors_know_what_may_be_changed() -> None:
     assert SettingsChanges.__annotations__.keys() == {
         *names(Settings), *names(SamplingParams), *names(DraftOptions)
-    } - {"constraint"}  # fmt: skip
+    } - {"constraint", "prompt"}  # fmt: skip
     assert list(LoadChanges.__annotations__) == names(LoadOptions)
 
 

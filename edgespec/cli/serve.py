@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ FORMAT = click.Choice(list(FORMATS))
     option("--allow-host", "A name by which clients may call it; '*': any.", multiple=True),
     option("--allow-origin", "Of web pages that may use it, as https://chat.example; '*': any.", multiple=True),
     option("--no-page", "No page at /: only the API.", bool),
+    option("--no-log", "No line on stderr for each request.", bool),
     option("--share-prefixes", "Reuse what was computed for one client for others, who may notice.", bool),
 )
 @group(
@@ -94,7 +96,9 @@ def command(
         engine.allowance.admit_bundle(options.get("context"))
         model, root = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}"
         url, page = f"{root}/v1", None if options["no_page"] else f"{root}/"
-        app = make_app(engine, model, limits, access, page is not None, options["tool_format"])
+        app = make_app(
+            engine, model, limits, access, page is not None, options["tool_format"], None if options["no_log"] else _log
+        )
         if not keys and not is_local(host):
             click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
 
@@ -107,3 +111,9 @@ def command(
                 emit_json(said | {"methods": engine.methods, "context": engine.context})
 
         Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()
+
+
+def _log(line: str) -> None:
+    """Write a line on stderr, without the lock of Python's own streams: the process may end meanwhile."""
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode("utf-8", "replace"))

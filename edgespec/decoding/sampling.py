@@ -56,6 +56,9 @@ class SamplingParams:
         verification: how rejection judges a chain: ``token`` by token, or as a ``block``, of which on average no fewer
             guesses are accepted (arXiv 2403.10444).  Both keep the distribution.
 
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens that the text has, without the prompt:
+            once, and for each time (OpenAI's); 0 = off.
+        prompt: tokens at the beginning that these two do not count; a request sets it.
         constraint: which tokens may come where; the others have no chance.  ``Settings.grammar`` makes it.
 
     Raises:
@@ -71,6 +74,9 @@ class SamplingParams:
     seed: int | None = None
     acceptance: Literal["rejection", "coupled"] = "rejection"
     verification: Literal["token", "block"] = "token"
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    prompt: int = field(default=0, repr=False)
     constraint: Constraint | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,13 +96,18 @@ class SamplingParams:
 
     @cached_property
     def adjusts(self) -> bool:
-        """Whether single logits are changed, by bias, repetition penalty or a constraint."""
+        """Whether single logits are changed, by bias, penalties or a constraint."""
         return bool(self.logit_bias) or self.reads_prefix
 
     @cached_property
     def reads_prefix(self) -> bool:
         """Whether the tokens before decide too."""
-        return self.repetition_penalty != 1 or self.constraint is not None
+        return self.repetition_penalty != 1 or self.constraint is not None or self.counts
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters how often a token is in the text."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @cached_property
     def plain_greedy(self) -> bool:
@@ -121,6 +132,8 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_p": ("0 <= min_p <= 1 (0 = off)", lambda value: 0 <= value <= 1),
     # logits are float32: a factor beyond this would make infinities of them
     "repetition_penalty": ("a number from 0.000001 to 1000000", lambda value: 1e-6 <= value <= 1e6),
+    "presence_penalty": ("a number from -2 to 2 (0 = off)", lambda value: -2 <= value <= 2),
+    "frequency_penalty": ("a number from -2 to 2 (0 = off)", lambda value: -2 <= value <= 2),
     "logit_bias": (
         "{token >= 0: number up to 1e30, or -inf}",
         lambda value: all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in value.items()),
@@ -153,7 +166,7 @@ def adjusted(
     params: SamplingParams,
     prefix: Sequence[int],
 ) -> NDArray[np.float32]:
-    """float32 [vocab]: ``logits`` after bias, repetition penalty and constraint; the same array if there are none.
+    """float32 [vocab]: ``logits`` after bias, penalties and constraint; the same array if there are none.
 
     A row of a draft that has no token which is allowed stays as it is: its guess will be refused.
     """
@@ -166,6 +179,9 @@ def adjusted(
         for seen in different(prefix):  # int64 [k]
             score = row[seen]
             row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
+    if params.counts and (text := prefix[params.prompt :]):
+        ids, counts = np.unique(np.array(text, np.int64), return_counts=True)
+        row[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
     if params.constraint is not None and (allowed := params.constraint.allowed(prefix)) is not None:
         kept = np.where(allowed[: len(row)], row, np.float32(-np.inf))
         return row if kept.max() == -np.inf else kept

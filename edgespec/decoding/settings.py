@@ -122,11 +122,14 @@ class SettingsChanges(TypedDict, total=False):
     grammar: Grammar | None
     proposer: Proposer | None
     markers: tuple[str, ...]
+    prediction: str | None
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     logit_bias: Mapping[int, float]
     seed: int | None
     acceptance: Literal["rejection", "coupled"]
@@ -164,6 +167,7 @@ class Settings:
         grammar: what the text must be: a JSON schema, a regular expression, a grammar; None = anything.
         proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
         markers: special tokens that stay in the text, for who reads calls of tools there; others are left out.
+        prediction: text that is expected, such as a file before an edit: guesses for every method but ar.
 
     Raises:
         InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.
@@ -185,6 +189,7 @@ class Settings:
     grammar: Grammar | None = None
     proposer: Proposer | None = None
     markers: tuple[str, ...] = ()
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         for name, (least, hint) in _LEAST.items():
@@ -199,6 +204,8 @@ class Settings:
             raise InvalidRequest(f"method is {self.method!r}: expected a name, or None")
         if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
             raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
+        if not (self.prediction is None or isinstance(self.prediction, str)):
+            raise InvalidRequest(f"prediction is {self.prediction!r}: expected text, or None")
         if not isinstance(self.accept, Accept):
             raise InvalidRequest(f"accept is {self.accept!r}: expected a rule of acceptance, or its text")
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from edgespec.control.auto import Auto
 from edgespec.control.chain import Chain
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, check_prompt, decode, run_pass
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.plain import Forced
+from edgespec.drafters.predicted import Predicted
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import Room, admit
 from edgespec.engine.loaded import LoadedBundle
@@ -75,6 +77,8 @@ class Stream:
         if settings.grammar is not None:
             constraint = engine.guidance.constraint(settings.grammar, len(self._prompt))
             self._sampling = replace(settings.sampling, constraint=constraint)
+        if self._sampling.counts:
+            self._sampling = replace(self._sampling, prompt=len(self._prompt))
         self._sessions, self._joint = sessions or engine.sessions, sessions is not None
         self._owner = owner
         self._choice, admission, self._place = admit(engine, choice, self._prompt, settings, self._sessions, owner)
@@ -115,9 +119,15 @@ class Stream:
             else:
                 self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
         drafter, constraint = self._drafter, self._sampling.constraint
-        self._guided: Chain | None = None
-        if constraint is not None and settings.method != "ar":
-            drafter = self._guided = Chain([Forced(constraint), drafter])
+        self._sure: dict[str, Drafter] = {}  # who is asked before the method, by what it is in words
+        if constraint is not None:
+            self._sure["grammar"] = Forced(constraint)
+        if settings.prediction:
+            expected = self._engine.codec.encode(settings.prediction, special=False)
+            self._sure["prediction"] = Predicted(expected, len(self._prompt))
+        self._chain: Chain | None = None
+        if self._sure and settings.method != "ar":
+            drafter = self._chain = Chain([*self._sure.values(), drafter])
         check_prompt(self.tokens, self._sampling, self.target.vocab_size, self.target.context)
         run = None if self._joint else run_pass
         self._rounds = decode(self.target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
@@ -386,8 +396,9 @@ class Stream:
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
         drafts = reading if self._draft_attention else ""
-        forced = f"the grammar guessed in {self._guided.won[0]} rounds" if self._guided else ""
+        won = zip(self._sure, self._chain.won, strict=False) if self._chain else ()
+        sure = [f"the {name} guessed in {rounds} rounds" for name, rounds in won]
         speed = self._stats.request_speedup if self._stats.drafted else None
         measured = "" if speed is None else f"measured {speed:.2f}x in this request"
-        parts = [self._choice.reason, drafts, forced, self._drafter.reason, measured, left]
+        parts = [self._choice.reason, drafts, *sure, self._drafter.reason, measured, left]
         return "; ".join(part for part in parts if part)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from edgespec.server.jobs import Jobs
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
 from edgespec.server.reading import Known
+from edgespec.server.requestlog import RequestLog
 from edgespec.server.scheduler import Limits
 from edgespec.server.web import page_routes
 
@@ -209,6 +210,7 @@ def make_app(
     access: Access | None = None,
     page: bool = True,
     calls: str | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Starlette:
     """Make an ASGI application that serves a bundle.
 
@@ -219,6 +221,7 @@ def make_app(
         access: who may use it.
         page: whether there is a page at ``/``.
         calls: how the model writes calls of tools; None = as its template says.
+        log: takes a line for each request; None = none is written.
 
     Returns:
         the application; ``state.scheduler`` is what decodes.
@@ -236,7 +239,8 @@ def make_app(
             await asyncio.to_thread(routes.jobs.close)
             engine.close()
 
-    middleware = [Middleware(Guard, access.hosts, access.origins)]
+    middleware = [Middleware(RequestLog, log)] if log else []
+    middleware.append(Middleware(Guard, access.hosts, access.origins))
     if access.origins:
         middleware.append(
             Middleware(

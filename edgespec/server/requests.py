@@ -27,6 +27,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
 Count = Annotated[int, Field(ge=0, le=WHOLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
@@ -92,8 +93,8 @@ class Asked(Strict):
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     seed: Annotated[int, Field(ge=-SEED, le=SEED)] | None = None
     logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASES)] | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     response_format: dict[str, Any] | None = None
     top_k: Count | None = None
     min_p: Number | None = None
@@ -154,11 +155,6 @@ class Asked(Strict):
         Raises:
             InvalidRequest: something that this server does not do, or a value outside its range.
         """
-        if self.presence_penalty or self.frequency_penalty:
-            raise InvalidRequest(
-                "presence_penalty and frequency_penalty are not supported",
-                'use {"edgespec": {"repetition_penalty": 1.1}}',
-            )
         if self.edgespec.show_drafts and not self.stream:
             raise InvalidRequest("show_drafts without stream: expected true for both", "guesses are shown as they come")
         tokens = default if self.most_tokens is None else self.most_tokens
@@ -166,6 +162,8 @@ class Asked(Strict):
             raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}, this server's limit")
         own = self.edgespec
         sampling = {
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k if own.top_k is None else own.top_k,
@@ -257,6 +255,20 @@ class NamedTool(Strict):
     function: FunctionName
 
 
+class Prediction(Strict):
+    """A text that is expected: guesses for every method."""
+
+    type: Literal["content"] = "content"
+    content: str | list[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """Return the text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content)
+
+
 class ChatRequest(Asked):
     """``POST /v1/chat/completions``.
 
@@ -275,6 +287,7 @@ class ChatRequest(Asked):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    prediction: Prediction | None = None
     _continued: bool = PrivateAttr(False)
     _at_most: bool = PrivateAttr(False)
 
@@ -316,4 +329,4 @@ class ChatRequest(Asked):
         """See the base."""
         if self._at_most and self.max_completion_tokens is not None:
             self.max_completion_tokens = min(self.max_completion_tokens, most, default)
-        return super().changes(most, default)
+        return super().changes(most, default) | {"prediction": self.prediction.text if self.prediction else None}

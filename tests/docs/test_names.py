@@ -109,7 +109,7 @@ def test_settings() -> None:
     page = "docs/reference/settings.md"
     assert first_column(section(page, "Loading options")) == fields(LoadOptions)
     named = first_column(section(page, "Request settings"))
-    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts", "constraint"}
+    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts", "constraint", "prompt"}
 
 
 def test_keys_of_a_manifest() -> None:

@@ -312,7 +312,7 @@ def test_token_ids_are_prompts_too(client: OpenAI, alone: Engine) -> None:
         ({"max_tokens": 0}, "max_tokens 0: expected 1 to"),
         ({"max_tokens": 10**6}, "this server's limit"),
         ({"temperature": -1}, "temperature"),
-        ({"presence_penalty": 0.5}, "not supported"),
+        ({"presence_penalty": 5}, "presence_penalty"),
         ({"logprobs": 5}, "logprobs 5"),
         ({"n": 99}, "n"),
         ({"stop": [""]}, "stop.0: String should have at least 1 character"),

@@ -222,3 +222,33 @@ def test_several_calls_in_one_answer(client: OpenAI) -> None:
     assert len({call.id for call in calls}) == len(calls)
     for call in calls[:-1]:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+def test_a_predicted_output_saves_rounds(client: OpenAI) -> None:
+    plain = client.chat.completions.create(**PLAIN | {"max_tokens": 60}, extra_body={"edgespec": {"method": "ar"}})
+    own = {"edgespec": {"method": "ngram"}}
+    asked = PLAIN | {"max_tokens": 60, "prediction": {"type": "content", "content": plain.choices[0].message.content}}
+    answer = client.chat.completions.create(**asked, extra_body=own)
+    assert answer.choices[0].message.content == plain.choices[0].message.content
+    assert answer.model_extra is not None
+    (said,) = answer.model_extra["edgespec"]
+    assert said["rounds"] < 30
+    assert "the prediction guessed in" in said["reason"]
+
+
+def test_a_line_is_written_for_each_request(chat_bundle: Path) -> None:
+    said = []
+    for options in ((), ("--no-log",)):
+        running = start(chat_bundle, "--name", "agent", *options)
+        with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+            made.chat.completions.create(**PLAIN)
+            with pytest.raises(openai.NotFoundError):
+                made.models.retrieve("a\nb")
+        said.append(stop(running))
+    lines = [line for line in said[0].splitlines() if " POST " in line or " GET " in line]
+    assert [line.split()[2:5] for line in lines] == [
+        ["POST", "/v1/chat/completions", "200"],
+        ["GET", "/v1/models/a\\nb", "404"],
+    ]
+    assert all(line.split()[1] == "127.0.0.1" and line.endswith(" ms") for line in lines)
+    assert "POST" not in said[1]

@@ -1,0 +1,58 @@
+"""A line for each request on stderr: when, who, what, how it was answered, and how long it took.  No texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Thread
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MOST_LINES = 1000  # that wait to be written
+
+
+class RequestLog:
+    """ASGI middleware that writes a line when a request has been answered.
+
+    Lines are written by a thread of their own: where nobody reads them, they are left out, and requests go on.
+
+    Args:
+        app: what it stands in front of.
+        say: takes the line.
+    """
+
+    def __init__(self, app: ASGIApp, say: Callable[[str], None]) -> None:
+        self._app, self._say = app, say
+        self._lines: Queue[str] = Queue(MOST_LINES)
+        Thread(target=self._write, name="edgespec-log", daemon=True).start()
+
+    def _write(self) -> None:
+        while True:
+            self._say(self._lines.get())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status, sent = time.perf_counter(), 0, 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status, sent
+            status = message.get("status", status)
+            sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            ms = 1000 * (time.perf_counter() - begun)
+            client = (scope.get("client") or ("-",))[0]
+            path = scope["path"][:200].encode("unicode_escape").decode("ascii")  # a path must not write lines itself
+            when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            with suppress(Full):
+                self._lines.put_nowait(
+                    f"{when} {client} {scope['method']} {path} {status or 'gone'} {sent} B {ms:.0f} ms"
+                )
