@@ -25,7 +25,8 @@ class Drafts:
     def add(self, chunk: Chunk) -> dict[str, Any] | None:
         """Take a piece of the text -> its round's texts and counts; None = nothing was decoded.
 
-        ``accepted`` and ``own`` of the texts together are the piece; ``refused`` is no part of it.
+        ``accepted`` and ``own`` of the texts together are the piece as it was written, thoughts and calls of tools
+        included; ``refused`` is no part of it.
         """
         item = chunk.round
         if item is None:

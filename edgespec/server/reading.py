@@ -136,6 +136,8 @@ class Reader:
         if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
             return {"previous": sent.previous_response_id}, []
         asked: Asked = sent.asked(earlier)
+        if asked.edgespec.show_drafts and kind not in ("completion", "chat"):
+            raise InvalidRequest("show_drafts: only streams of completions and chats show guesses")
         if asked.model != known.name:
             raise Refusal(f"no model {asked.model!r}: this server has {known.name!r}", 404, param="model")
         grammar = asked.grammar

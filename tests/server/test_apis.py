@@ -165,6 +165,7 @@ def test_a_message_that_is_begun_goes_on(claude: Anthropic) -> None:
         ({"tool_choice": {"type": "best"}}, "tool_choice"),
         ({"extra_body": {"colour": "red"}}, "colour"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
+        ({"extra_body": {"edgespec": {"show_drafts": True}, "stream": True}}, "show_drafts"),
     ],
 )
 def test_errors_of_messages_have_their_shape(claude: Anthropic, change: dict[str, Any], message: str) -> None:

@@ -59,6 +59,8 @@ export class Messages {
     else showMarkdown(parts.text, message.text);
     parts.thoughts.hidden = !message.thoughts || coloured; // pieces have them
     if (!parts.thoughts.hidden) showMarkdown(parts.thoughts.lastElementChild, message.thoughts);
+    const thinks = !message.text; // they are folded when the answer begins
+    if (parts.thinks !== thinks) parts.thoughts.open = parts.thinks = thinks;
     parts.figures.textContent = figures(message.figures, message.how);
     parts.reason.textContent = reason(message.how);
     parts.end.textContent = running ? "" : ENDS[message.finish] ?? (message.finish || message.problem ? "" : "interrupted");

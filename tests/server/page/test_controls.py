@@ -9,8 +9,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.server.conftest import Served
+from tests.server.conftest import Served, with_template
 from tests.server.page.conftest import Visit, ask, serving, short, until
+from tests.server.test_tools import THINKS
 
 pytestmark = pytest.mark.nightly
 
@@ -313,6 +314,25 @@ def test_a_model_without_a_template_continues_a_text(visit: Visit, served: Serve
     ask(page, "")  # go on
     assert sent[2]["max_tokens"] == 256
     assert sent[2]["prompt"].startswith(sent[1]["prompt"])
+
+
+def test_thoughts_are_apart(visit: Visit, tmp_path: Path) -> None:
+    """Of a model that begins every answer with a thought, and is cut within it; the next question goes without it."""
+    with serving(with_template(THINKS, tmp_path), "--name", "chatty") as running:
+        page = visit(running, **WIDE)
+        short(page)
+        sent = bodies(page)
+        ask(page, QUESTION)
+        assert page.locator(".message.assistant > .text").text_content() == ""
+        thoughts = page.locator(".thoughts .text")
+        assert thoughts.is_visible()  # there is no answer yet
+        page.check("#show-drafts")
+        written = "".join(page.locator(".message .raw > span").all_text_contents())
+        assert not thoughts.is_visible()  # they are among what was written
+        page.uncheck("#show-drafts")
+        assert thoughts.inner_text().split() == written.split() != []
+        ask(page, "And?")
+        assert sent[1]["messages"][1] == {"role": "assistant", "content": ""}
 
 
 def test_what_goes_wrong_is_said(visit: Visit, page_bundle: Path) -> None:
