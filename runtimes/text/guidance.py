@@ -98,8 +98,12 @@ class Guidance:
 
     @cached_property
     def _written(self) -> list[bytes]:
-        """What each token writes."""
-        return [bytes(self._tokenizer.decode_bytes([token])) for token in range(self.vocab)]
+        """What each token writes, as llguidance names bytes that must come: a special token by its number."""
+        known = self._tokenizer
+        return [
+            b"\xff[%d]" % token if known.is_special_token(token) else bytes(known.decode_bytes([token]))
+            for token in range(self.vocab)
+        ]
 
     def _compiled(self, grammar: Grammar) -> Any:
         """Return a matcher of ``grammar`` at the beginning of a text; some are kept, as requests repeat grammars."""

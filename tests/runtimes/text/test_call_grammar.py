@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +18,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.answer import AnswerReader
 from edgespec.runtimes.text.call_formats import FORMATS, AnswerShape, types_of
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.guidance import Guidance
+from edgespec.runtimes.text.stream import StreamDecoder
 from tests.runtimes.text.test_answer import collected
 from tests.support import hf
 
@@ -132,3 +136,31 @@ def test_tools_that_cannot_be_written_are_refused() -> None:
     for tools, message in (([], "no tool"), ([{"name": "a b"}], "tool's name"), ([{}], "tool's name")):
         with pytest.raises(InvalidRequest, match=message):
             calls_grammar(AnswerShape("hermes"), tools, True, {})
+
+
+def test_special_tokens_are_forced_and_kept_in_the_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A marker that is a special token is one token of the grammar, and the stream writes it; others stay left out."""
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TextCodec(tmp_path)
+    shape = AnswerShape("mistral", tools=types_of(TOOLS))
+    special = codec.special_ids(shape.markers)
+    assert set(special) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    guidance = Guidance(codec, [EOS], codec.vocab_size)
+    constraint = guidance.constraint(calls_grammar(shape, TOOLS[1:], False, special), 1)
+    tokens = [5]
+    while len(tokens) < 40:
+        mask = constraint.allowed(tokens)
+        assert mask is not None
+        token = int(mask.nonzero()[0][0])
+        forced = constraint.forced(tokens, 1)
+        assert not forced or mask[forced[0]]
+        token = forced[0] if forced else token
+        if token == EOS:
+            break
+        tokens.append(token)
+    assert tokens[1] == special["[TOOL_CALLS]"]
+    other = codec.token_id("<|tool_call>")
+    assert other is not None
+    for markers, text in ((tuple(special), "[TOOL_CALLS]noop[ARGS]{}"), ((), "noop{}")):
+        stream = StreamDecoder(codec, tokens[:1], markers=markers)
+        assert stream.push([other, *tokens[1:]]) + stream.finish() == text
