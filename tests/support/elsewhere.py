@@ -35,10 +35,12 @@ print(json.dumps(found[0].tolist()[tokens.shape[1] :]))
 """
 PROGRAMS = {"onnxruntime-genai": ("EDGESPEC_GENAI_PYTHON", GENAI), "optimum": ("EDGESPEC_OPTIMUM_PYTHON", OPTIMUM)}
 
+CLIENTS = "EDGESPEC_CLIENTS_PYTHON"  # litellm and llm, which other packages would hold back
+
 
 def python_with(package: str) -> str:
     """Find the interpreter of the environment that has a package, or skip the test without it."""
-    variable, _ = PROGRAMS[package]
+    variable = CLIENTS if package == "clients" else PROGRAMS[package][0]
     if not (python := os.environ.get(variable)):
         pytest.skip(f"needs {package} in an environment of its own ({variable}, see CONTRIBUTING.md)")
     return python

@@ -1,0 +1,73 @@
+"""Other clients, unmodified and in an environment of their own: litellm's providers and the `llm` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import Served, start, stop
+from tests.server.test_tools import SCHEMAS, TOOLS
+from tests.support.elsewhere import python_with
+
+pytestmark = pytest.mark.nightly
+
+LITELLM = """
+import json, sys
+import litellm
+url, tools = sys.argv[1], json.loads(sys.argv[2])
+asked = {"messages": [{"role": "user", "content": "Fix the bug."}], "max_tokens": 200, "tools": tools,
+         "tool_choice": "required", "temperature": 0, "parallel_tool_calls": False}
+found = []
+for model, base in (("openai/agent", f"{url}/v1"), ("anthropic/agent", url)):
+    for stream in (False, True):
+        answer = litellm.completion(model=model, api_base=base, api_key="none", stream=stream, **asked)
+        if stream:
+            answer = litellm.stream_chunk_builder(list(answer))
+        (choice,) = answer.choices
+        call = choice.message.tool_calls[0].function
+        found.append([choice.finish_reason, call.name, json.loads(call.arguments)])
+asked = {"input": "Good night", "max_output_tokens": 20}
+answer = litellm.responses(model="openai/agent", api_base=f"{url}/v1", api_key="none", **asked)
+found.append([answer.status, answer.usage.output_tokens])
+print(json.dumps(found))
+"""
+MODELS = "- model_id: agent\n  model_name: agent\n  api_base: {url}/v1\n  api_key_name: none\n"
+
+
+@pytest.fixture(scope="module")
+def server(chat_bundle: Path) -> Iterator[Served]:
+    running = start(chat_bundle, "--name", "agent")
+    yield running
+    stop(running)
+
+
+def test_litellm_speaks_all_three_apis(server: Served, tmp_path: Path) -> None:
+    environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(tmp_path)}
+    command = [python_with("clients"), "-c", LITELLM, server.url, json.dumps(TOOLS)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *calls, response = json.loads(done.stdout.splitlines()[-1])
+    assert response == ["incomplete", 20]
+    assert len(calls) == 4
+    assert all(call == calls[0] for call in calls)
+    assert calls[0][0] == "tool_calls"
+    assert calls[0][1] in SCHEMAS
+
+
+def test_the_llm_command(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(MODELS.format(url=server.url), "utf-8")
+    environment = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+    command = [python_with("clients"), "-m", "llm", "-m", "agent", "-o", "max_tokens", "9", "-o", "temperature", "0"]
+    texts = []
+    for options in ((), ("--no-stream",)):
+        told = [*command, *options, "--key", "none", "Good night"]
+        done = subprocess.run(told, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    assert texts[0].strip()
