@@ -25,7 +25,7 @@ from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
-from edgespec.export.source.derived import ExtendedCheckpoint, Extra
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, exponential
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS
 
@@ -167,7 +167,10 @@ def write_shape(config: dict[str, Any], folder: Path, form: Any = "int4", contex
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(small / name, source / name)
         arch = open_described(source, context)
-        arch.source = ExtendedCheckpoint(arch.source, {name: noise(shape) for name, shape in arch.tensors.items()})
+        made = {name: noise(shape) for name, shape in arch.tensors.items()}
+        # rates of decay are positive: with others the states of a long text are infinite
+        made |= {name: exponential(extra) for name, extra in made.items() if name.endswith(".rate")}
+        arch.source = ExtendedCheckpoint(arch.source, made)
         folder.mkdir(parents=True)
         part = write_model(folder, arch, ModelSpec(form)).part
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):

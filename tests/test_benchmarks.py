@@ -100,6 +100,8 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
          "beside_ms p95"),
         ("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE), {"PAUSE": 0.0, "ALONE": 2},
          "alone_ms p95"),
+        ("prompt_cache", "native_bundle", ("--worth", 0, "--tokens", 600, "--runs", 1, "--attention", "f16", *ONE), {},
+         "cells"),
         ("rivals.__main__", "small", ("--depths", "8", "--rows", "1,2", "--pairs", 2, "--context", 64, *ONE, "--rival",
           AGAIN, "--prefill"), {"PROMPT": 16}, "passes prefill_16 over_edgespec again ratio"),
     ],
