@@ -73,10 +73,9 @@ def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
     engine.close()
 
 
-def start(bundle: Path, *options: str, threads: int = 1) -> Served:
-    """Start ``edgespec serve`` and wait until it listens."""
-    command = [sys.executable, "-m", "edgespec", "serve", str(bundle), "--port", "0", "--threads", str(threads)]
-    command += options
+def start(bundle: Path, *options: str, threads: int = 1, program: tuple[str, str] = ("-m", "edgespec")) -> Served:
+    """Start ``edgespec serve``, or another ``program`` of Python's, and wait until it listens."""
+    command = [sys.executable, *program, "serve", str(bundle), "--port", "0", "--threads", str(threads), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = ""
