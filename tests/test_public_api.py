@@ -111,6 +111,7 @@ def test_settings() -> None:
     assert defaults(Settings) == {
         "method": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,
         "sampling": SamplingParams(), "drafts": DraftOptions(), "stop": (), "ignore_eos": False, "logprobs": False,
+        "top_logprobs": 0,
         "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None,
         "markers": (), "prediction": None,
     }  # fmt: skip

@@ -35,6 +35,7 @@ class DecodeOptions:
     eos: frozenset[int] = frozenset()  # tokens that end the text; the one that ended it is emitted
     sampling: SamplingParams = field(default_factory=SamplingParams)  # how tokens are chosen
     logprobs: bool = False  # report the model's own log-probability of each emitted token
+    top_logprobs: int = 0  # and of as many likeliest tokens beside it
     shadow: int = 0  # compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none
     accept: Accept = EXACT  # which guesses are accepted
 
@@ -79,6 +80,7 @@ class Round:
     rejected: list[int]
     logprobs: list[float] | None  # log-probability of each of ``tokens`` by the unadjusted model; None if not asked for
     finish: Finish | None  # why this round is the last; None = it is not
+    top_logprobs: Sequence[list[tuple[int, float]]] = ()  # of the likeliest tokens in the place of each of ``tokens``
 
 
 def run_pass(target: Target, request: PassRequest) -> Pass:
@@ -157,6 +159,7 @@ def decode(
         target.keep(rows)
         if options.logprobs:
             made.logprobs = list(map(sampler.logprob, rows, made.tokens))
+            made.top_logprobs = [sampler.top_logprobs(row, options.top_logprobs) for row in rows]
         if options.shadow and stats.rounds % options.shadow == 0:
             stats.compare(options.max_new_tokens - left, zip(map(sampler.choose, rows), made.tokens, strict=True))
         tokens += made.tokens

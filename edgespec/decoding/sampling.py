@@ -318,6 +318,11 @@ def log_softmax_at(logits: NDArray[np.float32], token: int) -> float:
     return at - math.log(float(np.exp(shifted, out=shifted).sum(dtype=np.float64)))
 
 
+def likely_tokens(logits: NDArray[np.float32], count: int) -> list[tuple[int, float]]:
+    """List the ``count`` likeliest tokens under the unadjusted ``logits`` float32 [vocab], with log-probabilities."""
+    return [(int(token), log_softmax_at(logits, int(token))) for token in best_of(logits, count)] if count else []
+
+
 def draw(p: NDArray[np.float64], u: float) -> int:
     """Draw a token from ``p`` float64 [vocab], which need not be normalised, by inversion of ``u`` in [0, 1)."""
     mass = np.cumsum(p)

@@ -15,6 +15,7 @@ from edgespec.errors import InvalidRequest, unknown_name
 
 MAX_NEW_TOKENS = 128  # of a text that nothing ends
 MOST_CYCLES = 16
+MOST_LIKELIEST = 20  # tokens whose log-probabilities are told beside that of the one that was chosen
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is not lossless
 MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
@@ -55,6 +56,14 @@ class Grammar:
     def lark(cls, grammar: str) -> Grammar:
         """Take a grammar in Lark's notation."""
         return cls("lark", grammar)
+
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "method": ((str, type(None)), "a name, or None"),
+    "prediction": ((str, type(None)), "text, or None"),
+    "accept": ((Accept,), "a rule of acceptance, or its text"),
+    "grammar": ((Grammar, type(None)), "a Grammar"),
+}
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,7 @@ class SettingsChanges(TypedDict, total=False):
     stop: str | tuple[str, ...]
     ignore_eos: bool
     logprobs: bool
+    top_logprobs: int
     batch: int
     shadow: int | None
     accept: Accept | str
@@ -160,6 +170,7 @@ class Settings:
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
+        top_logprobs: and those of as many likeliest tokens for each; in ``Round.top_logprobs`` of a stream.
         batch: sequences that ``generate_batch`` decodes at once.
         shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is not lossless,
             else 0.
@@ -183,6 +194,7 @@ class Settings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
     batch: int = BATCH
     shadow: int | None = None
     accept: Accept = EXACT
@@ -200,16 +212,13 @@ class Settings:
                 raise InvalidRequest(f"{name} is {value!r}: expected an integer")
             if value < 1:
                 raise InvalidRequest(f"{name} {value}: expected at least {least}", hint)
-        if not (self.method is None or isinstance(self.method, str)):
-            raise InvalidRequest(f"method is {self.method!r}: expected a name, or None")
+        for name, (kinds, expected) in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                raise InvalidRequest(f"{name} is {value!r}: expected {expected}")
         if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
             raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
-        if not (self.prediction is None or isinstance(self.prediction, str)):
-            raise InvalidRequest(f"prediction is {self.prediction!r}: expected text, or None")
-        if not isinstance(self.accept, Accept):
-            raise InvalidRequest(f"accept is {self.accept!r}: expected a rule of acceptance, or its text")
-        if not (self.grammar is None or isinstance(self.grammar, Grammar)):
-            raise InvalidRequest(f"grammar is {self.grammar!r}: expected a Grammar")
+        if not (isinstance(self.top_logprobs, int) and 0 <= self.top_logprobs <= MOST_LIKELIEST):
+            raise InvalidRequest(f"top_logprobs is {self.top_logprobs!r}: expected 0 to {MOST_LIKELIEST}")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
             raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
         if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):

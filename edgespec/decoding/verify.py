@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import ACCEPT, BLOCK, RESIDUAL, Noise
-from edgespec.decoding.sampling import SamplingParams, Support, adjusted, draw, log_softmax_at, not_finite, support
+from edgespec.decoding.sampling import (
+    SamplingParams,
+    Support,
+    adjusted,
+    draw,
+    likely_tokens,
+    log_softmax_at,
+    not_finite,
+    support,
+)
 from edgespec.decoding.target import Target
 from edgespec.decoding.text import Prefix
 from edgespec.errors import InvalidRequest
@@ -216,6 +225,10 @@ class RowSampler:
     def logprob(self, row: int, token: int) -> float:
         """Return the log-probability of ``token`` at ``row`` before bias, penalty and truncation."""
         return log_softmax_at(self.logits[row], token)
+
+    def top_logprobs(self, row: int, count: int) -> list[tuple[int, float]]:
+        """List the likeliest tokens at ``row`` with their log-probabilities, as ``logprob`` gives them."""
+        return likely_tokens(self.logits[row], count)
 
 
 def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:

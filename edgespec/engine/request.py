@@ -247,6 +247,7 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=self._sampling,
             logprobs=settings.logprobs,
+            top_logprobs=settings.top_logprobs,
             shadow=shadow,
             accept=settings.accept,
         )

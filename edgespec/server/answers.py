@@ -12,11 +12,20 @@ from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.text.answer import AnswerReader
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_syntax import Event as Piece
+from edgespec.runtimes.text.codec import TextCodec
 from edgespec.server.drafts import Drafts
 from edgespec.server.scheduler import Event
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-Scored = tuple[str, float]  # a token's piece and log-probability
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A token's piece and log-probability, and those of the likeliest tokens in its place."""
+
+    text: str
+    logprob: float
+    likeliest: list[tuple[str, float]]
 
 
 @dataclass
@@ -46,6 +55,7 @@ class Choice:
         shape: how it is to be read.
         drafts: tells its guesses; None = nobody asked.
         single: one call ends it.
+        codec: writes the likeliest tokens; None = nobody asked.
         parts: so far.
         result: once it has ended.
         late: it was cut because its time was over.
@@ -59,6 +69,7 @@ class Choice:
     shape: AnswerShape = field(default_factory=AnswerShape)
     drafts: Drafts | None = None
     single: bool = False
+    codec: TextCodec | None = None
     parts: list[Part] = field(default_factory=list)
     result: Result | None = None
     late: bool = False
@@ -68,6 +79,7 @@ class Choice:
     fresh: list[Scored] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._last: list[int] = []  # tokens
         self._reader = None if self.shape.plain else AnswerReader(self.shape)
 
     def add(self, event: Event) -> list[tuple[Piece, Part]]:
@@ -83,7 +95,7 @@ class Choice:
         if event.chunk is None:
             self.result, self.late = event.result, event.late
         else:
-            self.scored += (known := scored(event.chunk))
+            self.scored += (known := self._scored(event.chunk))
             self.fresh += known
         found = [(piece, self._part(piece)) for piece in pieces]
         if self.single and (ended := [at for at, (piece, _) in enumerate(found) if piece.kind == "called"]):
@@ -92,6 +104,21 @@ class Choice:
             self.parts = [part for part in self.parts if part.kind != "call" or part.index == 0]
         if event.chunk and event.chunk.round and self.parts and self.parts[-1].kind == "reasoning":
             self.thought += len(event.chunk.round.tokens)
+        return found
+
+    def _scored(self, chunk: Chunk) -> list[Scored]:
+        """List what is known of each token of a chunk, where it was asked for."""
+        item = chunk.round
+        if item is None or item.logprobs is None:
+            return []
+        found = []
+        for text, value, token, likely in zip(
+            chunk.pieces, item.logprobs, item.tokens, item.top_logprobs, strict=False
+        ):
+            before, codec = self._last, self.codec
+            named = [(codec.continuation(before, [one]), score) for one, score in likely] if codec else []
+            found.append(Scored(text, value, named))
+            self._last = [*before[-7:], token]
         return found
 
     def _part(self, piece: Piece) -> Part:
@@ -152,12 +179,6 @@ def new_id(shape: AnswerShape) -> str:
     if (shape.calls or "").startswith("mistral"):
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
-
-
-def scored(chunk: Chunk) -> list[Scored]:
-    """Text and log-probability of each token of a chunk, where they were asked for."""
-    known = (chunk.round.logprobs if chunk.round else None) or ()
-    return list(zip(chunk.pieces, known, strict=False))
 
 
 @dataclass(frozen=True)

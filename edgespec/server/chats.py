@@ -85,9 +85,10 @@ class CompletionWriter(Writer):
         return {"text": piece.text}
 
     def _logprobs(self, found: Sequence[Scored], offset: int) -> Body | None:
-        offsets = [offset + sum(len(piece) for piece, _ in found[:at]) for at in range(len(found))]
-        tokens, values = [piece for piece, _ in found], [value for _, value in found]
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+        offsets = [offset + sum(len(one.text) for one in found[:at]) for at in range(len(found))]
+        likeliest = [dict(one.likeliest) for one in found] if any(one.likeliest for one in found) else None
+        tokens, values = [one.text for one in found], [one.logprob for one in found]
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": likeliest, "text_offset": offsets}
 
 
 class ChatWriter(CompletionWriter):
@@ -119,8 +120,12 @@ class ChatWriter(CompletionWriter):
         return {"delta": {"tool_calls": [call]}}
 
     def _logprobs(self, found: Sequence[Scored], offset: int) -> Body | None:
-        tokens: list[dict[str, Any]] = [
-            {"token": piece, "logprob": value, "bytes": list(piece.encode("utf-8", "replace")), "top_logprobs": []}
-            for piece, value in found
+        tokens = [
+            _token(one.text, one.logprob) | {"top_logprobs": [_token(*other) for other in one.likeliest]}
+            for one in found
         ]
         return {"content": tokens, "refusal": None}
+
+
+def _token(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}

@@ -90,8 +90,9 @@ class Jobs:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._compiling, self._compile, read.settings)
         pairs = [(prompt, settings) for prompt in read.prompts for settings in read.each()]
+        codec = self.engine.codec
         choices = [
-            Choice(index, read.shape, Drafts(self.engine.codec) if read.drafts else None, read.single)
+            Choice(index, read.shape, Drafts(codec) if read.drafts else None, read.single, codec)
             for index in range(len(pairs))
         ]
         api = APIS[kind]

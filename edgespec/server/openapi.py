@@ -142,8 +142,15 @@ def _answers(name: str) -> Shape:
         tokens_per_round=NUMBER,
     )
     how["additionalProperties"] = True  # more may be said of how a text was decoded
-    scored = _object(tokens=_list(TEXT), token_logprobs=_list(NUMBER), top_logprobs=null, text_offset=_list(WHOLE))
-    token = _object(token=TEXT, logprob=NUMBER, bytes=_list(WHOLE), top_logprobs=_list(null))
+    likeliest = _either(_list({"type": "object"}), null)
+    scored = _object(
+        tokens=_list(TEXT),
+        token_logprobs=_list(NUMBER),
+        top_logprobs=likeliest,
+        text_offset=_list(WHOLE),
+    )
+    other = _object(token=TEXT, logprob=NUMBER, bytes=_list(WHOLE))
+    token = _object(token=TEXT, logprob=NUMBER, bytes=_list(WHOLE), top_logprobs=_list(other))
     chat_scored = _object(content=_list(token), refusal=null)
     function = _object(name=TEXT, arguments=TEXT)
     call = _object(id=TEXT, type={"const": "function"}, function=function)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
-from edgespec.decoding.settings import Grammar
+from edgespec.decoding.settings import MOST_LIKELIEST, Grammar
 from edgespec.errors import InvalidRequest
 
 MOST_CHOICES, MOST_PROMPTS, MOST_TEXTS = 16, 32, 64  # of a request; texts = prompts x choices
@@ -28,6 +28,7 @@ Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
 Count = Annotated[int, Field(ge=0, le=WHOLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST)]
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
@@ -117,6 +118,11 @@ class Asked(Strict):
         raise NotImplementedError
 
     @property
+    def likeliest(self) -> int:
+        """How many likeliest tokens are told for each."""
+        raise NotImplementedError
+
+    @property
     def most_tokens(self) -> int | None:
         """Most new tokens; None = not said."""
         raise NotImplementedError
@@ -180,6 +186,7 @@ class Asked(Strict):
             "adaptive": own.adaptive,
             "fallback": own.fallback,
             "logprobs": self.wants_logprobs,
+            "top_logprobs": self.likeliest,
             "acceptance": own.acceptance or ("rejection" if self.seed is None else "coupled"),
         }
 
@@ -194,7 +201,7 @@ class CompletionRequest(Asked):
         | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
     max_tokens: Count | None = None
-    logprobs: Count | None = None
+    logprobs: Likeliest | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
@@ -202,11 +209,12 @@ class CompletionRequest(Asked):
     @property
     def wants_logprobs(self) -> bool:
         """See the base."""
-        if self.logprobs is not None and self.logprobs > 1:
-            raise InvalidRequest(
-                f"logprobs {self.logprobs}: expected 0 or 1", "only the chosen token's log-probability is reported"
-            )
         return self.logprobs is not None
+
+    @property
+    def likeliest(self) -> int:
+        """See the base."""
+        return self.logprobs or 0
 
     @property
     def most_tokens(self) -> int | None:
@@ -281,7 +289,7 @@ class ChatRequest(Asked):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Count | None = None
+    top_logprobs: Likeliest | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -294,11 +302,14 @@ class ChatRequest(Asked):
     @property
     def wants_logprobs(self) -> bool:
         """See the base."""
-        if self.top_logprobs:
-            raise InvalidRequest(
-                f"top_logprobs {self.top_logprobs}: expected 0", "only the chosen token's log-probability is reported"
-            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest(f"top_logprobs {self.top_logprobs} without logprobs: expected true for logprobs")
         return bool(self.logprobs)
+
+    @property
+    def likeliest(self) -> int:
+        """See the base."""
+        return self.top_logprobs or 0
 
     @property
     def most_tokens(self) -> int | None:

@@ -122,7 +122,7 @@ def test_parts_of_text_and_tools_go_through_the_template(client: TestClient) -> 
         ({"response_format": {"type": "json_object"}, "edgespec": {"regex": "a"}}, "several grammars"),
         ({"edgespec": {"regex": "("}}, "regex"),
         ({"edgespec": {"show_drafts": True}}, "show_drafts without stream"),
-        ({"top_logprobs": 3}, "top_logprobs 3"),
+        ({"top_logprobs": 3}, "top_logprobs 3 without logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )

@@ -313,7 +313,7 @@ def test_token_ids_are_prompts_too(client: OpenAI, alone: Engine) -> None:
         ({"max_tokens": 10**6}, "this server's limit"),
         ({"temperature": -1}, "temperature"),
         ({"presence_penalty": 5}, "presence_penalty"),
-        ({"logprobs": 5}, "logprobs 5"),
+        ({"logprobs": 50}, "logprobs"),
         ({"n": 99}, "n"),
         ({"stop": [""]}, "stop.0: String should have at least 1 character"),
         ({"extra_body": {"colour": "red"}}, "colour"),
@@ -354,3 +354,29 @@ def test_a_schema_is_followed(client: OpenAI, alone: Engine) -> None:
     assert answer.choices[0].finish_reason == "stop"
     plain = alone.generate(PROMPT, max_new_tokens=60, method="ar", grammar=Grammar.json_schema(shape))
     assert answer.choices[0].text == plain.text
+
+
+def test_the_likeliest_tokens_are_told(client: OpenAI, alone: Engine) -> None:
+    """Of greedy decoding the first is the one that was chosen; log-probabilities fall, and all are different."""
+    own = {"edgespec": {"method": "speculative", "fallback": False}}
+    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": own}
+    told = client.completions.create(**asked, logprobs=4).choices[0].logprobs
+    assert told is not None
+    assert told.tokens is not None
+    assert told.token_logprobs is not None
+    assert told.top_logprobs is not None
+    for token, value, likeliest in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        names, values = list(likeliest), list(likeliest.values())
+        assert (names[0], values[0]) == (token, value)
+        assert values == sorted(values, reverse=True)
+        assert len(names) == 4
+    with_one = [list(one) for one in told.top_logprobs]
+    streamed = client.completions.create(**asked, logprobs=4, stream=True)
+    again = [
+        one
+        for event in streamed
+        for choice in event.choices
+        if choice.logprobs
+        for one in choice.logprobs.top_logprobs or ()
+    ]
+    assert [list(one) for one in again] == with_one
