@@ -219,6 +219,7 @@ def _restore(folder: PromptFolder, slot: Slot, tokens: Sequence[int], found: Pre
         Damaged, OSError: of a file; the slot holds as much as before then, or nothing where it has states.
     """
     slot.reserve(room)
+    slot.held()  # what the last request left to the next pass
     slot.take_up(tokens[: found.length], found.length)
     pieces = [piece for piece in found.pieces() if piece[2] > held or piece[0] == found.end]
 

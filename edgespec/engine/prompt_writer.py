@@ -21,7 +21,7 @@ from edgespec.runtimes.files.session_file import Arrays, slot_bytes
 from edgespec.runtimes.slots.slot import Slot
 
 NO_STATE: Bytes = np.zeros(0, np.uint8)
-_MOST_STATES = 256 << 20  # bytes of states that may wait to be written
+_MOST_STATES = 64 << 20  # bytes of states that may wait to be written
 _MOST = 256  # texts that may wait
 
 

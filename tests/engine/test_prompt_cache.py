@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec.engine import prompt_cache
@@ -320,3 +321,29 @@ def test_what_was_read_of_a_prompt_is_kept_although_it_ended(fresh: Fresh, monke
             stream.step()
         stream.close()
     assert told(fresh(), BEGINNING, max_new_tokens=4).stats.reused_tokens == 512
+
+
+def test_rows_that_are_still_to_be_moved(native: None, bundles: Callable[..., Path]) -> None:
+    """What a tree of the last request left undone is done before the rest of a text comes from the disk."""
+
+    def fresh(**how: Any) -> Engine:
+        return load(bundles("native"), threads=1, **how)
+
+    tree: dict[str, Any] = {"method": "speculative", "branch": (2, 2, 2), "fallback": False, "ignore_eos": True}
+    pending = 0
+    with fresh(prompt_cache=False) as plain, fresh() as writer, fresh() as engine:
+        prompt = plain.codec.encode(BEGINNING)
+        for length in range(496, 514):  # so that they are on both sides of a block's end
+            first = engine.generate(prompt[:length], max_new_tokens=12, **tree)
+            slots = [session.target for session in engine.sessions.sessions]
+            pending += any(getattr(slot, "_moves", ()) for slot in slots)
+            whole = [*prompt[:length], *first.tokens, *prompt[length:]]
+            writer.generate(whole, max_new_tokens=2, ignore_eos=True, method="ar")
+            writer.prompts.finish()
+            got = engine.stream(whole, max_new_tokens=2, ignore_eos=True, method="ar")
+            other = plain.stream(whole, max_new_tokens=2, ignore_eos=True, method="ar")
+            assert [chunk.text for chunk in got] == [chunk.text for chunk in other]
+            assert got.result.stats.reused_tokens > length + 64
+            found, expected = got.target.snapshot(), other.target.snapshot()
+            assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert pending  # else this shows nothing
