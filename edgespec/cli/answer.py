@@ -33,10 +33,10 @@ def summary(result: Result) -> str:
     if stats.drafted and speed is not None:
         gain = f"{speed:.1f}x plain decoding"
     elif stats.drafted:
-        gain = f"{stats.tokens_per_round:.1f} tokens a pass"
+        gain = f"{stats.tokens_per_round:.1f} tokens per pass"
     else:
         gain = "nothing was guessed" if result.method_used != AR else "plain decoding"
-    parts = [gain, _same(result), f"{stats.tokens} tokens at {stats.tokens_per_second:.1f} a second", _method(result)]
+    parts = [gain, _same(result), f"{stats.tokens} tokens at {stats.tokens_per_second:.1f} per second", _method(result)]
     parts.append(own_sampling_words(result.model_sampling))
     if result.device_lost is not None:
         parts.append(f"device lost: {result.device_lost}")
@@ -89,7 +89,7 @@ def stats_lines(stats: Stats) -> list[str]:
         f"acceptance   {_percent(stats.acceptance_rate) if stats.drafted else 'nothing was drafted'}"
         + (f", {stats.accepted} of {stats.drafted} guesses" if stats.drafted else "")
         + (f"; by position {' '.join(f'{rate:.2f}' for rate in stats.acceptance_at)}" if stats.drafted else ""),
-        f"of late      {_of_late(stats)}",
+        f"recent       {_recent(stats)}",
         f"speed        {_speed(stats)}",
         f"work         {stats.work_per_token:.2f} rows of the target per token, drafts included (plain decoding: 1)",
         f"control      fell back {_times(stats.fallbacks)}, came back {_times(stats.recoveries)}",
@@ -110,7 +110,7 @@ def stats_lines(stats: Stats) -> list[str]:
     return lines
 
 
-def _of_late(stats: Stats) -> str:
+def _recent(stats: Stats) -> str:
     parts = [
         f"{method} {found['rounds']:.0f} rounds, {found['tokens_per_round']:.2f} tokens each"
         + ("" if method == "plain" else f", accepted {_percent(found['acceptance_rate'])}")

@@ -32,7 +32,7 @@ COMMANDS = {
     "rm": "Remove some of them.",
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
-    "serve": "Serve a bundle over HTTP, by OpenAI's API.",
+    "serve": "Serve a bundle: a page, and the APIs of OpenAI and Anthropic.",
     "info": "Show what a bundle holds.",
     "devices": "Show where bundles can run here, and why not elsewhere.",
     "ngram": "Build, show and remove n-gram stores.",

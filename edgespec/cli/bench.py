@@ -242,19 +242,19 @@ def _show(
     short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
     (_table if short else _long_table)(rows, padded)
     base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
-    best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _pays(row) else 1))
-    how = f" --method {best['method']}" if _pays(best) else ""
+    best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _helps(row) else 1))
+    how = f" --method {best['method']}" if _helps(best) else ""
     click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} {ask[best['bundle']]} --show-drafts")
 
 
-def _pays(row: dict[str, Any]) -> bool:
+def _helps(row: dict[str, Any]) -> bool:
     """Whether a method is surely faster than plain decoding; one pair has no interval, and shows nothing."""
     return bool(row["pairs"] > 1 and row["speedup_low"] > 1 and row["method"] != "plain")
 
 
 def _headline(rows: list[dict[str, Any]]) -> str:
     best = max(rows, key=lambda row: row["speedup"])
-    if _pays(best):
+    if _helps(best):
         return f"{best['method']} is {best['speedup']:.1f} times as fast as plain decoding"
     if best["pairs"] == 1:
         return "one pair of runs: too few to say what is fastest"

@@ -55,7 +55,7 @@ def option(
 
 
 def group(name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
-    """Options of a command under one heading, in this order; headings stand in the order of the decorators."""
+    """Options of a command under one heading, in this order; headings are in the order of the decorators."""
 
     def add(function: F) -> F:
         before = len(getattr(function, "__click_params__", []))
@@ -128,8 +128,8 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "kind": (str, "swift: the kind of text, such as chat or code; a skip set is kept for each; else text"),
     "search": (float, "swift: most time that its search may take, as a share; else 0.02"),
     "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
-    "verification": (str, "rejection of sampled guesses: token (the default), or block, of which more stand"),
-    "min-block": (int, "lossy: at least so many guesses of a chain stand; else 0"),
+    "verification": (str, "rejection of sampled guesses: token (the default), or block, which accepts more"),
+    "min-block": (int, "lossy: at least so many guesses of a chain are accepted; else 0"),
     "shadow": (int, "compare one round in so many with plain decoding, 0 = none; else 16 where acceptance is lossy"),
 }
 _KNOWN = "\n".join(f"  {name:<13}{what}" for name, (_, what) in NAMES.items())
@@ -222,7 +222,7 @@ def _bundle(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
 
 
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path), callback=_bundle)
-threads_option = option("--threads", "Threads of ONNX Runtime.  [default: all]", THREADS)
+threads_option = option("--threads", "Threads that compute.  [default: all]", THREADS)
 operators_option = option("--operators", "edgespec's own, or ONNX Runtime's.", ["auto", "native", "stock"], "auto")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
 attention_option = option(
@@ -233,15 +233,19 @@ prompts_option = option("--prompts", "A prompt a line, or .jsonl.  [default: the
 
 memory_options = group(
     COMMON,
-    option("--context", "Most tokens, with the prompt.  [default: the bundle's]", click.IntRange(min=2)),
-    option("--budget", "Most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"),
+    option(
+        "--context", "The most tokens of a sequence, prompt included.  [default: the bundle's]", click.IntRange(min=2)
+    ),
+    option("--budget", "The most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"),
 )
 loading_options = group(
     "Devices and loading",
     threads_option,
     option("--device", "Where passes run; `edgespec devices` says what is usable here.", ["cpu", "webgpu"], "cpu"),
     option(
-        "--device-precision", "Of activations there.  [default: fp16 where bundle and device have it]", ["fp32", "fp16"]
+        "--device-precision",
+        "Precision of activations there.  [default: fp16 where bundle and device have it]",
+        ["fp32", "fp16"],
     ),
     operators_option,
     attention_option,
@@ -254,11 +258,11 @@ loading_options = group(
 prompt_cache_option = group(
     COMMON, option("--no-prompt-cache", "Neither find prompts on the disk nor keep them there.", bool)
 )
-length_option = group(COMMON, option("--max-new-tokens", "Most tokens to write.", COUNT, 128))
+length_option = group(COMMON, option("--max-new-tokens", "The most tokens to write.", COUNT, 128))
 sampling_options = group(
     "Sampling",
     option("--temperature", "0 is greedy.  [default: the model's own, else 0]", float),
-    option("--top-k", "Draw from the k likeliest; 0 is off.  [default: the model's own, else 0]", int),
+    option("--top-k", "Draw from the k most likely tokens; 0 is off.  [default: the model's own, else 0]", int),
     option("--top-p", "Draw from this much mass; 1 is off.  [default: the model's own, else 1]", float),
     option(
         "--min-p",
@@ -275,8 +279,8 @@ sampling_options = group(
 )
 drafting_options = group(
     "Drafting",
-    option("--gamma", "Most guesses a round.  [default: the method's]", int),
-    option("--no-fallback", "Keep drafting where it does not pay.", bool),
+    option("--gamma", "The most guesses per round.  [default: the method's]", int),
+    option("--no-fallback", "Keep drafting where it does not help.", bool),
     option(
         "--acceptance",
         "Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
@@ -285,7 +289,7 @@ drafting_options = group(
     ),
     option(
         "--accept",
-        "Which guesses stand.  Lossy: typical, top-k:K, distance:D, all.",
+        "Which guesses are accepted.  Lossy: typical, top-k:K, distance:D, all.",
         default="exact",
         metavar="RULE",
         callback=_rule,

@@ -44,8 +44,8 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     dest="methods",
     multiple=True,
 )
-@option("--format", "Of the weights.", FORMATS, "int4", dest="form")
-@option("--context", "Most tokens of a sequence.  [default: the model's limit]", int)
+@option("--format", "Format of the weights.", FORMATS, "int4", dest="form")
+@option("--context", "The most tokens of a sequence.  [default: the model's limit]", int)
 @option("--draft", "Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @option("--heads", "Folder of trained heads, for medusa, blockwise or paradecode; may be repeated.", multiple=True)
 @option("--drafter", f"Drafter for --method {listed(drafters_apart())}: folder, hub id or builtin:NAME.")
@@ -60,9 +60,12 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
         "[default: mse]",
         QUANTIZERS,
     ),
-    option("--head-format", "Of the LM head and the embedding tied to it.  [default: as --format]", BLOCK_FORMATS),
     option(
-        "--target-size", f"Most bytes of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB"
+        "--head-format", "Format of the LM head and the embedding tied to it.  [default: as --format]", BLOCK_FORMATS
+    ),
+    option(
+        "--target-size",
+        f"The most bytes of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB",
     ),
     option(
         "--target-kl",
@@ -80,20 +83,20 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @group(
     "Source",
     option("--adapter", "LoRA adapter to merge into MODEL: folder or hub id."),
-    option("--revision", "Of a hub model."),
-    option("--text-only", "Of a model that reads images or sound, take its text half.", bool),
+    option("--revision", "Branch, tag or commit of a hub model."),
+    option("--text-only", "Take the text half of a model that reads images or sound.", bool),
 )
 @group(
     "Drafting",
     option("--head-vocab", "Heads guess only so many tokens, the most frequent.  [default: all]", int),
     option(
         "--draft-vocab",
-        "The same for the draft model or the drafter; 0 = all.  [default: as many as pay; what the drafter has]",
+        "The same for the draft model or the drafter; 0 = all.  [default: as many as help; what the drafter has]",
         int,
     ),
     option("--skip-set", "JSON with a published skip set, instead of a search.", PATH),
-    option("--trials", "Of the skip-set search.", COUNT, 64),
-    option("--seed", "Of the skip-set search.", int, 0),
+    option("--trials", "Trials of the skip-set search.", COUNT, 64),
+    option("--seed", "Seed of the skip-set search.", int, 0),
 )
 @group(
     "Devices",
@@ -202,7 +205,7 @@ def _low_agreement(manifest: Manifest) -> str | None:
         return None
     more = "" if manifest.target.format in ("int8", "fp32") else "; try --head-format int8, or --format int8"
     return (
-        f"warning: on {positions} positions the bundle's likeliest token is the source's only {100 * found:.0f} % of "
+        f"warning: on {positions} positions the bundle's most likely token is the source's only {100 * found:.0f} % of "
         f"the time: its text will be another model's{more}"
     )
 

@@ -17,8 +17,8 @@ VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, g
 @click.command("models")
 @click.argument("model", required=False)
 @option("--context", "As for an export: some models choose their rotation by it.", int)
-@option("--revision", "Of a hub model.")
-@option("--text-only", "Of a model that reads images or sound, its text half.", bool)
+@option("--revision", "Branch, tag or commit of a hub model.")
+@option("--text-only", "The text half of a model that reads images or sound.", bool)
 @json_option
 def command(model: str | None, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
     """Show which architectures can be exported and which are refused, or what a MODEL is.

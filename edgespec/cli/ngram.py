@@ -33,7 +33,7 @@ def _size(value: str) -> int:
 
 @click.group("ngram")
 def command() -> None:
-    """Build, show and remove stores of n-grams, with which method ngram guesses from more than the text at hand.
+    """Build, show and remove stores of n-grams, with which method ngram guesses from more than the current text.
 
     A store keeps, in a form that can be read back, what your texts say: treat it like them.  edgespec keeps nothing
     unless you call build, and never adds to a store while it decodes.  Every subcommand has --json.

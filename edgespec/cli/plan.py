@@ -162,23 +162,25 @@ MOST_LINES = 12
 
 @click.command("plan", cls=GroupedCommand)
 @click.argument("sources", metavar="MODEL|BUNDLE...", nargs=-1, required=True)
-@option("--budget", "Most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]")
+@option(
+    "--budget", "The most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]"
+)
 @option("--context", "Tokens to hold.  [default: 4096, fewer where they do not fit]", int)
 @option("--batch", "Sequences together.  [default: 1; for goal batch 4]", COUNT)
 @option(
     "--goal",
-    "Most tokens a second (auto, chat), of several sequences, least memory, or the finest format that fits.",
+    "The most tokens per second (auto, chat), of several sequences, least memory, or the finest format that fits.",
     ["auto", "chat", "batch", "memory", "quality"],
     "auto",
 )
 @option("--method", "Only these; may be repeated.  [default: all]", dest="methods", multiple=True)
 @group(COMMON, recipe_option("context, methods, format and budget"))
 @group(
-    "Of a model that is not exported yet",
+    "A model that is not exported yet",
     option("--format", "Only these.", FORMATS, dest="formats", multiple=True),
     option("--draft", "The draft for method speculative: folder, hub id or builtin:NAME."),
-    option("--revision", "Of a hub model."),
-    option("--text-only", "Of a model that reads images or sound, its text half.", bool),
+    option("--revision", "Branch, tag or commit of a hub model."),
+    option("--text-only", "The text half of a model that reads images or sound.", bool),
 )
 @group(
     "Devices",

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
         multiple=True,
     ),
     option("--chat", "Ask through the model's own chat template: --prompt, what is piped in, or what you type.", bool),
-    option("--method", "A method of the bundle, chain, or auto, which takes what pays.  [default: auto]"),
+    option("--method", "A method of the bundle, chain, or auto, which takes what is fastest.  [default: auto]"),
 )
 @group(
     COMMON,
     option(
         "--max-new-tokens",
-        "Most tokens to write.  [default: an answer, or a text of a grammar, to its end; else 128]",
+        "The most tokens to write.  [default: an answer, or a text of a grammar, to its end; else 128]",
         COUNT,
     ),
     option(

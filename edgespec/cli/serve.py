@@ -49,7 +49,7 @@ FORMAT = click.Choice(list(FORMATS))
         multiple=True,
     ),
     option("--allow-host", "A name by which clients may call it; '*': any.", multiple=True),
-    option("--allow-origin", "Of web pages that may use it, as https://chat.example; '*': any.", multiple=True),
+    option("--allow-origin", "Web pages that may use it, as https://chat.example; '*': any.", multiple=True),
     option("--no-page", "No page at /: only the API.", bool),
     option("--no-log", "No line on stderr for each request.", bool),
     option("--share-prefixes", "Reuse what was computed for one client for others, who may notice.", bool),

@@ -38,14 +38,14 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
     "Text",
     option(
         "--greedy-share",
-        "Of those, the share that goes on greedily; the others are drawn at temperature 1.",
+        "The share of those that goes on greedily; the others are drawn at temperature 1.",
         float,
         0.25,
     ),
     option("--length", "Tokens of a window.  [default: 256, or the context]", int),
     option("--held-out", "Texts that accuracy is measured on.", int, 20),
-    option("--new-tokens", "Of each, after a prompt of 16.", int, 200),
-    option("--revision", "Of a hub model."),
+    option("--new-tokens", "Length of each, after a prompt of 16.", int, 200),
+    option("--revision", "Branch, tag or commit of a hub model."),
 )
 @group(
     "Heads (medusa, blockwise, paradecode)",
@@ -77,7 +77,7 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
     "Devices",
     option("--precision", "no is float32; fp16 needs a GPU.", ("no", "bf16", "fp16"), "no"),
     option("--gradient-checkpointing", "Less memory for more time.", bool),
-    option("--threads", "Of torch on a CPU.  [default: torch's choice]", THREADS),
+    option("--threads", "Threads of torch on a CPU.  [default: torch's choice]", THREADS),
 )
 @group(OUTPUT, option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH))
 @json_option

@@ -32,7 +32,7 @@ _LEAST = 0.5  # plain steps without which trying again is pointless
 AGAIN, LONGEST_AGAIN = 64, 4096  # rounds before another try; doubled while tries fail
 WINDOW = 64  # rounds that a gain is measured over
 TRIED = 1.0  # predicted speed from which a method is tried: it was predicted from another text
-PAYS = 1.01  # gain of late from which a method is kept
+PAYS = 1.01  # recent gain from which a method is kept
 CHECK = 16  # rounds between two judgements
 _SURE = 48  # rounds after which a measured gain is believed
 _FEW = 4  # rounds drafted of ``CHECK`` that count as resting: then there is no gain to wait for
@@ -58,7 +58,7 @@ class Arm:
     """What one candidate has shown on a session."""
 
     promise: float  # predicted speed over plain decoding
-    gain: float | None = None  # measured of late, when it was last judged; None = never
+    gain: float | None = None  # measured when it was last judged; None = never
     budget: float = CREDIT  # plain steps that it may lose
     until: int = 0  # round before which it is not tried again
     wait: int = AGAIN  # rounds to wait after the next failure

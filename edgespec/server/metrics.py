@@ -24,7 +24,7 @@ class Metrics:
         self._prompt = Counter("edgespec_prompt_tokens", "Tokens of prompts.", registry=own)
         self._tokens = Counter("edgespec_tokens", "Tokens written, by method.", ["method"], registry=own)
         self._drafted = Counter("edgespec_drafted_tokens", "Guesses that were verified.", ["method"], registry=own)
-        self._accepted = Counter("edgespec_accepted_tokens", "Guesses that stood.", ["method"], registry=own)
+        self._accepted = Counter("edgespec_accepted_tokens", "Accepted guesses.", ["method"], registry=own)
         self._speed = Histogram(
             "edgespec_tokens_per_second",
             "Speed of each request, from its first round to its last.",

@@ -27,8 +27,8 @@ PROMPT = "ROMEO:"
 SHORT = ("--max-new-tokens", 24)
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 SUMMARY = re.compile(
-    r"(plain decoding|nothing was guessed|(\d+\.\dx plain decoding|\d+\.\d tokens a pass), (same text|lossless)), "
-    r"\d+ tokens at \d+\.\d a second, (auto: )?[a-z-]+\n(note: cut after \d+ tokens: .+\n)?$"
+    r"(plain decoding|nothing was guessed|(\d+\.\dx plain decoding|\d+\.\d tokens per pass), (same text|lossless)), "
+    r"\d+ tokens at \d+\.\d per second, (auto: )?[a-z-]+\n(note: cut after \d+ tokens: .+\n)?$"
 )
 RESULT = {"text", "tokens", "finish", "method_requested", "method_used", "reason", "lossless", "exact", "unproven",
           "approximations", "operators", "device", "stats"}  # fmt: skip
@@ -83,7 +83,7 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
     assert shown.code == 0
     *lines, cut = shown.err.splitlines()
     assert cut == "note: cut after 24 tokens: --max-new-tokens N allows more"
-    names = ["result", "method", "text", "prompt", "rounds", "acceptance", "of", "speed", "work", "control", "time"]
+    names = ["result", "method", "text", "prompt", "rounds", "acceptance", "recent", "speed", "work", "control", "time"]
     assert [line.split()[0] for line in lines] == [*names, "shadow"]
     assert "every 2 rounds" in lines[-1]
     assert shown.out == command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram").out
@@ -252,7 +252,7 @@ def test_a_good_run_and_a_failure(demo: Path, tmp_path: Path) -> None:
     good = process("run", demo, "--prompt", "ROMEO:", "--max-new-tokens", 4, cwd=tmp_path)
     assert good.code == 0
     assert good.out.strip()
-    assert re.search(r"4 tokens at [0-9.]+ a second", good.err)
+    assert re.search(r"4 tokens at [0-9.]+ per second", good.err)
     hub = process("export", "some/model", cwd=tmp_path, HF_HUB_OFFLINE="1")
     hub.refused(1, "error: some/model: no local folder of that name, and the hub", "\nhint: ")
     assert not list(tmp_path.iterdir())
