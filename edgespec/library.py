@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import BudgetError, InvalidRequest, UnsupportedModel, unknown_name
+from edgespec.errors import BudgetError, ExportError, InvalidRequest, UnsupportedModel, unknown_name
 from edgespec.export.bundle.progress import Progress, shown
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.manifest import MANIFEST
@@ -86,6 +87,8 @@ def remove(name: str) -> dict[str, Any]:
     """
     known = list(made())
     found = next((one for one in known if name in (one.name, one.model)), None)
+    if not known:
+        raise InvalidRequest(f"unknown bundle {name!r}", "`edgespec run MODEL` has made none yet")
     if found is None:
         raise unknown_name("bundle", name, {one.name for one in known})
     what = found.as_dict()
@@ -109,11 +112,39 @@ def located(source: str | os.PathLike[str]) -> Path | None:
     return None
 
 
+def named(name: str) -> Path | None:
+    """Find a bundle that was made of a model by its name alone; a path of that name comes first."""
+    if Path(name).expanduser().exists():
+        return None
+    return next((one.path for one in made() if one.name == name), None)
+
+
+def found(source: str | os.PathLike[str]) -> Path:
+    """Find a bundle; a folder that is none is given as it is, for the error of what is wrong in it.
+
+    Raises:
+        InvalidRequest: nothing of that name, or a model of which no bundle was made; the hint says what to do.
+    """
+    path = Path(source).expanduser()
+    if (bundle := located(source)) is not None:
+        return bundle
+    if _files(path):
+        run = f"`edgespec run {shlex.quote(os.fspath(source))}`"
+        raise InvalidRequest(
+            f"{source}: a model, not a bundle, or changed since one was made of it", f"{run} makes one"
+        )
+    if path.exists():
+        return path
+    raise _nothing(os.fspath(source))
+
+
 def is_model(source: str | os.PathLike[str]) -> bool:
     """Whether this is, or may be, the name of a model: a folder or file of one, builtin:NAME, or OWNER/NAME."""
     text, path = os.fspath(source), Path(source).expanduser()
-    if text.startswith(BUILTIN) or (path / "config.json").is_file() or path.suffix == ".gguf":
+    if text.startswith(BUILTIN) or _files(path):
         return True
+    if path.suffix == ".gguf":  # a file, and it is not there
+        return False
     # a folder that was misspelled is nobody's hub id
     return bool(_HUB_ID.fullmatch(text)) and not path.exists() and not path.parent.is_dir()
 
@@ -188,7 +219,12 @@ def _make(model: str, progress: Progress) -> Path:
     form, why = _chosen(model)
     progress("plan", 1, 1, f"{form}, {why}")
     options = ExportOptions(str(path) if files else model, folder, format=form, overwrite=True)
-    write_bundle(options, progress)
+    try:
+        write_bundle(options, progress)
+    except ExportError as error:
+        if error.hint:  # nobody has given -o
+            error.hint = error.hint.replace("with -o", "with the environment variable EDGESPEC_CACHE")
+        raise
     write_staged(_facts(folder), json.dumps({"model": of, "files": files}))
     return folder
 

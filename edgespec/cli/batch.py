@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,8 @@ def answer_file(engine: Engine, source: Path, output: Path, settings: Settings, 
     Raises:
         InvalidRequest: no readable input, or an output of other prompts or other settings.
     """
+    if str(output) == "-":
+        raise InvalidRequest("--output -: expected a file: what it holds is not made again", "name a file")
     lines = _read(engine, source, settings)
     done, failed = _resume(output, [line.key for line in lines])
     count = {"prompts": len(lines), "answered_before": done, "answered": 0, "failed": failed, "tokens": 0}
@@ -78,7 +81,7 @@ def answer_file(engine: Engine, source: Path, output: Path, settings: Settings, 
                 )
                 writer.flush()
     except OSError as error:
-        raise InvalidRequest(f"{output}: cannot be written: {error.strerror}") from error
+        raise InvalidRequest(f"{output}: cannot be written: {error.strerror}", "name another file") from error
     if as_json:
         emit_json({"input": str(source), "output": str(output)} | count)
     else:
@@ -88,7 +91,9 @@ def answer_file(engine: Engine, source: Path, output: Path, settings: Settings, 
             err=True,
         )
     if count["failed"]:
-        raise InvalidRequest(f"{count['failed']} of {count['prompts']} prompts failed", f"see `error` in {output}")
+        told = InvalidRequest(f"{count['failed']} of {count['prompts']} prompts failed", f"see `error` in {output}")
+        click.echo(f"error: {told}", err=True)
+        sys.exit(1)  # the object that a program reads has been printed
 
 
 class _Writer:
@@ -136,38 +141,43 @@ def _failed(line: Line) -> dict[str, Any]:
 def _read(engine: Engine, source: Path, settings: Settings) -> list[Line]:
     """Read all prompts, and encode them."""
     try:
-        text = source.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{source}: cannot be read: {error}", HINT) from error
-    found = [line for line in text.splitlines() if line.strip()]
+        content = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidRequest(f"{source}: cannot be read: {error.strerror}", HINT) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{source}: cannot be read: {error}", "convert it to UTF-8") from error
+    # not splitlines: JSON strings may hold U+2028 and other ends of lines as they are
+    found = [(at, line.strip()) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not found:
         raise InvalidRequest(f"{source}: has no prompts", HINT)
-    same = f"{engine.bundle.manifest.model_dump_json()}{settings}"
+    same = f"{engine.bundle.manifest.model_dump_json()}{settings.changed(batch=1)}"  # a batch changes no text
     decides = hashlib.sha256(same.encode()).digest()
-    return [_line(engine, number, line, decides) for number, line in enumerate(found)]
+    return [_line(engine, number, at, line, decides) for number, (at, line) in enumerate(found)]
 
 
-def _line(engine: Engine, number: int, text: str, decides: bytes) -> Line:
+def _line(engine: Engine, number: int, at: int, text: str, decides: bytes) -> Line:
+    """Encode a prompt; ``at`` is its line in the file, from 1."""
     key = hashlib.sha256(decides + text.encode()).hexdigest()[:16]
     name = None
     try:
         item = parse_json(text)
         if not isinstance(item, dict) or ("prompt" in item) == ("messages" in item):
-            raise InvalidRequest(f"line {number + 1}: expected `prompt` or `messages`", HINT)
+            raise InvalidRequest(f"line {at}: expected `prompt` or `messages`", HINT)
         name, seed = item.get("id"), item.get("seed")
-        if not (seed is None or isinstance(seed, int)):
-            raise InvalidRequest(f"line {number + 1}: seed is {seed!r}: expected a whole number")
+        if not (seed is None or isinstance(seed, int)) or isinstance(seed, bool):
+            raise InvalidRequest(f"line {at}: seed is {seed!r}: expected a whole number")
         if "messages" in item:
             tokens = engine.codec.chat(item["messages"])
         elif isinstance(item["prompt"], str) and item["prompt"].strip():
             tokens = engine.codec.encode(item["prompt"])
         else:
-            raise InvalidRequest(f"line {number + 1}: the prompt is {item['prompt']!r}: expected text")
+            raise InvalidRequest(f"line {at}: the prompt is {item['prompt']!r}: expected text")
         if len(tokens) >= engine.context:
-            raise InvalidRequest(f"line {number + 1}: {len(tokens)} tokens, the context has {engine.context}")
+            raise InvalidRequest(f"line {at}: {len(tokens)} tokens, the context has {engine.context}")
         return Line(number, name, tokens, seed, key)
     except ValueError as error:
-        return Line(number, name, [], None, key, InvalidRequest(f"line {number + 1}: no JSON: {error}", HINT))
+        return Line(number, name, [], None, key, InvalidRequest(f"line {at}: no JSON: {error}", HINT))
     except EdgespecError as error:
         return Line(number, name, [], None, key, error)
 

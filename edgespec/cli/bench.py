@@ -18,6 +18,7 @@ from edgespec.cli.common import (
     PATH,
     GroupedCommand,
     ask_words,
+    bundles_argument,
     emit_json,
     group,
     json_option,
@@ -91,7 +92,7 @@ def _of_roof(share: float | None) -> str:
 
 
 @click.command("bench", cls=GroupedCommand)
-@click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
+@bundles_argument
 @option("--method", "Only these, or auto; may be repeated.  [default: all]", dest="methods", multiple=True)
 @prompts_option
 @option("--limit", "Most prompts.", COUNT, 8)

@@ -211,12 +211,25 @@ class Chat:
         for _ in range(MOST_CALLS):
             if not calls or self.tools is None or result.finish == "cancelled":
                 break
-            for call in calls:
-                said = self.tools.answer(call)
-                message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said}
-                self.conversation.messages.append(message)
+            self._call(calls)
             result, calls = self._answer(None, self.settings.changed(**changes))
         return result
+
+    def _call(self, calls: list[Call]) -> None:
+        """Run calls; Ctrl-C stops them all, and each has an answer all the same: templates expect one."""
+        assert self.tools is not None
+        stopped = False
+        for call in calls:
+            said = "The user stopped this call."
+            if not stopped:
+                try:
+                    said = self.tools.answer(call)
+                except KeyboardInterrupt:
+                    stopped = True
+            message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said}
+            self.conversation.messages.append(message)
+        if stopped:
+            raise KeyboardInterrupt
 
     def _answer(self, question: str | None, settings: Settings) -> tuple[Result, list[Call]]:
         """Answer once -> the result, and the calls in it."""
@@ -287,7 +300,7 @@ class Chat:
             self._show_settings()
         elif name in SWITCHES:
             if value not in ("on", "off"):
-                raise InvalidRequest(f"/set {name} {value}: expected on or off")
+                raise InvalidRequest(f"/set {name} {value}".rstrip() + ": expected on or off")
             (self.shown.add if value == "on" else self.shown.discard)(name)
         elif name in NAMES:
             from edgespec.cli.common import read_setting
@@ -296,20 +309,33 @@ class Chat:
                 self.settings = apply_settings(self.settings, dict([read_setting(f"{name}={value.strip()}")]))
             except ValueError as error:
                 raise InvalidRequest(str(error)) from None
-        elif name.replace("-", "_") in SETTABLE:
-            self.settings = self.settings.changed(**{name.replace("-", "_"): template_value(value.strip())})
+        elif (known := name.replace("-", "_")) in SETTABLE:
+            if not value.strip():
+                self._show_setting(known)
+            elif value.strip() == "default":
+                self.settings = self.settings.changed(**{known: self._setting(known, self.engine.defaults)})
+            else:
+                self.settings = self.settings.changed(**{known: template_value(value.strip())})
         else:
             raise unknown_name("setting", name, {*SETTABLE, *NAMES, *SWITCHES})
 
     def _show_settings(self) -> None:
         for name in SETTABLE:
-            value = getattr(self.settings, name, None) if name != "accept" else self.settings.accept.rule
-            if name in {field.name for field in fields(self.settings.sampling)}:
-                value = getattr(self.settings.sampling, name)
-            click.echo(f"  {name:<20}{'default' if value is None else value}", err=True)
+            self._show_setting(name)
         for name, what in SWITCHES.items():
             click.echo(f"  {name:<20}{'on' if name in self.shown else 'off':<10}{what}", err=True)
         click.echo(f"and settings of one method: {', '.join(NAMES)}", err=True)
+
+    def _show_setting(self, name: str) -> None:
+        value = self._setting(name, self.settings)
+        click.echo(f"  {name:<20}{'default' if value is None else value}", err=True)
+
+    @staticmethod
+    def _setting(name: str, settings: Settings) -> Any:
+        if name == "accept":
+            return settings.accept.rule
+        sampling = name in {field.name for field in fields(settings.sampling)}
+        return getattr(settings.sampling if sampling else settings, name)
 
     def _method(self, name: str) -> None:
         if name:
@@ -324,6 +350,7 @@ class Chat:
         if not name:
             raise InvalidRequest("/save: expected a file to write", "as in /save talk.session")
         self.conversation.save(Path(name).expanduser())
+        click.echo(f"saved {_messages(len(self.conversation.messages))} in {name}", err=True)
 
     def _load(self, name: str) -> None:
         if not name:
@@ -358,7 +385,7 @@ class Chat:
         seen = len(conversation.messages) - conversation.left_out
         left = f", {conversation.left_out} are not seen any more" if conversation.left_out else ""
         click.echo(
-            f"{conversation.tokens()} of {self.engine.context} tokens, {seen} messages{left}",
+            f"{conversation.tokens()} of {self.engine.context} tokens, {_messages(seen)}{left}",
             err=True,
         )
 
@@ -402,6 +429,10 @@ class Chat:
 
     def _exit(self, _: str) -> None:
         self.ended = True
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
 
 
 COMMANDS = {

@@ -215,12 +215,19 @@ json_option = group(OUTPUT, option("--json", "Print one JSON object on stdout.",
 
 
 def _bundle(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """Find the folder of a bundle that `edgespec run` has made; what is none stays as it is, to be refused later."""
-    from edgespec.library import located
+    """Find the folder of a bundle, also of one that `edgespec run` has made."""
+    from edgespec.library import found
 
-    return located(value) or value
+    return found(value)
 
 
+def _bundles(ctx: click.Context, param: click.Parameter, values: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(_bundle(ctx, param, value) for value in values)
+
+
+bundles_argument = click.argument(
+    "bundles", type=click.Path(path_type=Path), nargs=-1, required=True, callback=_bundles
+)
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path), callback=_bundle)
 threads_option = option("--threads", "Threads that compute.  [default: all]", THREADS)
 operators_option = option("--operators", "edgespec's own, or ONNX Runtime's.", ["auto", "native", "stock"], "auto")

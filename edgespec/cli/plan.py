@@ -269,8 +269,10 @@ def _foreign(device: str) -> Profile | None:
 
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """List what there is to choose from; ``here``: for this machine, whose calibration counts."""
+    from edgespec.library import named
     from edgespec.planning.profiles import latest_profile
 
+    source = str(named(source) or source)
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision", "text_only")
         # what was measured here with another bundle tells how fast the machine is

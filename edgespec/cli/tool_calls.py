@@ -64,12 +64,19 @@ class Tools:
     ask: Callable[[str], str] = input
 
     def answer(self, call: Call) -> str:
-        """Call a tool if the user allows it -> what the model is told."""
+        """Call a tool if the user allows it -> what the model is told.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, also where it is asked for.
+        """
         if call.name not in {schema["function"]["name"] for schema in self.schemas}:
             return f"There is no tool {call.name}."
         click.echo(f"call: {call.name} {call.arguments}", err=True)
         if call.name not in self.allowed:
-            word = self.ask("run it? [y]es, [n]o, [a]lways this tool: ").strip().lower()[:1]
+            try:
+                word = self.ask("run it? [y]es, [n]o, [a]lways this tool: ").strip().lower()[:1]
+            except click.Abort:  # of click.prompt, for Ctrl-C and Ctrl-D
+                raise KeyboardInterrupt from None
             if word == "a":
                 self.allowed.add(call.name)
             elif word != "y":
@@ -78,7 +85,8 @@ class Tools:
             said = self.run(call.name, json.loads(call.arguments))
         except Exception as error:  # of the SDK or the server, whatever their kinds
             said = f"The call failed: {error}"
-        click.echo(f"it says: {said if len(said) <= 500 else said[:500] + '...'}", err=True)
+        shown = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in said[:500])  # no escapes
+        click.echo(f"it says: {shown}{'...' if len(said) > 500 else ''}", err=True)
         return said
 
 
@@ -98,24 +106,30 @@ def mcp_tools(given: Sequence[str]) -> Iterator[Tools | None]:
     from anyio.from_thread import start_blocking_portal
     from mcp import Client, StdioServerParameters
 
+    failure: BaseException | None = None
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
-        schemas: list[dict[str, Any]] = []
-        owners: dict[str, tuple[Client, str]] = {}
-        for name, command in _commands(given).items():
-            client = Client(StdioServerParameters(**command), read_timeout_seconds=CALL_SECONDS)
-            try:
-                stack.enter_context(portal.wrap_async_context_manager(client))
-                found = portal.call(client.list_tools).tools
-            except Exception as error:  # of the SDK, whatever its kind
-                raise InvalidRequest(f"--mcp: {name} is no MCP server that works: {_cause(error)}", HINT) from error
-            for tool in found:
-                known = tool.name if tool.name not in owners else f"{name}_{tool.name}"
-                owners[known] = client, tool.name
-                schema = tool.model_dump(by_alias=True)["inputSchema"]
-                function = {"name": known, "description": tool.description or "", "parameters": schema}
-                schemas.append({"type": "function", "function": function})
-        yield Tools(schemas, lambda name, arguments: _run(portal, *owners[name], arguments), set())
+        try:
+            schemas: list[dict[str, Any]] = []
+            owners: dict[str, tuple[Client, str]] = {}
+            for name, command in _commands(given).items():
+                client = Client(StdioServerParameters(**command), read_timeout_seconds=CALL_SECONDS)
+                try:
+                    stack.enter_context(portal.wrap_async_context_manager(client))
+                    found = portal.call(client.list_tools).tools
+                except Exception as error:  # of the SDK, whatever its kind
+                    raise InvalidRequest(f"--mcp: {name} is no MCP server that works: {_cause(error)}", HINT) from error
+                for tool in found:
+                    known = tool.name if tool.name not in owners else f"{name}_{tool.name}"
+                    owners[known] = client, tool.name
+                    schema = tool.model_dump(by_alias=True)["inputSchema"]
+                    function = {"name": known, "description": tool.description or "", "parameters": schema}
+                    schemas.append({"type": "function", "function": function})
+            yield Tools(schemas, lambda name, arguments: _run(portal, *owners[name], arguments), set())
+        except BaseException as error:  # the SDK's task groups would wrap it
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def _run(portal: BlockingPortal, client: Client, name: str, arguments: dict[str, Any]) -> str:

@@ -238,6 +238,10 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
         contexts.append(max(LEAST_CONTEXT, contexts[-1] // 2))
     for context in contexts:
         tried = [planned_run(option, use, request) for option in options for use in uses(option, request, context)]
+        if not tried:
+            names = ", ".join(dict.fromkeys(name for option in options for name in option.manifest.methods))
+            where = request.load.device if request.load.device != "cpu" else "these operators"
+            raise InvalidRequest(f"{names}: cannot run on {where}", "plan for other methods, or without --device")
         if any(candidate.fits for candidate in tried):
             break
     ranked = tuple(sorted(tried, key=lambda candidate: _order(candidate, request.goal)))

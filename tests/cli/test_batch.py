@@ -127,3 +127,26 @@ def test_answers_follow_a_grammar(command: Command, demo: Path, prompts: Path, t
 ])  # fmt: skip
 def test_wrong_files(command: Command, demo: Path, more: tuple[str, ...], code: int, part: str) -> None:
     command("run", demo, *more).refused(code, part)
+
+
+def test_lines_are_those_of_the_file_and_a_batch_changes_no_answer(
+    command: Command, demo: Path, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "answers.jsonl"
+    text = '{"prompt": "a\u2028b\u0085c"}\r\n\r\n{"prompt": "d"}\r\n{"prompt": 5}'
+    source.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    made = command(*asked(demo, source, output, "--json"))
+    assert made.code == 1
+    said = json.loads(made.out)  # one object and no other
+    assert (said["answered"], said["failed"]) == (2, 1)
+    assert "1 of 3 prompts failed" in made.err
+    assert read(output)[2]["error"]["message"].startswith("line 4:")
+    again = command(*asked(demo, source, output, "--batch", 1, "--json"))
+    assert json.loads(again.out)["answered_before"] == 3
+
+
+def test_prompts_come_from_stdin(command: Command, demo: Path, tmp_path: Path) -> None:
+    output = tmp_path / "answers.jsonl"
+    assert command(*asked(demo, Path("-"), output), stdin='{"prompt": "a"}\n').code == 0
+    assert len(read(output)) == 1
+    command(*asked(demo, Path("-"), Path("-")), stdin='{"prompt": "a"}\n').refused(1, "--output -")

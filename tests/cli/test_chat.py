@@ -63,6 +63,8 @@ def roles(chat: Chat) -> list[str]:
     ("/set gamma 0", "gamma 0"),
     ("/set threshold 3", "threshold"),
     ("/set drafts maybe", "expected on or off"),
+    ("/set drafts", "/set drafts: expected on or off"),
+    ("/set temperature", "0.0"),
     ("/tokens", "0 of "),
 ])  # fmt: skip
 def test_what_is_wrong_or_empty_is_said_and_the_chat_goes_on(chat: Chat, say: Say, line: str, part: str) -> None:
@@ -83,6 +85,9 @@ def test_settings_reach_the_next_answer(chat: Chat, say: Say) -> None:
     assert "* ngram" in say("/method")
     say("/set stats on")
     assert "acceptance" in say("and then?")
+    for line in ("/set temperature default", "/set max-new-tokens default", "/set seed default"):
+        assert say(line) == ""
+    assert (chat.settings.sampling, chat.settings.max_new_tokens) == (chat.engine.defaults.sampling, None)
 
 
 def test_an_answer_is_undone_and_made_again(chat: Chat, say: Say, chat_engine: Engine) -> None:
@@ -116,7 +121,7 @@ def test_a_saved_conversation_goes_on(chat: Chat, say: Say, tmp_path: Path) -> N
     say("one?")
     kept = list(chat.conversation.messages)
     file = tmp_path / "talk.session"
-    assert say(f"/save {file}") == ""
+    assert "saved 2 messages" in say(f"/save {file}")
     say("/reset")
     assert "you> one?" in say(f"/load {file}")
     assert chat.conversation.messages == kept

@@ -43,12 +43,16 @@ def test_a_model_is_made_once_found_again_listed_and_removed(command: Command, c
         again = command("run", name, "--prompt", "how", *ASKED)
         assert (again.out, "plan:" in again.err) == (first.out, False)
     assert command("info", "tiny", "--json").json["bundle"] == made["path"]
+    for name in ("tiny", model):
+        found = command("bench", name, "--limit", 1, "--repeats", 1, "--method", "ngram", *ASKED, "--json")
+        assert found.json["bundles"] == [made["path"]]
+    assert command("plan", "tiny", "--json").json["pick"]["bundle"] == made["path"]
     with edgespec.load(model, threads=THREADS) as engine:
         assert engine.generate("how", max_new_tokens=4).text == first.out.removesuffix("\n")
         assert str(engine.bundle.path) == made["path"]
     assert command("rm", "tiny", "--json").json["removed"][0]["name"] == "tiny"
     assert not Path(made["path"]).exists()
-    command("rm", "tiny").refused(1, "unknown bundle 'tiny'")
+    command("rm", "tiny").refused(1, "unknown bundle 'tiny'", "none yet")
     assert model.is_dir()
 
 
@@ -79,6 +83,26 @@ def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: 
     with pytest.raises(EdgespecError):
         library.ready(model)
     assert [one.name for one in library.made()] == ["tiny"]  # the older one is still there, for its name
+
+
+@pytest.mark.parametrize("name", ["info", "verify", "bench", "serve", "calibrate"])
+def test_every_command_says_what_a_name_may_have_meant(command: Command, cache: Path, model: Path, name: str) -> None:
+    command(name, model).refused(1, "a model, not a bundle", f"edgespec run {model}")
+    library.ready(model)
+    command(name, "tinyy").refused(1, "did you mean tiny?")
+    os.utime(model / "config.json", (2, 2))
+    command(name, model).refused(1, "changed since", f"edgespec run {model}")
+
+
+def test_what_is_missing_or_cannot_be_written_is_named(
+    command: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("run", tmp_path / "no.gguf", "--prompt", "x").refused(1, "no.gguf: no such bundle or model")
+    monkeypatch.chdir(tmp_path)
+    command("run", "no.gguf", "--prompt", "x").refused(1, "no.gguf: no such bundle or model")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "file" / "cache"))
+    command("run", model, "--prompt", "x").refused(1, "cannot write here", "EDGESPEC_CACHE")
 
 
 def test_a_hub_id_is_asked_of_the_hub_alone_where_it_is_no_path(

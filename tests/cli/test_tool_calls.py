@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from edgespec.cli import chat as chat_module
 from edgespec.cli.chat import Chat
-from edgespec.cli.tool_calls import Tools, mcp_tools
+from edgespec.cli.tool_calls import Call, Tools, mcp_tools
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -125,6 +126,35 @@ def test_a_call_is_asked_for_run_and_answered(
 
 
 def test_a_tool_that_nobody_has_is_said_to_the_model(tools: Tools) -> None:
-    from edgespec.cli.tool_calls import Call
-
     assert "no tool drop" in tools.answer(Call("1", "drop", "{}"))
+
+
+@pytest.mark.parametrize("where", ["asked", "running"])
+def test_a_call_that_is_stopped_has_an_answer(
+    chat_engine: Engine, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> str:
+        raise click.Abort if where == "asked" else KeyboardInterrupt
+
+    schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+    tools = Tools([schema], stop, set() if where == "asked" else {"add"}, stop)
+    talk = Chat(chat_engine, chat_engine.conversation([], Settings()), Settings(), set(), tools)
+    with pytest.raises(KeyboardInterrupt):
+        talk._call([Call("1", "add", "{}"), Call("2", "add", "{}")])
+    said = [(message["tool_call_id"], message["content"]) for message in talk.conversation.messages]
+    assert said == [("1", "The user stopped this call."), ("2", "The user stopped this call.")]
+
+
+def test_what_ends_a_chat_is_not_wrapped(server: Path) -> None:
+    good = f"{sys.executable} {server}"
+    with pytest.raises(InvalidRequest, match="no MCP server that works"), mcp_tools([good, "no-such-program-here"]):
+        pass
+    with pytest.raises(KeyboardInterrupt), mcp_tools([good]):
+        raise KeyboardInterrupt
+
+
+def test_what_a_server_says_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = {"type": "function", "function": {"name": "say", "description": "", "parameters": {}}}
+    said = Tools([schema], lambda *_: "\x1b[2Jred\n\x07", {"say"}).answer(Call("1", "say", "{}"))
+    assert said == "\x1b[2Jred\n\x07"  # the model is told all of it
+    assert "\x1b" not in capsys.readouterr().err

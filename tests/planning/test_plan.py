@@ -193,6 +193,8 @@ def test_swift_is_not_for_devices() -> None:
     found = make_plan(options("int4", methods=("ar", "swift")), request(1000 * MIB, device="webgpu"))
     assert [candidate.use.method for candidate in found.candidates] == ["ar"]
     assert {candidate.use.operators for candidate in found.candidates} == {"stock"}
+    with pytest.raises(InvalidRequest, match="swift: cannot run on webgpu"):
+        make_plan(options("int4", methods=("swift",)), request(1000 * MIB, device="webgpu"))
 
 
 @pytest.mark.parametrize("changes", [{"context": 1}, {"context": 9000}, {"batch": 0}])
