@@ -54,7 +54,7 @@ def files(folder: Path) -> list[Path]:
 def told(engine: Engine, prompt: Any, **how: Any) -> Result:
     """Complete a prompt with a new engine, and close it."""
     with engine:
-        return engine.generate(prompt, **{"max_new_tokens": 24, "ignore_eos": True, **how})
+        return engine.generate(prompt, **{"method": "ar", "max_new_tokens": 24, "ignore_eos": True, **how})
 
 
 def unkept(fresh: Fresh, prompt: Any, **how: Any) -> Result:
@@ -329,7 +329,13 @@ def test_rows_that_are_still_to_be_moved(native: None, bundles: Callable[..., Pa
     def fresh(**how: Any) -> Engine:
         return load(bundles("native"), threads=1, **how)
 
-    tree: dict[str, Any] = {"method": "speculative", "branch": (2, 2, 2), "fallback": False, "ignore_eos": True}
+    tree: dict[str, Any] = {
+        "method": "speculative",
+        "branch": (2, 2, 2),
+        "gamma": 3,
+        "adaptive": False,
+        "ignore_eos": True,
+    }
     pending = 0
     with fresh(prompt_cache=False) as plain, fresh() as writer, fresh() as engine:
         prompt = plain.codec.encode(BEGINNING)
