@@ -7,6 +7,7 @@ the Model Context Protocol (modelcontextprotocol.io).
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -106,6 +107,8 @@ def mcp_tools(given: Sequence[str]) -> Iterator[Tools | None]:
     from anyio.from_thread import start_blocking_portal
     from mcp import Client, StdioServerParameters
 
+    # what a server writes beside the protocol is passed over; the SDK would show a traceback for each line
+    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
     failure: BaseException | None = None
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
@@ -113,6 +116,7 @@ def mcp_tools(given: Sequence[str]) -> Iterator[Tools | None]:
             schemas: list[dict[str, Any]] = []
             owners: dict[str, tuple[Client, str]] = {}
             for name, command in _commands(given).items():
+                click.echo(f"{name}: started, its tools are asked for", err=True)
                 client = Client(StdioServerParameters(**command), read_timeout_seconds=CALL_SECONDS)
                 try:
                     stack.enter_context(portal.wrap_async_context_manager(client))

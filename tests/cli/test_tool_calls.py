@@ -158,3 +158,14 @@ def test_what_a_server_says_moves_no_cursor(capsys: pytest.CaptureFixture[str]) 
     said = Tools([schema], lambda *_: "\x1b[2Jred\n\x07", {"say"}).answer(Call("1", "say", "{}"))
     assert said == "\x1b[2Jred\n\x07"  # the model is told all of it
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_what_a_server_writes_beside_the_protocol_is_passed_over(
+    server: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    noisy = tmp_path / "noisy.py"
+    noisy.write_text(f"print('hello', flush=True)\n{server.read_text('utf-8')}", "utf-8")
+    with mcp_tools([f"{sys.executable} {noisy}"]) as found:
+        assert found is not None
+        assert found.run("add", {"a": 1, "b": 2}) == "3"
+    assert "Traceback" not in capfd.readouterr().err
