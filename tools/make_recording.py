@@ -1,6 +1,7 @@
 """A recording of commands in a terminal, and a moving picture of it.
 
     python tools/make_recording.py record docs/first.cast 'edgespec export ...' 'edgespec run ...'
+    python tools/make_recording.py chat docs/chat.cast "pip install -e '.[export]'" 'edgespec run ./model' --type /exit
     python tools/make_recording.py picture docs/first.cast docs/first.svg
 
 The recording is an asciicast (version 2): what the commands write, with the time of each piece.  The picture leaves out
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 from html import escape
@@ -33,6 +35,43 @@ def record(output: Path, commands: list[str]) -> None:
             assert ran.stdout is not None
             events += [(perf_counter() - start, line.rstrip("\n") + "\r\n") for line in ran.stdout]
     events.append((perf_counter() - start, "$ "))
+    _write(output, events)
+
+
+def record_chat(output: Path, commands: list[str], typed: list[str]) -> None:
+    """Run commands, the last in a terminal, where lines are typed into it, each after its prompt ``you>``."""
+    import pty
+
+    *before, command = commands
+    events: list[Event] = [(0.0, f"$ {line}\r\n") for line in before]  # shown alone: they were run before
+    start = perf_counter()
+    events.append((0.0, f"$ {command}\r\n"))
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": str(WIDTH), "PROMPT_TOOLKIT_NO_CPR": "1"}
+    with subprocess.Popen(command, shell=True, stdin=slave, stdout=slave, stderr=slave, env=environment) as ran:
+        os.close(slave)
+        text, left = "", list(typed)
+        while True:
+            try:
+                piece = os.read(master, 65536).decode("utf-8", "replace")
+            except OSError:  # nobody has it open
+                break
+            text += _CONTROL.sub("", piece)
+            *lines, text = text.split("\n")
+            at = perf_counter() - start
+            for line in lines:
+                # what was redrawn in place counts as it was left
+                shown = line.rstrip("\r").rpartition("\r")[2].replace("you>you>", "you>")
+                events.append((at, f"{shown}\r\n"))
+            if text.startswith("you>") and left:
+                os.write(master, f"{left.pop(0)}\r".encode())
+                text = ""
+        assert ran.wait() == 0
+    os.close(master)
+    _write(output, events)
+
+
+def _write(output: Path, events: list[Event]) -> None:
     header = {"version": 2, "width": WIDTH, "height": ROWS}
     lines = [json.dumps(header), *(json.dumps([round(at, 3), "o", text]) for at, text in events)]
     output.write_text("\n".join(lines) + "\n", "utf-8")
@@ -92,6 +131,10 @@ def main() -> None:
     recorded = kinds.add_parser("record")
     recorded.add_argument("output", type=Path)
     recorded.add_argument("commands", nargs="+")
+    chat = kinds.add_parser("chat")
+    chat.add_argument("output", type=Path)
+    chat.add_argument("commands", nargs="+", help="the last is a chat; those before it are shown only")
+    chat.add_argument("--type", action="append", default=[], help="a line for the chat; may be repeated")
     drawn = kinds.add_parser("picture")
     drawn.add_argument("recording", type=Path)
     drawn.add_argument("output", type=Path)
@@ -100,6 +143,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.kind == "record":
         record(arguments.output, arguments.commands)
+    elif arguments.kind == "chat":
+        record_chat(arguments.output, arguments.commands, arguments.type)
     else:
         arguments.output.write_text(picture(arguments.recording, arguments.idle, arguments.hold), "utf-8")
 
