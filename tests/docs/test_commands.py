@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.cli.app import COMMANDS, cli
 from edgespec.cli.common import NAMES as SETTINGS
+from edgespec.errors import InvalidRequest
 from tests.docs.conftest import NAMES, commands, inline
 
 # options of other programs that pages name alone
@@ -45,6 +46,9 @@ def parse(words: list[str], whole: bool) -> None:
         group.make_context(name, list(words), resilient_parsing=not (whole or words))
     except click.exceptions.Exit:
         pass  # --help, or a list
+    except InvalidRequest as error:
+        if "no such bundle or model" not in str(error):
+            raise  # else: a page's bundle, which is not here
     except click.MissingParameter:
         assert not whole
     except (click.BadParameter, click.BadOptionUsage) as error:
