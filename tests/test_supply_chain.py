@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIRECT = {
-    "click", "huggingface-hub", "jinja2", "numpy", "onnxruntime", "pydantic", "rich", "safetensors", "tokenizers",
+    "click", "huggingface-hub", "jinja2", "numpy", "onnxruntime", "prompt-toolkit", "pydantic", "rich", "safetensors",
+    "tokenizers",
 }  # fmt: skip
 PICKLES = {"pickle", "dill", "joblib", "shelve", "cloudpickle"}
 ELSEWHERE = re.compile(r"(sys_platform|platform_system) == .(win32|Windows|emscripten)")

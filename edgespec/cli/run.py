@@ -222,6 +222,8 @@ def _complete(
     options: dict[str, Any],
 ) -> None:
     """Go on with a text as it is."""
+    if session is not None and session.exists():
+        engine.restore_session(session)
     stream = engine.stream(text, settings)
     if as_json:
         drain(stream)

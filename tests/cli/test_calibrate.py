@@ -131,7 +131,7 @@ def test_what_cannot_be_written_is_said_before_measuring(command: Command, demo:
 
 @pytest.mark.usefixtures("native")
 def test_bad_input(command: Command, demo: Path, tmp_path: Path) -> None:
-    command("calibrate", tmp_path / "none").refused(1, "expected a bundle")
+    command("calibrate", tmp_path / "none").refused(1, "no such bundle or model")
     command("calibrate", demo, "--context", str(10**9)).refused(1, "what the bundle was exported for")
     command("calibrate", demo, "--seconds", "0").refused(2, "--seconds")
     command("calibrate", demo, "--attention", "int4").refused(1, "--attention")

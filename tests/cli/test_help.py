@@ -249,20 +249,26 @@ def test_what_was_refused_is_said(command: Command, name: str, tmp_path: Path, m
     ],
 )
 def test_what_the_system_ends_is_said(
-    command: Command, monkeypatch: pytest.MonkeyPatch, code: int, raised: BaseException, kind: str, said: str
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    demo: Path,
+    code: int,
+    raised: BaseException,
+    kind: str,
+    said: str,
 ) -> None:
     def end(*_: Any, **__: Any) -> None:
         raise raised
 
     monkeypatch.setattr("edgespec.runtimes.files.bundle.Bundle.open", end)
-    error = command("info", "somewhere", "--json").failed(code)
+    error = command("info", demo, "--json").failed(code)
     assert error["type"] == kind
     assert said in error["message"]
 
 
-def test_a_time_that_is_no_number_is_refused(command: Command) -> None:
+def test_a_time_that_is_no_number_is_refused(command: Command, demo: Path) -> None:
     """NaN is in no range, and yet in none is it out of it."""
-    assert "--seconds nan" in command("calibrate", "Missing", "--seconds", "nan", "--json").failed(2)["message"]
+    assert "--seconds nan" in command("calibrate", demo, "--seconds", "nan", "--json").failed(2)["message"]
 
 
 def test_more_threads_than_a_machine_has_are_refused(command: Command) -> None:

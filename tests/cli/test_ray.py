@@ -14,10 +14,10 @@ from edgespec.engine.loading import load
 from tests.cli.conftest import ROOT
 
 pytestmark = pytest.mark.nightly
-pytest.importorskip("ray")
 
 
 def test_two_workers_write_what_each_prompt_gets_alone(demo: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
     texts = [f"ROMEO: {at}" for at in range(64)]
     source = tmp_path / "prompts"
     source.mkdir()
