@@ -199,8 +199,8 @@ def load(
     """
     from edgespec.engine import loading
 
-    if isinstance(bundle, (str, os.PathLike)) and (located(bundle) is not None or is_model(bundle)):
-        bundle = ready(bundle, progress)
+    if isinstance(bundle, (str, os.PathLike)):
+        bundle = located(bundle) or (ready(bundle, progress) if is_model(bundle) else bundle)
     return loading.load(bundle, options, **changes)
 
 

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.decoding.stats import WINDOW, Stats
-from edgespec.drafters.registry import AR
-from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import parse_json, read_json
 
 if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
+    from edgespec.decoding.stats import Stats
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
+    from edgespec.engine.result import Result
 
 
 def at_terminal() -> bool:
@@ -28,6 +27,8 @@ def at_terminal() -> bool:
 
 def summary(result: Result) -> str:
     """One line: how much, how fast, the same text or not, and by which method."""
+    from edgespec.drafters.registry import AR
+
     stats = result.stats
     speed = stats.request_speedup
     if stats.drafted and speed is not None:
@@ -111,6 +112,8 @@ def stats_lines(stats: Stats) -> list[str]:
 
 
 def _recent(stats: Stats) -> str:
+    from edgespec.decoding.stats import WINDOW
+
     parts = [
         f"{method} {found['rounds']:.0f} rounds, {found['tokens_per_round']:.2f} tokens each"
         + ("" if method == "plain" else f", accepted {_percent(found['acceptance_rate'])}")

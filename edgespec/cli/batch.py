@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.engine.result import Result
 
 HINT = 'give an object a line, as in {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
-AT_ONCE = 64  # prompts that are encoded and answered before the next are read
+AT_ONCE = 64  # prompts of one batch call: their longest one decides how many fit the memory together
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.answer import conclude, template_value
 from edgespec.cli.common import NAMES, progress, table_console
 from edgespec.cli.common import apply as apply_settings
+from edgespec.cli.line_editor import line_editor
 from edgespec.cli.markdown import show
 from edgespec.cli.tool_calls import Call, Tools, answer_shape, read_answer
-from edgespec.drafters.registry import AR, AUTO
 from edgespec.errors import EdgespecError, InvalidRequest, unknown_name
 
 if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import CompleteEvent, Completion
-    from prompt_toolkit.document import Document
-
     from edgespec.decoding.settings import Settings
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
@@ -37,98 +31,6 @@ SWITCHES = {
 }
 BENCH_TOKENS, BENCH_REPEATS = 48, 3
 MOST_CALLS = 16  # rounds of calls that one question may cause
-
-
-@contextmanager
-def typing() -> Iterator[None]:
-    """While this lasts, keys that nobody has asked for yet wait for the next line, however many they are.
-
-    A terminal in line mode keeps 4,095 bytes of a line, and drops the rest.
-    """
-    try:
-        import termios
-    except ImportError:  # Windows, whose console cuts nothing
-        yield
-        return
-    file = sys.stdin.fileno()
-    before, now = termios.tcgetattr(file), termios.tcgetattr(file)
-    now[3] &= ~termios.ICANON
-    termios.tcsetattr(file, termios.TCSANOW, now)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(file, termios.TCSANOW, before)
-
-
-@contextmanager
-def line_editor(
-    history: Sequence[str] = (),
-    complete: Callable[[str], Iterable[str]] = lambda _: (),
-    status: Callable[[], str] | None = None,
-) -> Iterator[PromptSession[str]]:
-    """Edit what is typed at the terminal, wherever stdout goes.
-
-    Enter sends; Alt-Enter begins a new line, and lines that are pasted together stay one text.  Arrow keys recall
-    earlier texts, and Ctrl-R searches them; they are forgotten at the end.
-
-    Args:
-        history: earlier texts, the oldest first.
-        complete: what may replace the text before the cursor.
-        status: a line below.
-    """
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import Completer, Completion
-    from prompt_toolkit.enums import DEFAULT_BUFFER
-    from prompt_toolkit.filters import Condition, has_completions, has_focus
-    from prompt_toolkit.history import InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings
-    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
-    from prompt_toolkit.output import create_output
-
-    class Words(Completer):
-        def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-            word = document.text_before_cursor.rpartition(" ")[2]
-            for text in complete(document.text_before_cursor):
-                yield Completion(text, -len(word))
-
-    keys = KeyBindings()
-
-    @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    with _terminal() as terminal:
-        editor: PromptSession[str] = PromptSession(
-            multiline=True,
-            prompt_continuation=lambda width, *_: "." * (width - 1) + " ",
-            history=InMemoryHistory(list(history)),
-            completer=Words(),
-            complete_while_typing=False,
-            complete_in_thread=False,
-            key_bindings=keys,
-            bottom_toolbar=status,
-            output=create_output(terminal),
-        )
-        is_command = Condition(lambda: editor.default_buffer.text.startswith("/"))
-        editor.complete_while_typing = is_command & ~has_completions
-        yield editor
-
-
-@contextmanager
-def _terminal() -> Iterator[TextIO]:
-    """Find the terminal to write a prompt to, where stdout is a file or a pipe too."""
-    import os
-
-    for file in (sys.stdout, sys.stderr):
-        if file.isatty():
-            yield file
-            return
-    with Path(os.ttyname(0)).open("w", encoding="utf-8") as terminal:
-        yield terminal
 
 
 @dataclass(frozen=True)
@@ -168,12 +70,13 @@ class Chat:
         asked = [str(message["content"]) for message in self.conversation.messages if message.get("role") == "user"]
         click.echo("/help lists the commands; Alt-Enter begins a new line", err=True)
         pressed = False  # Ctrl-C, and nothing since
-        with line_editor(asked, self.complete, self.status) as editor:
+        with line_editor(asked, self.complete) as editor:
             if self.tools is not None:
                 self.tools.ask = partial(click.prompt, default="n", show_default=False, prompt_suffix="", err=True)
             while not self.ended:
                 try:
-                    text = editor.prompt("you> ")
+                    # made once for each line: to count tokens the whole conversation is written by its template
+                    text = editor.prompt("you> ", bottom_toolbar=self.status())
                 except EOFError:
                     return
                 except KeyboardInterrupt:
@@ -201,18 +104,18 @@ class Chat:
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
 
-    def ask(self, question: str | None, **changes: Any) -> Result:
+    def ask(self, question: str) -> Result:
         """Ask one question, and show the answer and what is said of it.
 
         Raises:
             InvalidRequest: the template refuses it, or it has no room.
         """
-        result, calls = self._answer(question, self.settings.changed(**changes))
+        result, calls = self._answer(question, self.settings)
         for _ in range(MOST_CALLS):
             if not calls or self.tools is None or result.finish == "cancelled":
                 break
             self._call(calls)
-            result, calls = self._answer(None, self.settings.changed(**changes))
+            result, calls = self._answer(None, self.settings)
         return result
 
     def _call(self, calls: list[Call]) -> None:
@@ -256,8 +159,8 @@ class Chat:
 
     def status(self) -> str:
         """Say how the next answer is made, and how full the context is."""
-        method = self.settings.method or AUTO
-        return f" {method}   {self.conversation.tokens()} of {self.engine.context} tokens   /help "
+        used = f"{self.conversation.tokens()} of {self.engine.context} tokens"
+        return f" {self.settings.method or 'auto'}   {used}   /help "
 
     def complete(self, text: str) -> Iterable[str]:
         """Words that may replace the last one of a command."""
@@ -268,7 +171,7 @@ class Chat:
             return [name for name in COMMANDS if name.startswith(command)]
         words: Iterable[str] = ()
         if command == "/method":
-            words = [*self.engine.methods, AUTO]
+            words = self._methods()
         elif command == "/set" and " " not in rest:
             words = sorted({*SETTABLE, *NAMES, *SWITCHES})
         elif command in ("/save", "/load"):
@@ -337,13 +240,16 @@ class Chat:
         sampling = name in {field.name for field in fields(settings.sampling)}
         return getattr(settings.sampling if sampling else settings, name)
 
+    def _methods(self) -> list[str]:
+        return [*self.engine.methods, "auto"]
+
     def _method(self, name: str) -> None:
         if name:
             self.engine.choose(name)
             self.settings = self.settings.changed(method=name)
             return
-        for known in (*self.engine.methods, AUTO):
-            mark = "*" if known == (self.settings.method or AUTO) else " "
+        for known in self._methods():
+            mark = "*" if known == (self.settings.method or "auto") else " "
             click.echo(f"{mark} {known}", err=True)
 
     def _save(self, name: str) -> None:
@@ -364,14 +270,12 @@ class Chat:
         question = self.conversation.undo()
         if question is None:
             raise InvalidRequest("nothing was asked yet")
-        changes: dict[str, Any] = {}
         if self.settings.sampling.greedy:
             click.echo("greedy decoding gives the same answer again: /set temperature 0.8 gives others", err=True)
         elif self.settings.sampling.seed is not None:
-            changes = {"seed": self.settings.sampling.seed + 1}
-            self.settings = self.settings.changed(**changes)
+            self.settings = self.settings.changed(seed=self.settings.sampling.seed + 1)
         try:
-            self.ask(question, **changes)
+            self.ask(question)
         except BaseException:
             self.conversation.messages = messages
             raise
@@ -393,6 +297,7 @@ class Chat:
         """Compare the methods on the last question, with the conversation before it."""
         from rich.table import Table
 
+        from edgespec.drafters.registry import AR
         from edgespec.reports.bench import BenchEntry, bench_all
 
         last = max((at for at, one in enumerate(self.conversation.messages) if one.get("role") == "user"), default=None)
@@ -425,7 +330,7 @@ class Chat:
         table_console().print(table)
 
     def _reset(self, _: str) -> None:
-        self.conversation.messages = self.conversation.messages[: len(self.conversation.messages) - len(self._turns())]
+        self.conversation.messages = [one for one in self.conversation.messages if one.get("role") == "system"]
 
     def _exit(self, _: str) -> None:
         self.ended = True

@@ -12,7 +12,7 @@ import click
 
 from edgespec.cli.answer import at_terminal, conclude, drain, end, read_tools, template_options
 from edgespec.cli.batch import answer_file
-from edgespec.cli.chat import Chat, typing
+from edgespec.cli.chat import Chat
 from edgespec.cli.common import (
     COMMON,
     COUNT,
@@ -29,11 +29,10 @@ from edgespec.cli.common import (
     prompt_cache_option,
     request_options,
 )
+from edgespec.cli.line_editor import typing
 from edgespec.cli.markdown import show
 from edgespec.cli.tool_calls import mcp_tools
 from edgespec.errors import InvalidRequest
-from edgespec.library import ready
-from edgespec.runtimes.files.manifest import read_manifest
 
 if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
@@ -129,6 +128,9 @@ def command(
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     """
+    from edgespec.library import ready
+    from edgespec.runtimes.files.manifest import read_manifest
+
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
@@ -185,7 +187,7 @@ def _chat(
     options: dict[str, Any],
 ) -> None:
     """Answer questions, or what is typed where there are none."""
-    kept = engine.restore_session(session) if session is not None and session.exists() else []
+    kept = _restore(engine, session)
     first = [{"role": "system", "content": options["system"]}] if options["system"] else []
     if kept and first and kept[:1] != first:
         raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
@@ -222,8 +224,7 @@ def _complete(
     options: dict[str, Any],
 ) -> None:
     """Go on with a text as it is."""
-    if session is not None and session.exists():
-        engine.restore_session(session)
+    _restore(engine, session)
     stream = engine.stream(text, settings)
     if as_json:
         drain(stream)
@@ -256,6 +257,11 @@ def _question(text: str) -> str:
     if not text.strip():
         raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")
     return text.rstrip("\r\n")
+
+
+def _restore(engine: Engine, session: Path | None) -> list[dict[str, Any]]:
+    """Take up what was saved before -> the messages of its conversation."""
+    return engine.restore_session(session) if session is not None and session.exists() else []
 
 
 def _keep(engine: Engine, stream: Stream, session: Path | None) -> None:

@@ -217,4 +217,4 @@ def read_answer(stream: Stream, shape: AnswerShape) -> tuple[str, list[Call]]:
     take(reader.finish())
     click.echo()
     whole = calls[:-1] if cut and calls else calls
-    return text, [Call(f"call_{at}", name, arguments or "{}") for at, (name, arguments) in enumerate(whole)]
+    return text, [Call(shape.new_call_id(), name, arguments or "{}") for name, arguments in whole]

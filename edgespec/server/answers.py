@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -124,7 +122,7 @@ class Choice:
     def _part(self, piece: Piece) -> Part:
         """Add a piece to its part."""
         if piece.kind == "call":
-            made = Part("call", "", piece.text, new_id(self.shape), len(self.calls))
+            made = Part("call", "", piece.text, self.shape.new_call_id(), len(self.calls))
             self.parts.append(made)
         elif piece.kind in ("text", "reasoning"):
             if not self.parts or self.parts[-1].kind != piece.kind:
@@ -172,13 +170,6 @@ class Choice:
         if self.reasoning:
             made["reasoning_content"] = self.reasoning
         return made | ({"tool_calls": calls} if calls else {})
-
-
-def new_id(shape: AnswerShape) -> str:
-    """Make a call's id; Mistral's templates want nine letters and digits."""
-    if (shape.calls or "").startswith("mistral"):
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-    return f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)

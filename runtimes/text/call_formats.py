@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,6 +149,12 @@ class AnswerShape:
         own = FORMATS[self.calls].markers if self.calls else ()
         tags = THOUGHTS[self.thoughts] if self.thoughts and self.thoughts in THOUGHTS else ()
         return own + tuple(tag.removesuffix("thought") for tag in tags)
+
+    def new_call_id(self) -> str:
+        """Make a call's id; Mistral's templates want nine letters and digits."""
+        if (self.calls or "").startswith("mistral"):
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
 
 
 def call_format(template: str) -> str:

@@ -34,7 +34,7 @@ from tests.support.terminal import Terminal
 
 ECHO = """
 import json
-from edgespec.cli.chat import line_editor, typing
+from edgespec.cli.line_editor import line_editor, typing
 with typing(), line_editor() as editor:
     while (line := editor.prompt("> ")) != "end":
         open("lines", "a").write(json.dumps(line) + "\\n")

@@ -121,6 +121,9 @@ def test_a_call_is_asked_for_run_and_answered(
     assert said in messages[2]["content"]
     assert len(asked) == (1 if typed == "a" else 2)
     assert "call: add" in capsys.readouterr().err
+    ids = [one["id"] for message in messages for one in message.get("tool_calls", ())]
+    assert len(set(ids)) == len(ids) == 3
+    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == ids[:2]
     assert talk.conversation.undo() == "what is 40 + 2?"
     assert talk.conversation.messages == []
 

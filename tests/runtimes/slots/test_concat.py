@@ -28,7 +28,7 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Reference
 from tests.support import hf
 from tests.support.foreign import write_export
-from tests.support.slots import disturb
+from tests.support.slots import disturb, one_by_one
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
@@ -70,17 +70,6 @@ def ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 def close(found: NDArray[np.float32], expected: NDArray[np.float32], form: Format = "fp32") -> None:
     """Equal but for rounding: where activations are quantized, a last bit may turn into another level."""
     np.testing.assert_allclose(found, expected, atol=2e-4 if form == "fp32" else 0.15)
-
-
-def one_by_one(slot: Slot, past: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Plain decoding: logits [n, vocab] after each of ``tokens``, which follow ``past``."""
-    slot.follow([])
-    slot.prefill(past)
-    rows = []
-    for token in tokens:
-        rows.append(slot.forward(ids([token])).logits[0].copy())
-        slot.keep([0])
-    return np.stack(rows)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

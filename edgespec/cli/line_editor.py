@@ -1,0 +1,102 @@
+"""Lines that are typed at a terminal: edited, recalled, completed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import CompleteEvent, Completion
+    from prompt_toolkit.document import Document
+
+
+@contextmanager
+def typing() -> Iterator[None]:
+    """While this lasts, keys that nobody has asked for yet wait for the next line, however many they are.
+
+    A terminal in line mode keeps 4,095 bytes of a line, and drops the rest.
+    """
+    try:
+        import termios
+    except ImportError:  # Windows, whose console cuts nothing
+        yield
+        return
+    file = sys.stdin.fileno()
+    before, now = termios.tcgetattr(file), termios.tcgetattr(file)
+    now[3] &= ~termios.ICANON
+    termios.tcsetattr(file, termios.TCSANOW, now)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(file, termios.TCSANOW, before)
+
+
+@contextmanager
+def line_editor(
+    history: Sequence[str] = (),
+    complete: Callable[[str], Iterable[str]] = lambda _: (),
+) -> Iterator[PromptSession[str]]:
+    """Edit what is typed at the terminal, wherever stdout goes.
+
+    Enter sends; Alt-Enter begins a new line, and lines that are pasted together stay one text.  Arrow keys recall
+    earlier texts, and Ctrl-R searches them; they are forgotten at the end.
+
+    Args:
+        history: earlier texts, the oldest first.
+        complete: what may replace the text before the cursor.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer, Completion
+    from prompt_toolkit.enums import DEFAULT_BUFFER
+    from prompt_toolkit.filters import Condition, has_completions, has_focus
+    from prompt_toolkit.history import InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+    from prompt_toolkit.output import create_output
+
+    class Words(Completer):
+        def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+            word = document.text_before_cursor.rpartition(" ")[2]
+            for text in complete(document.text_before_cursor):
+                yield Completion(text, -len(word))
+
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    with _terminal() as terminal:
+        editor: PromptSession[str] = PromptSession(
+            multiline=True,
+            prompt_continuation=lambda width, *_: "." * (width - 1) + " ",
+            history=InMemoryHistory(list(history)),
+            completer=Words(),
+            complete_while_typing=False,
+            complete_in_thread=False,
+            key_bindings=keys,
+            output=create_output(terminal),
+        )
+        is_command = Condition(lambda: editor.default_buffer.text.startswith("/"))
+        editor.complete_while_typing = is_command & ~has_completions
+        yield editor
+
+
+@contextmanager
+def _terminal() -> Iterator[TextIO]:
+    """Find the terminal to write a prompt to, where stdout is a file or a pipe too."""
+    for file in (sys.stdout, sys.stderr):
+        if file.isatty():
+            yield file
+            return
+    with Path(os.ttyname(0)).open("w", encoding="utf-8") as terminal:
+        yield terminal
