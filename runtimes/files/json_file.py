@@ -11,9 +11,7 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from edgespec.errors import BundleError, EdgespecError
 
@@ -21,7 +19,10 @@ MOST_BYTES = 32 << 20
 MOST_DEPTH = 48
 _DIGITS = 64  # of a number
 
-Made = TypeVar("Made", bound=BaseModel)
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Made = TypeVar("Made", bound="BaseModel")
 Kind = type[EdgespecError]
 
 
@@ -134,6 +135,8 @@ def validated(model: type[Made], data: Any, where: object, kind: Kind = BundleEr
     Raises:
         kind: the first thing that does not fit, by its place in the file.
     """
+    from pydantic import ValidationError  # not at import: a help page reads no file
+
     try:
         return model.model_validate(data)
     except ValidationError as error:
