@@ -64,9 +64,9 @@ def answer_file(engine: Engine, source: Path, output: Path, settings: Settings, 
     if str(output) == "-":
         raise InvalidRequest("--output -: expected a file: what it holds is not made again", "name a file")
     lines = _read(engine, source, settings)
-    done, failed = _resume(output, [line.key for line in lines])
-    count = {"prompts": len(lines), "answered_before": done, "answered": 0, "failed": failed, "tokens": 0}
     try:
+        done, failed = _resume(output, [line.key for line in lines])
+        count = {"prompts": len(lines), "answered_before": done, "answered": 0, "failed": failed, "tokens": 0}
         with output.open("a", encoding="utf-8") as file, progress() as report:
             for at in range(done, len(lines), AT_ONCE):
                 part = lines[at : at + AT_ONCE]

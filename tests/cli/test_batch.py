@@ -129,6 +129,10 @@ def test_wrong_files(command: Command, demo: Path, more: tuple[str, ...], code: 
     command("run", demo, *more).refused(code, part)
 
 
+def test_an_output_that_is_a_folder_is_named(command: Command, demo: Path, prompts: Path, tmp_path: Path) -> None:
+    command(*asked(demo, prompts, tmp_path)).refused(1, f"{tmp_path}: cannot be written", "name another file")
+
+
 def test_lines_are_those_of_the_file_and_a_batch_changes_no_answer(
     command: Command, demo: Path, tmp_path: Path
 ) -> None:
