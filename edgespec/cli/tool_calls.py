@@ -175,14 +175,13 @@ def _commands(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def answer_shape(codec: TextCodec, conversation: Conversation, question: str | None) -> AnswerShape:
     """Tell how the model writes its answer to a question: its notation of calls and thoughts."""
-    from edgespec.runtimes.text.call_formats import AnswerShape, call_format, opened, thought_format, types_of
+    from edgespec.runtimes.text.call_formats import AnswerShape
     from edgespec.runtimes.text.chat import choose_template
 
     template = choose_template(codec.templates, conversation.tools)
     asked = [*conversation.messages, *([{"role": "user", "content": question}] if question is not None else [])]
-    thoughts = thought_format(template)
     prompt = codec.write_chat(asked, conversation.tools, options=conversation.options)
-    return AnswerShape(call_format(template), thoughts, opened(prompt, thoughts), types_of(conversation.tools or ()))
+    return AnswerShape.of(template, prompt, conversation.tools or ())
 
 
 def read_answer(stream: Stream, shape: AnswerShape) -> tuple[str, list[Call]]:

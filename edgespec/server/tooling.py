@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.text.call_formats import AnswerShape, call_format, opened, thought_format, types_of
+from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
 from edgespec.runtimes.text.chat import choose_template
 from edgespec.runtimes.text.codec import TextCodec
@@ -55,9 +55,7 @@ def plan_chat(asked: ChatRequest, codec: TextCodec, calls: str | None) -> tuple[
         continue_final=asked.continued,
     )
     template = choose_template(codec.templates, tools)
-    thoughts = thought_format(template) if asked.edgespec.reasoning else None
-    form = (asked.edgespec.tool_format or calls or call_format(template)) if called else None
-    shape = AnswerShape(form, thoughts, opened(prompt, thoughts), types_of(called))
+    shape = AnswerShape.of(template, prompt, called, asked.edgespec.tool_format or calls, asked.edgespec.reasoning)
     special = codec.special_ids(shape.markers)
     single = bool(called) and asked.parallel_tool_calls is False
     grammar = asked.grammar

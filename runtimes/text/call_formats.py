@@ -138,6 +138,28 @@ class AnswerShape:
         if self.calls is not None and self.calls not in FORMATS:
             raise unknown_name("format of calls", self.calls, FORMATS)
 
+    @classmethod
+    def of(
+        cls,
+        template: str,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+        calls: str | None = None,
+        reasoning: bool = True,
+    ) -> AnswerShape:
+        """Tell how the answer to a prompt is to be read.
+
+        Args:
+            template: the chat template that wrote it.
+            prompt: its text.
+            tools: JSON schemas of the functions that may be called; none: there are no calls.
+            calls: the notation of calls; None = that of the template.
+            reasoning: whether thoughts are told apart.
+        """
+        thoughts = thought_format(template) if reasoning else None
+        form = (calls or call_format(template)) if tools else None
+        return cls(form, thoughts, opened(prompt, thoughts), types_of(tools))
+
     @property
     def plain(self) -> bool:
         """Whether all of it is text."""
