@@ -30,16 +30,13 @@ from edgespec.cli.common import (
 from edgespec.cli.recipes import recipe_option
 from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.planning.plan import Option
-from edgespec.planning.profiles import Profile
-from edgespec.runtimes.files.bundle import check_sizes
 from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS, Format
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
-from edgespec.runtimes.options import LoadOptions
 
 if TYPE_CHECKING:
     from edgespec.planning.plan import Option, Plan, PlannedRun, PlanRequest
     from edgespec.planning.profiles import Profile
+    from edgespec.runtimes.options import LoadOptions
 
 
 DRAFT, DRAFTER = "draft", "drafter"  # folders of what is still to be trained
@@ -62,7 +59,9 @@ def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | 
         BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method or an attention that it does not have.
     """
+    from edgespec.planning.plan import Option
     from edgespec.planning.profiles import find_profile
+    from edgespec.runtimes.files.bundle import check_sizes
 
     manifest = complete(read_manifest(Path(source)))
     check_sizes(Path(source), manifest)
@@ -112,6 +111,7 @@ def model_options(
     """
     from edgespec.export.options import ExportOptions
     from edgespec.export.planned import planned_bundle, possible_drafter
+    from edgespec.planning.plan import Option
 
     wanted = tuple(methods) or (
         *needing("text", "layers", "heads", *(("draft",) if draft else ())),
