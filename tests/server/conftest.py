@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,9 @@ def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
 def start(bundle: Path, *options: str, threads: int = 1, program: tuple[str, str] = ("-m", "edgespec")) -> Served:
     """Start ``edgespec serve``, or another ``program`` of Python's, and wait until it listens."""
     command = [sys.executable, *program, "serve", str(bundle), "--port", "0", "--threads", str(threads), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # a shell lets what it runs in the background ignore Ctrl-C, and what that starts would ignore it too
+    fresh = None if sys.platform == "win32" else partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=fresh)
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
