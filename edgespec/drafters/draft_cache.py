@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.decoding.drafter import Proposal
-from edgespec.decoding.target import AuxHiddenTarget, Pass
+from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.runtimes.files.manifest import DecoderPart
 from edgespec.runtimes.slots.slot import Slot
 
 FIRST_ROWS = 3  # of the first step that is timed: the pending token and two accepted guesses
+UNNAMED = -1  # a row that is not known to be of the text
 EMBEDDING_BYTES = 1 << 20  # that are kept: asking the target for some takes as long as a small drafter's step
 
 
@@ -45,10 +46,11 @@ class InputRows:
 class DraftCache:
     """Holds a row for every token but the first, of that token and the target's hidden states at the token before.
 
-    A token of ``slot``, which is the drafter's, stands for a row.
+    A token of ``slot``, which is the drafter's, names a row: see ``names``.
     """
 
     deferred_rows = 1  # that are left to the pass that guesses
+    borrowed = False  # whether the rows are those of another model
 
     def __init__(self, target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
         assert slot.model.part.decoder is not None
@@ -67,18 +69,33 @@ class DraftCache:
         """Keep the first ``rows`` rows."""
         del self.slot.tokens[rows:]
 
-    def kept(self, same: int, rows: int) -> int:
-        """Keep the rows that are still right, forget the others, and count them.
+    def names(self, tokens: Sequence[int]) -> list[int]:
+        """Name the rows of a text, the pending token's among them, so that rows of equal names are equal.
 
-        ``same`` tokens at the beginning of the text are as they were; ``rows``: its tokens but the pending one.
+        A row is named by its own token, the first one by that before it, too.
         """
-        found = max(min(same - self.deferred_rows, len(self), rows - self.deferred_rows), 0)
+        own = list(tokens[self.deferred_rows :])
+        if self.deferred_rows and own:
+            own[0] |= tokens[0] << 32
+        return own
+
+    def kept(self, tokens: Sequence[int]) -> int:
+        """Keep the rows of a text but the last, forget the others, and count them."""
+        found = common_prefix(self.slot.tokens, self.names(tokens)[:-1])
         self.crop(found)
         return found
 
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         """Append the rows of tokens [n] and the target's hidden states [n, k * hidden]."""
-        self.slot.absorb_inputs(self._inputs(tokens, states))
+        self._absorb(self._inputs(tokens, states))
+
+    def name(self, tokens: Sequence[int], start: int) -> None:
+        """Say that the rows from ``start`` on are those of a text, as the ones before are."""
+        named, stop = self.slot.tokens, len(self.slot.tokens) + self.deferred_rows
+        if start:
+            named[start:] = tokens[start + self.deferred_rows : stop]
+        else:
+            named[:] = self.names(tokens[:stop])
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         """Append the last rows, and at most ``length`` >= 1 levels of guesses after them.
@@ -132,7 +149,12 @@ class DraftCache:
     def _run(self, inputs: Rows, recycled: bool, best: bool) -> Pass:
         output = self.slot.forward_inputs(inputs, recycled, best)
         self.slot.keep(range(len(inputs)))
+        self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
         return output
+
+    def _absorb(self, inputs: Rows) -> None:
+        self.slot.absorb_inputs(inputs)
+        self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
 
     def _whole(self, logits: Rows) -> Rows:
         columns = self.slot.head_tokens
@@ -169,7 +191,7 @@ class BlockCache(DraftCache):
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         inputs = np.zeros((len(states), self._inputs.columns), np.float32)
         inputs[:, self._inputs.columns - states.shape[1] :] = states
-        self.slot.absorb_inputs(inputs)
+        self._absorb(inputs)
 
     def try_once(self) -> None:
         self.slot.forward_block(self._masked(0, self.block - 1), best=True)
@@ -197,6 +219,7 @@ class BorrowedCache(DraftCache):
     Gemma 4's assistants.  Of the target's hidden states only the last row is looked at, by a round's first step.
     """
 
+    borrowed = True
     _rows = 1  # of the target's tokens that are seen
 
     def __len__(self) -> int:
@@ -204,8 +227,10 @@ class BorrowedCache(DraftCache):
 
     def crop(self, rows: int) -> None: ...
 
-    def kept(self, same: int, rows: int) -> int:
-        return max(rows - self.deferred_rows, 0)
+    def kept(self, tokens: Sequence[int]) -> int:
+        return max(len(tokens) - 1 - self.deferred_rows, 0)
+
+    def name(self, tokens: Sequence[int], start: int) -> None: ...
 
     def absorb(self, tokens: Sequence[int], states: Rows) -> None: ...
 

@@ -13,6 +13,8 @@ target's states, which is what it was trained on.  Rows of a block's drafter are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,6 +53,8 @@ class HiddenStateDrafter(DrawingDrafter):
         self._at, self._states = 0, self.cache.no_states  # first row, [rows, k * hidden]
         self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
         self._sound = False  # nothing failed since the cache was right
+        # whether to go on from elsewhere takes states, too, as the target does not read a single token again
+        self.stateful = bool(self.deferred_rows and getattr(target, "stateful", False))
 
     def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
         return None, rows_of(self.branch, budget)
@@ -58,22 +62,61 @@ class HiddenStateDrafter(DrawingDrafter):
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def begin(self, request: DraftRequest) -> int | None:
-        """Keep the rows that are still right: row i needs token i + 1, too, where rows are made of tokens."""
+        """Keep the rows that are still right, and the states that the next ones are made of."""
         super().begin(request)
-        tokens = request.tokens
-        same = common_prefix(self._tokens, tokens) if self._sound else 0
-        self._at = self.cache.kept(same, len(tokens) - 1)
-        self._tokens, self._states, self._sound = list(tokens), self.cache.no_states, True
-        self._later = []
-        return self._at
+        self._join()
+        tokens, states, first = request.tokens, self._states, self._at
+        known = min(common_prefix(self._tokens, tokens), first + len(states), len(tokens) - 1)
+        if not self._sound:
+            known = 0
+            self.cache.crop(0)
+        self._at = at = self.cache.kept(tokens)
+        self._states = states[at - first : known - first] if first <= at < known else self.cache.no_states
+        self._tokens, self._sound = list(tokens), True
+        if self.slot.on_begin is not None:
+            self.slot.on_begin(self, self.cache.names(tokens))
+            if len(self.cache) < self._at:  # what was to be put there is not what it should be
+                self._at, self._states = self.cache.kept(tokens), self.cache.no_states
+        return self.known
+
+    @property
+    def known(self) -> int:
+        """Count the tokens of the prompt whose hidden states it needs no more."""
+        return self._at + len(self._states)
 
     def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
         """Append rows of the prompt, but for the last where that one gives the first guess."""
-        known = self._at + len(self._states)  # a target with states may read again what is known here
-        if first > known:
-            raise EdgespecError(f"auxiliary hidden states of token {first}: expected those of token {known}")
-        self._states = np.concatenate((self._states, aux_hidden[known - first :]))
+        if first > self.known:  # a target with states may read again what is known here
+            raise EdgespecError(f"auxiliary hidden states of token {first}: expected those of token {self.known}")
+        self._states = np.concatenate((self._states, aux_hidden[self.known - first :]))
         self._settle()
+        if self.slot.on_read is not None:
+            self.slot.on_read()
+
+    # -- what is kept of a text elsewhere, beside the rows in the slot -------------------------------------------------
+
+    def settle(self, tokens: Sequence[int]) -> list[int]:
+        """Make all rows of a text that has ended but the deferred ones -> names of the text's rows."""
+        if self._sound:
+            self._join()
+            known = min(common_prefix(self._tokens, tokens), len(tokens) - 1)
+            self._states, self._tokens = self._states[: max(known - self._at, 0)], list(tokens)
+            self._settle()
+            self.cache.crop(self._at)
+        return self.cache.names(tokens)
+
+    def state(self) -> NDArray[np.uint8]:  # [bytes]
+        """Copy the states that the row after the slot's is made of; empty where they are not known."""
+        complete = len(self._states) == self.deferred_rows and self._at == len(self.cache)
+        return (self._states if complete else self.cache.no_states).reshape(-1).view(np.uint8).copy()
+
+    def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
+        """Go on from the slot's rows and what ``state`` gave after them -> whether it has the size of it."""
+        rows, columns = self.deferred_rows if self.stateful else 0, self.cache.no_states.shape[1]
+        if state.nbytes != 4 * rows * columns:
+            return False
+        self._at, self._states = len(self.cache), state.view(np.float32).reshape(rows, columns)
+        return True
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -89,6 +132,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self.cache.crop(start)
         made = self.cache.draw(self._states[start - self._at :], self.how(tokens), length)
         self.cache.crop(rows)
+        self.cache.name(tokens, start)
         self._states = self._states[len(self._states) - self.deferred_rows :]
         self._at, self._sound = rows - self.deferred_rows, True
         return made
@@ -131,6 +175,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self.cache.crop(self._at)
         tokens = self._tokens[self._at + 1 : self._at + 1 + rows]
         self.cache.absorb(tokens, self._states[:rows])
+        self.cache.name(self._tokens, self._at)
         self._at, self._states = self._at + rows, self._states[rows:]
 
 

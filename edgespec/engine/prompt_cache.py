@@ -11,13 +11,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from edgespec import __version__
 from edgespec.decoding.target import common_prefix
+from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, Wanted
 from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.planning.budget import prompt_limit
@@ -105,36 +107,80 @@ class PromptCache:
         """
         if draft and slot.stateful:  # it reads again what it goes back to anyway
             return None
-        folder = self._folder(slot.model, None if owner is None else owner.partition(" ")[0])
+        folder = self._folder(slot.model, owner)
         if folder is None:
             return None
-        text = tokens[:-1]
-        held = slot.cropped(common_prefix(slot.tokens, text))
-        found = folder.find(text, slot.stateful)
+        held = slot.cropped(common_prefix(slot.tokens, tokens[:-1]))
+        found = self._find(folder, Source(slot, slot), tokens, held, room)
+        make, pace = self._describe(slot.model, folder), self._paces[draft]
+        return KeptText(self._writer, folder, Source(slot, slot), tokens, found, pace, make)
+
+    def take_up_rows(
+        self, drafter: HiddenStateDrafter, tokens: Sequence[int], names: Sequence[int], owner: str | None, room: int
+    ) -> KeptText | None:
+        """Let a drafter hold the longest beginning of a text that it or a file has, and the target not less than it.
+
+        Args:
+            drafter: with rows of its own.
+            tokens: of the text.
+            names: of its rows, the pending token's among them.
+            owner: as for ``take_up``.
+            room: as for ``take_up``.
+
+        Returns:
+            as ``take_up``.
+        """
+        slot, target = drafter.slot, drafter.target
+        assert isinstance(target, Slot)
+        folder = self._folder(slot.model, owner, target.model)
+        if folder is None:
+            return None
+        held, behind = len(slot.tokens), drafter.deferred_rows
+        if drafter.stateful and drafter.known == held:  # no state to go on from: rows are made again from a checkpoint
+            held = max(target.cropped(held) - behind, 0)
+        found = self._find(folder, Source(slot, drafter), names, held, room)
+        if (
+            drafter.stateful and target.cropped(drafter.known) < drafter.known - LEAST
+        ):  # it holds a longer text's states
+            self.take_up(target, tokens[: drafter.known + 1], owner, room)
+        make = self._describe(slot.model, folder)
+        return KeptRows(drafter, self._writer, folder, Source(slot, drafter), names, found, self._paces[False], make)
+
+    def _find(self, folder: PromptFolder, source: Source, tokens: Sequence[int], held: int, room: int) -> Prefix:
+        """Restore the longest beginning that a folder has of a text, if that is more than the ``held`` tokens of it."""
+        slot, stateful, text = source.slot, source.states.stateful, tokens[:-1]
+        found = folder.find(text, stateful)
         for _ in range(_TRIES):
             if found.length < held + LEAST:
                 break
             try:
-                _restore(folder, slot, tokens, found, held, min(slot.context, room))
+                _restore(folder, source, tokens, found, held, min(slot.context, room))
                 touch(path for path, *_ in found.pieces())
                 break
             except Damaged as error:
                 self._warn(error)
             except OSError:  # another process has just removed it, or the disk does not give it
                 pass
-            held = 0 if slot.stateful else held
-            found = folder.find(text, slot.stateful)
-        return KeptText(self._writer, folder, slot, found, self._paces[draft], self._describe(slot.model, folder))
+            held = 0 if stateful else held
+            found = folder.find(text, stateful)
+        return found
 
     def _describe(self, model: Model, folder: PromptFolder) -> Callable[[], None]:
         facts = {"bundle": str(self._bundle.path.resolve())}
         return lambda: folder.make(model.folder / model.part.weights, facts)
 
-    def _folder(self, model: Model, owner: str | None) -> PromptFolder | None:
-        """Find where the texts of an owner lie; None = there is no key to seal them with."""
+    def _folder(self, model: Model, owner: str | None, target: Model | None = None) -> PromptFolder | None:
+        """Find where the texts of an owner lie; None = there is no key to seal them with.
+
+        ``target``: whose hidden states a drafter's rows are made of.
+        """
+        owner = None if owner is None else owner.partition(" ")[0]
         key = model.part.weights, owner
         if key not in self._folders:
             facts = origin_of(self._bundle.manifest, model) | {"edgespec": __version__}
+            if target is not None:
+                made_of = origin_of(self._bundle.manifest, target)
+                facts |= {f"target's {name}": value for name, value in made_of.items()}
             library = native_library()
             if model.graph.operators != "native":
                 facts["threads"] = str(min(model.threads, 2))  # one, or several
@@ -153,13 +199,36 @@ class PromptCache:
             warnings.warn(f"{error}; it was removed, and the prompt is read again", stacklevel=2)
 
 
+class States(Protocol):
+    """What has the states of a text: a slot itself, or a drafter of the target's; see ``Slot``."""
+
+    @property
+    def stateful(self) -> bool: ...
+    def state(self) -> Bytes: ...
+    def put_state(self, state: Bytes) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a text lies in.
+
+    Attributes:
+        slot: its keys and values.
+        states: what else there is of it.
+    """
+
+    slot: Slot
+    states: States
+
+
 class KeptText:
     """A slot's text, what of it is on the disk, and what is to come there.
 
     Args:
         writer: writes.
         folder: where.
-        slot: what it lies in.
+        source: what it lies in.
+        tokens: of the text.
         found: what is there; its hashes are those of the prompt.
         pace: how fast it is read.
         make: makes the folder.
@@ -169,21 +238,28 @@ class KeptText:
         self,
         writer: PromptWriter,
         folder: PromptFolder,
-        slot: Slot,
+        source: Source,
+        tokens: Sequence[int],
         found: Prefix,
         pace: PrefillBudget,
         make: Callable[[], None],
     ) -> None:
-        self._writer, self._folder, self._slot, self._pace, self._make = writer, folder, slot, pace, make
+        self._writer, self._folder, self._pace, self._make = writer, folder, pace, make
+        self._slot, self._states, self._tokens = source.slot, source.states, tokens
         self._length = found.length
-        self._tokens: Sequence[int] = ()
         self._stops: list[int] = []
 
-    def watch(self, tokens: Sequence[int], ends: Sequence[int]) -> None:
-        """Keep what is read of a prompt as it is read, at the ends of turns, at the end, and every ``EVERY`` tokens."""
-        last = len(tokens) - 1
-        stops = {*ends, last, *range(EVERY, last, EVERY)}
-        self._tokens, self._stops = tokens, sorted(stop for stop in stops if self._length < stop <= last)
+    def watch(self, tokens: int, ends: Sequence[int], behind: int = 0) -> None:
+        """Keep what is read of a prompt as it is read, at the ends of turns, at the end, and every ``EVERY`` tokens.
+
+        Args:
+            tokens: of the prompt, all.
+            ends: of turns, in tokens.
+            behind: rows of a drafter that there are fewer than tokens.
+        """
+        last = tokens - 1
+        stops = {stop - behind for stop in (*ends, last, *range(EVERY, last, EVERY))}
+        self._stops = sorted(stop for stop in stops if self._length < stop <= last - behind)
         self._slot.on_read = self._read
 
     def rows(self, most: int) -> int:
@@ -194,17 +270,26 @@ class KeptText:
     def keep(self, text: Sequence[int]) -> None:
         """Write what the slot holds, the beginning of a text, if reading it again would take long; see ``take_up``."""
         length = common_prefix(self._slot.tokens, text)
-        if (length - self._length) * (self._pace.cost or 0.0) < WORTH or length < LEAST:
+        if not self._worth(length) or length < LEAST:
             return
-        if self._slot.stateful and length < len(self._slot.tokens):
+        stateful = self._states.stateful
+        state = self._states.state() if stateful and length == len(self._slot.tokens) else NO_STATE
+        if stateful and not state.size:
             return
-        state = self._slot.state() if self._slot.stateful else NO_STATE
         if self._writer.add(Wanted(self._folder, self._slot, list(text[:length]), state, self._make)):
             self._length = length
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Write what the slot holds of a text that has ended, as ``keep`` does."""
+        self.keep(tokens)
 
     def close(self) -> None:
         """Watch no more."""
         self._slot.on_read = None
+
+    def _worth(self, length: int) -> bool:
+        """Tell whether reading so much of the text takes long."""
+        return (length - self._length) * (self._pace.cost or 0.0) >= WORTH
 
     def _read(self) -> None:
         """Note that the slot has read some of the prompt."""
@@ -212,12 +297,25 @@ class KeptText:
             self.keep(self._tokens)
 
 
-def _restore(folder: PromptFolder, slot: Slot, tokens: Sequence[int], found: Prefix, held: int, room: int) -> None:
+class KeptRows(KeptText):
+    """Rows of a drafter; their names are its text."""
+
+    def __init__(self, drafter: HiddenStateDrafter, *how: Any) -> None:
+        super().__init__(*how)
+        self._drafter = drafter
+
+    def end(self, tokens: Sequence[int]) -> None:
+        if self._worth(len(tokens)):
+            self.keep(self._drafter.settle(tokens))
+
+
+def _restore(folder: PromptFolder, source: Source, tokens: Sequence[int], found: Prefix, held: int, room: int) -> None:
     """Fill a slot that holds ``held`` tokens of a text with what was found of it.
 
     Raises:
         Damaged, OSError: of a file; the slot holds as much as before then, or nothing where it has states.
     """
+    slot, states = source.slot, source.states
     slot.reserve(room)
     slot.held()  # what the last request left to the next pass
     slot.take_up(tokens[: found.length], found.length)
@@ -237,10 +335,10 @@ def _restore(folder: PromptFolder, slot: Slot, tokens: Sequence[int], found: Pre
     try:
         threads = min(_READERS, default_threads(), len(pieces))
         with ThreadPoolExecutor(threads) as pool:  # reading, hashing and copying hold no lock of Python's
-            states = list(pool.map(read, [pieces[at::threads] for at in range(threads)]))
-        state = states[(len(pieces) - 1) % threads] if found.end else NO_STATE
-        if not (slot.put_state(state) and slot.taken_up()):
+            read_ones = list(pool.map(read, [pieces[at::threads] for at in range(threads)]))
+        state = read_ones[(len(pieces) - 1) % threads] if found.end else NO_STATE
+        if not (states.put_state(state) and slot.taken_up()):
             raise Damaged(found.pieces()[-1][0], "states of another text")
     except BaseException:
-        slot.crop(0 if slot.stateful else held)
+        slot.crop(0 if states.stateful else held)
         raise

@@ -15,6 +15,7 @@ from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, R
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
+from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.drafters.plain import Forced
 from edgespec.drafters.predicted import Predicted
 from edgespec.drafters.registry import AR, needing
@@ -86,7 +87,7 @@ class Stream:
         assert self._place.session is not None
         self._session = self._place.session
         self._released = False
-        self._kept: dict[bool, KeptText | None] = {}  # what of the target's slot is on the disk, and of the draft's
+        self._kept: dict[str, KeptText] = {}  # what of each slot is on the disk
         self._lost: str | None = None  # why the device was left
         try:
             try:
@@ -133,29 +134,40 @@ class Stream:
         self._rounds = decode(self.target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
 
     def _take_up(self, tokens: list[int], ends: list[int]) -> None:
-        """Let the slots hold what the disk has of the text; a draft's does when a method asks for it."""
+        """Let the slots hold what the disk has of the text; those of drafts do when a method asks for it."""
+        prompts, owner, room = self._engine.prompts, self._owner, self._place.tokens
 
-        def begin(slot: Slot, draft: bool = True) -> None:
-            found = self._engine.prompts.take_up(slot, tokens, self._owner, self._place.tokens, draft)
-            self._kept[draft] = found
+        def begin(name: str, slot: Slot) -> None:
+            if name == "drafter":
+                slot.on_begin = begin_rows
+            else:
+                keep(name, prompts.take_up(slot, tokens, owner, room, draft=name == "draft"))
+
+        def begin_rows(drafter: HiddenStateDrafter, names: list[int]) -> None:
+            if not drafter.cache.borrowed:
+                keep("drafter", prompts.take_up_rows(drafter, tokens, names, owner, room), drafter.deferred_rows)
+
+        def keep(name: str, found: KeptText | None, behind: int = 0) -> None:
             if found is not None:
-                found.watch(tokens, ends)
+                self._kept[name] = found
+                found.watch(len(tokens), ends, behind)
 
         self._kept = {}
         # nobody could say later whose keys and values those were
-        if self._foreign or not self._engine.prompts.on or self._engine.unproven():
+        if self._foreign or not prompts.on or self._engine.unproven():
             return
-        begin(self.target, draft=False)
         self._session.on_draft = begin
-        if (open_one := self._session.slots().get("draft")) is not None:
-            begin(open_one)
+        for name, slot in self._session.slots().items():
+            begin(name, slot)
 
     def keep_nothing(self) -> None:
         """Write nothing of this request on the disk from now on."""
-        for kept in filter(None, self._kept.values()):
+        for kept in self._kept.values():
             kept.close()
         self._kept = {}
         self._session.on_draft = None
+        for slot in self._session.slots().values():
+            slot.on_begin = None
 
     def _leave_device(self, error: DeviceError) -> None:
         """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
@@ -306,8 +318,8 @@ class Stream:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
         rows = asked.left if asked.left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
-        if not asked.draft and (kept := self._kept.get(False)) is not None:
-            rows = kept.rows(rows)
+        if not asked.draft:
+            rows = min([rows, *(kept.rows(rows) for name, kept in self._kept.items() if name != "draft")])
         found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, asked.left))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
@@ -368,8 +380,8 @@ class Stream:
                 return
             if self._finish is not None:
                 with suppress(EdgespecError):  # the text is there; another process reads it again
-                    for kept in filter(None, self._kept.values()):
-                        kept.keep(self.tokens)
+                    for kept in self._kept.values():
+                        kept.end(self.tokens)
             self.keep_nothing()
 
     def _take(self, item: Round) -> Chunk:

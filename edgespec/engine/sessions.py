@@ -46,7 +46,7 @@ class Session:
         used: when it was given back last, by ``time.monotonic``.
         foreign: why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here.
         restored: tokens of the text that was taken up with those.
-        on_draft: called with the draft's slot when a method has asked for it.
+        on_draft: called with the name and the slot of a draft or drafter when a method has asked for it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
         self._begin_draft: Callable[[Slot], None] | None = None
-        self.on_draft: Callable[[Slot], object] | None = None
+        self.on_draft: Callable[[str, Slot], object] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
         self._inherited: dict[tuple[object, ...], object] = {}  # for drafters that are not made yet
@@ -207,8 +207,8 @@ class Session:
             if name == "draft" and self._begin_draft is not None:
                 self._begin_draft(slot)
                 self._begin_draft = None
-            if name == "draft" and self.on_draft is not None:
-                self.on_draft(slot)
+            if self.on_draft is not None:
+                self.on_draft(name, slot)
             self._drafts[name] = slot, slot.chunk
             slot.chunk = min(slot.chunk, self.target.chunk)
         return self._drafts[name][0]

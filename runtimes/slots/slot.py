@@ -47,6 +47,8 @@ class Slot(ABC):
         self.aux_hidden_sink: AuxHiddenSink | None = None
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         self.on_read: Callable[[], None] | None = None  # called when a prefill has ended, and where it was marked
+        # called by a drafter that this is the slot of, with itself and the names of a text's rows, when it begins one
+        self.on_begin: Callable[[Any, list[int]], None] | None = None
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
         self.head_tokens = read_head_tokens(model.folder, part)  # int64 [size]: what the columns of a cut LM head mean

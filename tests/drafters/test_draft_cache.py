@@ -135,7 +135,10 @@ def test_a_prompt_is_read_as_it_comes(chunk: int) -> None:
 
 @pytest.mark.parametrize("branch", [None, (2,)])
 def test_rows_that_need_not_be_read_again(branch: tuple[int, ...] | None) -> None:
-    """Entry i is of tokens i and i + 1; the last one of a prompt is left to the first round."""
+    """Entry i is of tokens i and i + 1; the last one of a prompt is left to the first round.
+
+    States of tokens that went on without an entry are still there, where no entry before was taken back.
+    """
     text = PROMPT + plain(likely, VOCAB, PROMPT, 20)
     others = [text, text[:-1], text[:20], [*text[:15], 10, 10, 7], [*text, 5, 6], [7, *text[1:]], text[:1], text[:2]]
     for other in others:
@@ -146,7 +149,9 @@ def test_rows_that_need_not_be_read_again(branch: tuple[int, ...] | None) -> Non
             (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other))
         )
         kept = sum(i + 1 < same for i in range(min(held, max(len(other) - 2, 0))))
-        assert drafter.begin(DraftRequest(other)) == kept == len(slot.tokens)
+        known = min(same, len(other) - 1, len(text) - 1)
+        assert drafter.begin(DraftRequest(other)) == (max(kept, known) if kept == held else kept)
+        assert len(slot.tokens) == kept
         found = rounds(target, drafter, other, 9)
         assert [t for done in found for t in done.tokens] == plain(likely, VOCAB, other, 9)
         whole = other + [t for done in found for t in done.tokens]
@@ -171,6 +176,19 @@ def test_embeddings_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds(target, drafter, PROMPT, 60)
     assert len(target.asked) == len(set(target.asked)) <= VOCAB
     assert np.isin(PROMPT[1:], target.asked).all()
+
+
+def test_rows_of_other_texts_have_other_names() -> None:
+    """The first row is made of two tokens; one of a block's drafter of its own alone."""
+    text = [3, 1, 4, 1]
+    for made_one, count in ((made, 3), (made_blocks, 4)):
+        cache = made_one()[2].cache
+        names = cache.names(text)
+        assert len(names) == count
+        for at in range(4):
+            other = cache.names([*text[:at], 9, *text[at + 1 :]])
+            assert [i for i, (a, b) in enumerate(zip(names, other, strict=True)) if a != b] == [max(at + count - 4, 0)]
+        assert cache.names([]) == []
 
 
 COLUMNS = HIDDEN + 4

@@ -114,6 +114,7 @@ class ToySlot:
     """
 
     context = 512
+    on_read = on_begin = None
 
     def __init__(self, block: int | None = None, known: Sequence[int] | None = None) -> None:
         self.tokens: list[int] = []
