@@ -1,11 +1,10 @@
-"""``edgespec serve``: a bundle behind OpenAI's API."""
+"""``edgespec serve``: bundles behind OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,17 +12,16 @@ import click
 from edgespec.cli.common import (
     PATH,
     GroupedCommand,
-    bundle_argument,
     emit_json,
     group,
     json_option,
     loading_options,
+    make_load_options,
     memory_options,
-    open_engine,
     option,
+    progress,
     prompt_cache_option,
 )
-from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
 from edgespec.runtimes.text.call_formats import FORMATS
 from edgespec.server.scheduler import Limits
@@ -33,13 +31,18 @@ FORMAT = click.Choice(list(FORMATS))
 
 
 @click.command("serve", cls=GroupedCommand)
-@bundle_argument
+@click.argument("bundles", nargs=-1, required=True)
 @option("--host", "Address to listen on.", default="127.0.0.1")
 @option("--port", "0 takes a free one.", click.IntRange(0, 65535), 8000)
-@option("--name", "What clients call the model.  [default: the bundle's folder]")
+@option("--name", "What clients call the model; of several, one for each.  [default: the folder]", multiple=True)
 @option("--tool-format", "How the model writes calls of tools.  [default: as its chat template says]", FORMAT)
 @option("--ngram-store", "A file of `edgespec ngram build`.", PATH)
 @memory_options
+@option(
+    "--idle-minutes",
+    "Free a model that nobody asks for so long.  [default: when others need the memory]",
+    click.FloatRange(min=0, min_open=True),
+)
 @prompt_cache_option
 @group(
     "Access",
@@ -69,46 +72,72 @@ FORMAT = click.Choice(list(FORMATS))
 @loading_options
 @json_option
 def command(
-    bundle: Path, host: str, port: int, name: str | None, api_key: tuple[str, ...], as_json: bool, **options: Any
+    bundles: tuple[str, ...],
+    host: str,
+    port: int,
+    name: tuple[str, ...],
+    idle_minutes: float | None,
+    api_key: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Serve a bundle: OpenAI's completions and chats over HTTP, several requests decoded together.
+    """Serve models over HTTP: OpenAI's and Anthropic's APIs, several requests decoded together.
+
+    A MODEL is a bundle's folder or name, or a model that `edgespec run` takes, of which a bundle is made first.
+    Of several, the field `model` of a request picks one.  It is loaded when it is first asked for, and freed when
+    another one needs its memory, or after --idle-minutes.
 
     \b
     edgespec serve demo                     # http://127.0.0.1:8000/ is a page to talk to it
     edgespec serve demo --port 9000 --parallel 8 --api-key secret
+    edgespec serve Qwen/Qwen2.5-0.5B-Instruct --name qwen
+    edgespec serve qwen coder embedder --budget 6GiB --idle-minutes 15
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "demo", "prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}'
 
     It listens on this machine alone unless --host says otherwise; then set a key.
     """
+    from edgespec.library import ready
     from edgespec.server.app import Access, make_app
     from edgespec.server.guard import is_local
+    from edgespec.server.models import Models, named_bundles
     from edgespec.server.serving import Server, listen
 
     one_arena()
     options |= {"tokens": options["most_tokens"], "body": options["most_body"]}
     limits = Limits(**{field.name: options[field.name] for field in fields(Limits)})
     keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())
-    access = Access(keys, (*options["allow_host"], host), options["allow_origin"], options["share_prefixes"])
+    access = Access(keys, (*options["allow_host"], host), options["allow_origin"])
     with listen(host, port) as socket:
-        engine = open_engine(bundle, options)
-        engine.allowance.set_aside(SERVER)
-        engine.allowance.admit_bundle(options.get("context"))
-        model, root = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}"
-        url, page = f"{root}/v1", None if options["no_page"] else f"{root}/"
-        app = make_app(
-            engine, model, limits, access, page is not None, options["tool_format"], None if options["no_log"] else _log
+        with progress() as report:
+            folders = [ready(one, report) for one in bundles]
+        idle = None if idle_minutes is None else 60 * idle_minutes
+        models = Models(
+            named_bundles(folders, name),
+            make_load_options(options),
+            limits,
+            shared=options["share_prefixes"],
+            calls=options["tool_format"],
+            idle=idle,
         )
+        names = list(models.all)
+        first = models.all[names[0]]
+        if len(names) == 1:
+            models.open(names[0])
+        root = f"http://{host}:{socket.getsockname()[1]}"
+        url, page = f"{root}/v1", None if options["no_page"] else f"{root}/"
+        app = make_app(models, access, page is not None, None if options["no_log"] else _log)
         if not keys and not is_local(host):
             click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
 
         def started() -> None:
             click.echo(
-                f"{model} at {url} (Ctrl-C stops)" + (f"; a page to talk to it at {page}" if page else ""), err=True
+                f"{', '.join(names)} at {url} (Ctrl-C stops)" + (f"; a page to talk to it at {page}" if page else ""),
+                err=True,
             )
             if as_json:
-                said = {"model": model, "url": url, "page": page}
-                emit_json(said | {"methods": engine.methods, "context": engine.context})
+                said = {"model": first.name, "models": names, "url": url, "page": page}
+                emit_json(said | {"methods": list(first.manifest.methods), "context": first.run.context})
 
         Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()
 

@@ -51,7 +51,7 @@ def admit(
     method = heaviest(choice)
     grammar = engine.guidance.nbytes(settings.grammar) if settings.grammar else 0
     with engine.places.lock:
-        busy, idle = _held(engine, method)
+        busy, idle = held(engine, method)
         # the session that it takes is there already; beyond what the request itself needs it counts as all idle ones
         beside = engine.allowance.beside(method, tokens)
         idle -= min(sessions.next_bytes(prompt, owner), beside) if sessions else 0
@@ -93,7 +93,7 @@ def extend(
 ) -> Admission | None:
     """Give a running request room for more tokens, of prompt and answer; None = there is none beside what runs."""
     with engine.places.lock:
-        busy, idle = _held(engine, place.method, place)
+        busy, idle = held(engine, place.method, place)
         found = engine.allowance.extended(
             admission,
             tokens,
@@ -111,8 +111,11 @@ def extend(
     return found
 
 
-def _held(engine: LoadedBundle, method: str, own: Place | None = None) -> tuple[int, int]:
-    """Bytes that requests other than ``own`` have or will come to need, and those that may be freed."""
+def held(engine: LoadedBundle, method: str = AR, own: Place | None = None) -> tuple[int, int]:
+    """Bytes that requests other than ``own`` have or will come to need, and those that may be freed.
+
+    ``method``: whose weights are counted elsewhere.
+    """
     places, allowance = engine.places, engine.allowance
     others = [place for place in places.taken if place is not own]
     busy = sum(
@@ -120,12 +123,12 @@ def _held(engine: LoadedBundle, method: str, own: Place | None = None) -> tuple[
         + max(allowance.beside(place.method, place.tokens), place.session.kv_bytes if place.session else 0)
         for place in others
     )
-    held = [pool.held() for pool in places.pools]
+    pools = [pool.held() for pool in places.pools]
     # sessions that are in use for something else, such as to be saved
-    busy += sum(used for used, _ in held) - sum(place.session.kv_bytes for place in places.taken if place.session)
+    busy += sum(used for used, _ in pools) - sum(place.session.kv_bytes for place in places.taken if place.session)
     loaded = sorted({place.method for place in others} - {method, AR})
     busy += sum(allowance.extra([name], 1) for name in loaded)
-    return busy, engine.grammar_bytes + sum(idle for _, idle in held)
+    return busy, engine.grammar_bytes + sum(idle for _, idle in pools)
 
 
 def _beside(engine: LoadedBundle, choice: MethodChoice, method: str, tokens: int) -> int:

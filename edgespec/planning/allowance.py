@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.drafters.registry import AR, NGRAM
@@ -45,6 +45,10 @@ class Admission:
     checkpoints: int = CHECKPOINTS
 
 
+class Crowded(BudgetError):
+    """Something fits the memory once what else this process has loaded is gone."""
+
+
 class Allowance:
     """What an engine may take.
 
@@ -58,6 +62,7 @@ class Allowance:
     Attributes:
         limit: bytes; None = no limit.
         asked: whether it was asked for, rather than found.
+        others: tells the bytes of other bundles in this process, which leave less of it.
 
     Raises:
         InvalidRequest: a budget that is none, or larger than the machine.
@@ -69,6 +74,7 @@ class Allowance:
         self._checkpoint = checkpoint_bytes_of(manifest.target, use) if use.operators == "native" else 0
         self.asked = budget is not None and budget != OFF
         self.limit: int | None = None
+        self.others: Callable[[], int] = lambda: 0
         self._mapped = False  # whether mapped files count
         self._known: dict[RunOptions, tuple[int, int]] = {}
         self._asked_bytes: int | None = None
@@ -93,11 +99,12 @@ class Allowance:
             self.limit -= size
 
     def _renew(self) -> int | None:
-        """Return the limit, looked up again where it is of reserved memory: libraries reserve while a bundle loads."""
+        """Return what others leave of the limit, which is looked up again where it is of reserved memory: libraries
+        reserve while a bundle loads."""
         if self._reserved:
             reach = available_memory().reachable - (self._use.threads + 1) * STACK - self._aside
             self.limit = reach if self._asked_bytes is None else min(self._asked_bytes - self._aside, reach)
-        return self.limit
+        return None if self.limit is None else self.limit - self.others()
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.
@@ -107,16 +114,26 @@ class Allowance:
 
         Raises:
             BudgetError: with what would fit.
+            Crowded: it would without the others.
         """
         use = replace(self._use, method=AR, context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
-        if self.limit is None or self._takes(use) <= self.limit:
+        limit = self._renew()
+        if limit is None or self._takes(use) <= limit:
             return
+        self._blame_others(use, 0)
         least = self._takes(replace(use, context=LEAST))
-        if least > self.limit:
+        if least > limit:
             raise BudgetError(
-                f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of(self.limit)}", PLAN
+                f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of(limit)}", PLAN
             )
-        raise self._refusal(f"a context of {context} tokens needs", use, self.limit)
+        raise self._refusal(f"a context of {context} tokens needs", use, limit)
+
+    def loaded_bytes(self) -> int:
+        """Bytes that the bundle takes beside others in a process, no text among them."""
+        memory = memory_of(self._manifest, replace(self._use, method=AR, context=LEAST, chunk=CHUNKS[-1]))
+        once = [memory.part(name) for name in ("process", "libraries", "runtime")]
+        all_bytes = memory.peak if self._mapped else memory.private
+        return all_bytes - sum(part.all if self._mapped else part.private for part in once)
 
     def admit(
         self,
@@ -142,6 +159,7 @@ class Allowance:
 
         Raises:
             BudgetError: not even plain decoding fits.
+            Crowded: it does without the others.
         """
         limit = self._renew()
         if limit is None:
@@ -158,6 +176,7 @@ class Allowance:
                     predicted = peak + busy + kept * self._checkpoint
                     return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
+        self._blame_others(least, busy)
         raise self._refusal(f"{tokens} tokens of prompt and answer need", least, limit, busy)
 
     def extended(
@@ -187,10 +206,11 @@ class Allowance:
 
     def together(self, methods: Sequence[str], tokens: int) -> list[str]:
         """Those of the methods, the first ones first, whose memory fits at the same time with so many tokens."""
-        if self.limit is None:
+        limit = self._renew()
+        if limit is None:
             return list(methods)
         kept: list[str] = []
-        left = self.limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method=AR))
+        left = limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method=AR))
         for name in methods:
             extra = self.extra([name], tokens)
             if extra <= left:
@@ -234,6 +254,13 @@ class Allowance:
 
     def _of(self, limit: int) -> str:
         return f"and the budget is {show_bytes(limit)}" if self.asked else f"and {show_bytes(limit)} are free"
+
+    def _blame_others(self, use: RunOptions, busy: int) -> None:
+        """Refuse what the others alone leave no room for."""
+        taken = self.others()
+        if taken and self.limit is not None and self._takes(use) + busy <= self.limit:
+            what = f"{show_bytes(self._takes(use) + busy)} are needed, {self._of(self.limit)}"
+            raise Crowded(f"{what}, of which other models have {show_bytes(taken)}", "ask again in a moment")
 
     def _refusal(self, what: str, use: RunOptions, limit: int, busy: int = 0) -> BudgetError:
         """Make the error of what does not fit; its hint is how many tokens do."""

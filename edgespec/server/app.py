@@ -1,4 +1,4 @@
-"""The HTTP side: the APIs of apis.py over one bundle."""
+"""The HTTP side: the APIs of apis.py over the bundles that are served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,21 +21,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from edgespec.engine.engine import Engine
-from edgespec.engine.methods import own_sampling
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Refusal, failure, refused
 from edgespec.server.guard import BodyLimit, Guard, client_of
-from edgespec.server.jobs import Jobs
+from edgespec.server.models import Models
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
-from edgespec.server.reading import Known
-from edgespec.server.requestlog import RequestLog
-from edgespec.server.scheduler import Limits
+from edgespec.server.reading import no_model
+from edgespec.server.requestlog import MODEL, RequestLog
 from edgespec.server.web import page_routes
 
-TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
 RETRY = {"Retry-After": "1"}
 
 
@@ -47,7 +43,6 @@ class Access:
         keys: of which clients must send one as bearer token; none = everybody may.
         hosts: names by which clients may call it, beside its addresses.
         origins: of web pages that may use it.
-        shared: whether a client's texts may be faster because of what another one asked, which that one could notice.
 
     Raises:
         InvalidRequest: an empty key.
@@ -56,7 +51,6 @@ class Access:
     keys: Sequence[str] = ()
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
-    shared: bool = False
     _keys: tuple[bytes, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,16 +92,11 @@ class Access:
 class _Routes:
     """What is answered."""
 
-    def __init__(self, engine: Engine, name: str, limits: Limits, access: Access, calls: str | None) -> None:
-        self.engine, self.name, self.access = engine, name, access
-        self.jobs = Jobs(engine, name, limits, access.shared)
-        facts, eos = engine.bundle.manifest.target.facts, engine.bundle.manifest.tokenizer.eos
-        sampling = own_sampling(engine.bundle.manifest.sampling, temperature=TEMPERATURE)
-        plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
-        self.readers = Readers(
-            Known(str(engine.bundle.path), name, facts.vocab, engine.context, tuple(eos), plain, limits.tokens, calls)
-        )
-        self.description = describe(name, limits, facts.vocab, bool(access.keys))
+    def __init__(self, models: Models, access: Access) -> None:
+        self.served, self.access = models, access
+        known = [model.known for model in models.all.values()]
+        self.readers = Readers(known)
+        self.description = describe(known, models.limits, bool(access.keys))
         self.started = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -128,41 +117,45 @@ class _Routes:
         ]
 
     async def health(self, _: Request) -> Response:
-        scheduler = self.jobs.scheduler
-        return JSONResponse({"status": "ok", "running": scheduler.running, "waiting": scheduler.waiting})
+        return JSONResponse({"status": "ok", "running": self.served.running, "waiting": self.served.waiting})
 
     async def openapi(self, _: Request) -> Response:
         return JSONResponse(self.description)
 
     async def metrics(self, request: Request) -> Response:
         self.access.client(request)
-        return PlainTextResponse(self.jobs.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.served.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
         self.access.client(request)
-        engine = self.engine
-        own = {
-            "methods": engine.methods,
-            "context": engine.context,
-            "operators": engine.operators.kind,
-            "chat": engine.bundle.manifest.tokenizer.chat_template,
-        }
-        return JSONResponse({"object": "list", "data": [self._described() | {"edgespec": own}]})
+        found = []
+        for model in self.served.all.values():
+            own = {
+                "methods": list(model.manifest.methods),
+                "context": model.run.context,
+                "operators": model.run.operators,
+                "chat": model.manifest.tokenizer.chat_template,
+                "loaded": model.jobs is not None,
+            }
+            found.append(self._described(model.name) | {"edgespec": own})
+        return JSONResponse({"object": "list", "data": found})
 
     async def model(self, request: Request) -> Response:
         self.access.client(request)
-        if request.path_params["wanted"] != self.name:
-            raise HTTPException(404, f"no model {request.path_params['wanted'][:256]!r}: this server has {self.name!r}")
-        return JSONResponse(self._described())
+        wanted = request.path_params["wanted"]
+        if wanted not in self.served.all:
+            raise no_model(wanted, self.served.all)
+        return JSONResponse(self._described(wanted))
 
     async def _answer(self, kind: Kind, request: Request) -> Response:
-        client, jobs = self.access.client(request), self.jobs
-        owner = self.access.owner(request)
+        client, owner, model = self.access.client(request), self.access.owner(request), ""
         try:
             read = await self.readers.read(client, kind, await request.body(), partial(self._earlier, owner))
-            job = await jobs.start(kind, read, client, owner)
+            request.scope[MODEL] = model = read.model
+            async with self.served.lent(model) as jobs:
+                job = await jobs.start(kind, read, client, owner)
         except EdgespecError as error:
-            jobs.metrics.refused("invalid" if failure(error).status < 429 else "refused")
+            self.served.metrics.refused(model, "invalid" if failure(error).status < 429 else "refused")
             raise
         if not read.stream:
             return await jobs.whole(job, request)
@@ -176,7 +169,7 @@ class _Routes:
 
     async def response(self, request: Request) -> Response:
         self.access.client(request)
-        found = self.jobs.stored.response(self.access.owner(request), request.path_params["wanted"])
+        found = self.served.stored.response(self.access.owner(request), request.path_params["wanted"])
         if found is None:
             raise _unknown(request.path_params["wanted"])
         return Response(found, media_type="application/json")
@@ -184,19 +177,19 @@ class _Routes:
     async def forget(self, request: Request) -> Response:
         self.access.client(request)
         wanted = request.path_params["wanted"]
-        if not self.jobs.stored.remove(self.access.owner(request), wanted):
+        if not self.served.stored.remove(self.access.owner(request), wanted):
             raise _unknown(wanted)
         return JSONResponse({"id": wanted, "object": "response", "deleted": True})
 
     def _earlier(self, owner: str, wanted: str) -> bytes:
         """Messages of a stored response."""
-        found = self.jobs.stored.conversation(owner, wanted)
+        found = self.served.stored.conversation(owner, wanted)
         if found is None:
             raise _unknown(wanted)
         return found
 
-    def _described(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.started, "owned_by": "edgespec"}
+    def _described(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.started, "owned_by": "edgespec"}
 
 
 def _unknown(wanted: str) -> Refusal:
@@ -204,40 +197,32 @@ def _unknown(wanted: str) -> Refusal:
 
 
 def make_app(
-    engine: Engine,
-    name: str,
-    limits: Limits | None = None,
+    models: Models,
     access: Access | None = None,
     page: bool = True,
-    calls: str | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Starlette:
-    """Make an ASGI application that serves a bundle.
+    """Make an ASGI application that serves bundles.
 
     Args:
-        engine: of the bundle; the application closes it when it stops.
-        name: of the model, as clients ask for it.
-        limits: what it takes at most.
+        models: the bundles; the application frees them when it stops.
         access: who may use it.
         page: whether there is a page at ``/``.
-        calls: how the model writes calls of tools; None = as its template says.
         log: takes a line for each request; None = none is written.
-
-    Returns:
-        the application; ``state.scheduler`` is what decodes.
     """
-    limits, access = limits or Limits(), access or Access()
-    routes = _Routes(engine, name, limits, access, calls)
+    access, limits = access or Access(), models.limits
+    routes = _Routes(models, access)
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
         await routes.readers.start()
+        sweeping = asyncio.create_task(models.sweep())
         try:
             yield
         finally:
+            sweeping.cancel()
             await routes.readers.close()
-            await asyncio.to_thread(routes.jobs.close)
-            engine.close()
+            await asyncio.to_thread(models.close)
 
     middleware = [Middleware(RequestLog, log)] if log else []
     middleware.append(Middleware(Guard, access.hosts, access.origins))
@@ -254,7 +239,7 @@ def make_app(
     handlers = {EdgespecError: _failed, ClientDisconnect: _gone, HTTPException: _refused, Exception: _failed}
     all_routes = routes.routes() + (page_routes() if page else [])
     app = Starlette(routes=all_routes, middleware=middleware, exception_handlers=handlers, lifespan=life)
-    app.state.scheduler = routes.jobs.scheduler
+    app.state.models = models
     return app
 
 

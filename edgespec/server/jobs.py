@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,15 +56,31 @@ class Jobs:
         engine: that answers.
         name: of the model.
         limits: of the server.
+        stored: keeps responses.
+        metrics: count.
+        make_room: as for ``Scheduler``.
         shared: whether texts of one client may be faster because of another one's.
     """
 
-    def __init__(self, engine: Engine, name: str, limits: Limits, shared: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        limits: Limits,
+        stored: Stored,
+        metrics: Metrics,
+        make_room: Callable[[], None],
+        shared: bool = False,
+    ) -> None:
         self.engine, self.name, self.shared = engine, name, shared
-        self.scheduler = Scheduler(engine, limits)
-        self.metrics = Metrics(engine, self.scheduler)
-        self.stored = Stored()
+        self.stored, self.metrics = stored, metrics
+        self.scheduler = Scheduler(engine, limits, make_room)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is not answered yet."""
+        return self.scheduler.busy
 
     def close(self) -> None:
         """End the decoding thread, and all that is left of requests."""
@@ -112,7 +128,7 @@ class Jobs:
 
             def sink(event: Event, index: int = index) -> None:
                 if event.chunk is None:
-                    self.metrics.ended(event)
+                    self.metrics.ended(self.name, event)
                 with suppress(RuntimeError):  # the loop has ended: nobody waits
                     loop.call_soon_threadsafe(job.events.put_nowait, (index, event))
 

@@ -2,71 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
 from edgespec.runtimes.process import peak_bytes
 from edgespec.server.errors import Busy, Gone, Stopped
-from edgespec.server.scheduler import Event, Scheduler
+from edgespec.server.scheduler import Event
 
 TOKENS_PER_SECOND = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+FIGURES = {  # of each model
+    "running_requests": "Texts that are being decoded.",
+    "waiting_requests": "Texts in the queue.",
+    "kv_bytes": "Bytes of keys and values in use, idle texts included.",
+    "grammar_bytes": "Bytes of compiled grammars that are kept, about.",
+    "loaded": "Whether the model is loaded.",
+}
 
 
 class Metrics:
-    """Counters of one server, apart from those of any other in the process."""
+    """Counters of one server, apart from those of any other in the process.
 
-    def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
+    Args:
+        models: names of those of the server; a request that was refused before its model was known counts for "".
+        read: gives one of ``FIGURES`` of a model.
+    """
+
+    def __init__(self, models: Sequence[str], read: Callable[[str, str], float]) -> None:
         self._registry = own = CollectorRegistry()
+        each = ["model", "method"]
         self._requests = Counter(
-            "edgespec_requests", "Texts and refused requests, by how they ended.", ["end"], registry=own
+            "edgespec_requests", "Texts and refused requests, by how they ended.", ["model", "end"], registry=own
         )
-        self._prompt = Counter("edgespec_prompt_tokens", "Tokens of prompts.", registry=own)
-        self._tokens = Counter("edgespec_tokens", "Tokens written, by method.", ["method"], registry=own)
-        self._drafted = Counter("edgespec_drafted_tokens", "Guesses that were verified.", ["method"], registry=own)
-        self._accepted = Counter("edgespec_accepted_tokens", "Accepted guesses.", ["method"], registry=own)
+        self._prompt = Counter("edgespec_prompt_tokens", "Tokens of prompts.", ["model"], registry=own)
+        self._tokens = Counter("edgespec_tokens", "Tokens written, by method.", each, registry=own)
+        self._drafted = Counter("edgespec_drafted_tokens", "Guesses that were verified.", each, registry=own)
+        self._accepted = Counter("edgespec_accepted_tokens", "Accepted guesses.", each, registry=own)
         self._speed = Histogram(
             "edgespec_tokens_per_second",
             "Speed of each request, from its first round to its last.",
+            ["model"],
             buckets=TOKENS_PER_SECOND,
             registry=own,
         )
-        for name, text, read in (
-            ("edgespec_running_requests", "Texts that are being decoded.", lambda: scheduler.running),
-            ("edgespec_waiting_requests", "Texts in the queue.", lambda: scheduler.waiting),
-            ("edgespec_kv_bytes", "Bytes of keys and values in use, idle texts included.", engine.kv_bytes),
-            (
-                "edgespec_grammar_bytes",
-                "Bytes of compiled grammars that are kept, about.",
-                lambda: engine.grammar_bytes,
-            ),
-            ("edgespec_peak_resident_bytes", "Largest resident memory of the process so far.", peak_bytes),
-        ):
-            Gauge(name, text, registry=own).set_function(read)
+        for figure, text in FIGURES.items():
+            gauge = Gauge(f"edgespec_{figure}", text, ["model"], registry=own)
+            for model in models:
+                gauge.labels(model).set_function(partial(read, model, figure))
+        peak = "Largest resident memory of the process so far."
+        Gauge("edgespec_peak_resident_bytes", peak, registry=own).set_function(peak_bytes)
 
-    def ended(self, event: Event) -> None:
+    def ended(self, model: str, event: Event) -> None:
         """Count a text by its last event, whoever still waits for it."""
         if event.result is not None:
-            self._written(event.result, event.late)
+            self._written(model, event.result, event.late)
             return
         kinds = ((Busy, "refused"), (Stopped, "stopped"), (Gone, "cancelled"))
-        self.refused(next((end for kind, end in kinds if isinstance(event.error, kind)), "failed"))
+        self.refused(model, next((end for kind, end in kinds if isinstance(event.error, kind)), "failed"))
 
-    def refused(self, why: str) -> None:
+    def refused(self, model: str, why: str) -> None:
         """Count a request that gave no text."""
-        self._requests.labels(why).inc()
+        self._requests.labels(model, why).inc()
 
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _written(self, result: Result, late: bool) -> None:
+    def _written(self, model: str, result: Result, late: bool) -> None:
         stats, method = result.stats, result.method_used
-        self._requests.labels("late" if late else result.finish).inc()
-        self._prompt.inc(stats.prompt_tokens)
-        self._tokens.labels(method).inc(len(result.tokens))
-        self._drafted.labels(method).inc(stats.drafted)
-        self._accepted.labels(method).inc(stats.accepted)
+        self._requests.labels(model, "late" if late else result.finish).inc()
+        self._prompt.labels(model).inc(stats.prompt_tokens)
+        self._tokens.labels(model, method).inc(len(result.tokens))
+        self._drafted.labels(model, method).inc(stats.drafted)
+        self._accepted.labels(model, method).inc(stats.accepted)
         spent = stats.draft_ms + stats.verify_ms + stats.other_ms
         if spent:
-            self._speed.observe(1000 * len(result.tokens) / spent)
+            self._speed.labels(model).observe(1000 * len(result.tokens) / spent)

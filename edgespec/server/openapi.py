@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edgespec import __version__
 from edgespec.server.apis import APIS
 from edgespec.server.messages import MessagesRequest
+from edgespec.server.reading import Known
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
 from edgespec.server.scheduler import Limits
 
@@ -15,20 +17,21 @@ TEXT, WHOLE, NUMBER, FLAG = ({"type": kind} for kind in ("string", "integer", "n
 FINISH = {"enum": ["stop", "length", "tool_calls", None]}
 
 
-def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
+def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
     """Describe one server.
 
     Args:
-        name: of its model.
+        models: that it has.
         limits: what it takes at most.
-        vocab: of the model.
         keys: whether it asks for one.
     """
     schemas: Shape = {}
+    name: Shape = {"enum": [known.name for known in models]}
+    vocab = ", ".join(f"{known.vocab} for {known.name}" for known in models)
     for asked in (api.request for api in APIS.values()):
         made = asked.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= made.pop("$defs", {})
-        made["properties"]["model"] = {"const": name, "title": "Model"}
+        made["properties"]["model"] = name | {"title": "Model"}
         for field in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if field in made["properties"] and not issubclass(asked, MessagesRequest):
                 made["properties"][field] = _or_null({**WHOLE, "minimum": 1, "maximum": limits.tokens})
@@ -46,7 +49,7 @@ def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
             "/health": _get("Whether it lives", "Health"),
             "/openapi.json": _get("This description", None),
             "/metrics": _get("Figures for Prometheus", None, security, "text/plain"),
-            "/v1/models": _get("The model", "Models", security),
+            "/v1/models": _get("The models", "Models", security),
             "/v1/models/{model}": _get("The model by its name", "Model", security, parameter="model"),
             "/v1/completions": _post("Texts", "CompletionRequest", "Completion", security),
             "/v1/chat/completions": _post("An answer", "ChatRequest", "ChatCompletion", security),
@@ -116,11 +119,11 @@ def _list(shape: Shape) -> Shape:
     return {"type": "array", "items": shape}
 
 
-def _answers(name: str) -> Shape:
+def _answers(name: Shape) -> Shape:
     """Shapes of what is answered."""
     null: Shape = {"type": "null"}
-    model = {"id": {"const": name}, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
-    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG)
+    model = {"id": name, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
+    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG, loaded=FLAG)
     usage = _object(
         prompt_tokens=WHOLE,
         completion_tokens=WHOLE,
@@ -164,7 +167,7 @@ def _answers(name: str) -> Shape:
             id=TEXT,
             object={"const": kind},
             created=WHOLE,
-            model={"const": name},
+            model=name,
             choices=_list(choice),
             usage=usage,
             edgespec=_list(how),
@@ -180,7 +183,7 @@ def _answers(name: str) -> Shape:
     }
 
 
-def _other_answers(name: str, how: Shape) -> Shape:
+def _other_answers(name: Shape, how: Shape) -> Shape:
     """Shapes of Anthropic's messages and of OpenAI's responses; blocks and items are of many kinds."""
     null: Shape = {"type": "null"}
     part: Shape = {"type": "object", "properties": {"type": TEXT}, "required": ["type"]}
@@ -195,7 +198,7 @@ def _other_answers(name: str, how: Shape) -> Shape:
         object={"const": "response"},
         created_at=WHOLE,
         status={"enum": ["completed", "incomplete"]},
-        model={"const": name},
+        model=name,
         output=_list(part),
         usage={"type": "object"},
         edgespec=_list(how),
@@ -205,7 +208,7 @@ def _other_answers(name: str, how: Shape) -> Shape:
             id=TEXT,
             type={"const": "message"},
             role={"const": "assistant"},
-            model={"const": name},
+            model=name,
             content=_list(part),
             stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
             stop_sequence=_either(TEXT, null),

@@ -13,7 +13,7 @@ from array import array
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import EdgespecError
@@ -53,13 +53,13 @@ class Readers:
     """Reads requests, the clients in turn.
 
     Args:
-        known: what a reader must know.
+        models: that may be asked.
     """
 
-    def __init__(self, known: Known) -> None:
-        self._known = known
-        self._small = _Lane(replace(known, grammars=False), QUICK)
-        self._large = _Lane(known, SLOW)
+    def __init__(self, models: Sequence[Known]) -> None:
+        self._known = {known.name: known for known in models}
+        self._small = _Lane(models, QUICK, False)
+        self._large = _Lane(models, SLOW, True)
 
     async def start(self) -> None:
         """Start the process for small requests, so that the first one need not wait for it.
@@ -111,8 +111,9 @@ class Readers:
 class _Lane:
     """One process, and who waits for it."""
 
-    known: Known
+    models: Sequence[Known]
     seconds: int
+    grammars: bool
     _waiting: FairQueue[_Work] = field(default_factory=FairQueue)
     _process: Process | None = None
     _task: asyncio.Task[None] | None = None
@@ -141,7 +142,7 @@ class _Lane:
             if self._process is not None and self._process.returncode is None:
                 return self._process
             environment = os.environ | _ONE_THREAD
-            words: Sequence[str] = command(self.known)
+            words: Sequence[str] = command(self.models, self.grammars)
             made = await asyncio.create_subprocess_exec(
                 *words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment
             )

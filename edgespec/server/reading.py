@@ -12,9 +12,10 @@ import signal
 import struct
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -32,7 +33,7 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Refusal, failure
-from edgespec.server.requests import MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
+from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tooling import Plan, plan_chat
 
@@ -46,7 +47,7 @@ STARTING = 60  # seconds of processor time to open a tokenizer
 
 @dataclass(frozen=True)
 class Known:
-    """What a reader must know of a server.
+    """What a reader must know of a model that is served.
 
     Attributes:
         bundle: folder.
@@ -55,7 +56,6 @@ class Known:
         sampling: what decides where a request says nothing.
         tokens: most new ones of a text.
         calls: the notation of calls; None = that of the model's template.
-        grammars: whether it compiles grammars, rather than leave them to another one.
     """
 
     bundle: str
@@ -66,7 +66,6 @@ class Known:
     sampling: dict[str, Any]
     tokens: int
     calls: str | None = None
-    grammars: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class Read:
     """A request that may run.
 
     Attributes:
+        model: that is asked.
         prompts: token ids of each.
         settings: of all its texts, but for the seeds.
         choices: texts for each prompt.
@@ -84,6 +84,7 @@ class Read:
         echo: what of it the answer repeats.
     """
 
+    model: str
     prompts: list[array[int]]
     settings: Settings
     choices: int
@@ -102,20 +103,49 @@ class Read:
         return [self.settings.changed(seed=self.seed + at) for at in range(self.choices)]
 
 
-class Reader:
-    """Reads requests to one bundle.
-
-    Args:
-        known: see there.
-    """
+class _Tokens:
+    """A model's tokens, and the grammars that are made of them."""
 
     def __init__(self, known: Known) -> None:
-        self._known = known
-        self._codec = TextCodec(Path(known.bundle))
+        self.known = known
+        self.codec = TextCodec(Path(known.bundle))
 
     @cached_property
-    def _guidance(self) -> Guidance:
-        return Guidance(self._codec, self._known.eos, self._known.vocab)
+    def guidance(self) -> Guidance:
+        return Guidance(self.codec, self.known.eos, self.known.vocab)
+
+
+class Reader:
+    """Reads requests.
+
+    Args:
+        models: that may be asked; the tokenizer of the first is opened now, the others' when they are asked.
+        grammars: whether it compiles grammars, rather than leave them to another one.
+        limit: is told how many seconds of processor time it needs from now on, to open a tokenizer.
+
+    Attributes:
+        seconds: for the request itself.
+
+    Raises:
+        BundleError: a tokenizer that is none.
+    """
+
+    def __init__(
+        self, models: Sequence[Known], grammars: bool = True, limit: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self._models, self._grammars, self._limit = {known.name: known for known in models}, grammars, limit
+        self._opened: dict[str, _Tokens] = {}
+        self.seconds = STARTING
+        self._tokens(models[0].name)
+
+    def _tokens(self, model: str) -> _Tokens:
+        if model not in self._models:
+            raise no_model(model, self._models)
+        if model not in self._opened:
+            self._limit(STARTING)
+            self._opened[model] = _Tokens(self._models[model])
+            self._limit(self.seconds)
+        return self._opened[model]
 
     def read(self, kind: Kind, body: bytes, earlier: bytes = b"") -> tuple[dict[str, Any], list[array[int]]]:
         """Read what is asked, as plain data for ``understood``, and the token ids of each prompt.
@@ -130,7 +160,7 @@ class Reader:
             EdgespecError: it cannot be answered; the message says why.
             ValidationError: a field that is none, or outside its bounds.
         """
-        known, form = self._known, APIS[kind].request
+        form = APIS[kind].request
         made = {name: value for name, value in parsed(body).items() if name not in form.ignored}
         sent = form.model_validate(made)
         if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
@@ -138,12 +168,11 @@ class Reader:
         asked: Asked = sent.asked(earlier)
         if asked.edgespec.show_drafts and kind not in ("completion", "chat"):
             raise InvalidRequest("show_drafts: only streams of completions and chats show guesses")
-        if asked.model != known.name:
-            raise Refusal(f"no model {asked.model!r}: this server has {known.name!r}", 404, param="model")
-        grammar = asked.grammar
-        if (grammar is not None or asked.forces_call) and not known.grammars:
+        tokens = self._tokens(asked.model)
+        known, grammar = tokens.known, asked.grammar
+        if (grammar is not None or asked.forces_call) and not self._grammars:
             return {"elsewhere": True}, []
-        prompts, default, plan = self._prompts(asked)
+        prompts, default, plan = _prompts(tokens, asked)
         grammar = plan.grammar
         if kind == "count":
             return {"count": len(prompts[0])}, []
@@ -153,9 +182,10 @@ class Reader:
         for prompt in prompts:
             check_prompt(prompt, settings.sampling, known.vocab, known.context)
         if grammar is not None:
-            self._compile(grammar)
+            _compile(tokens.guidance, grammar)
         options = asked.stream_options
         return {
+            "model": known.name,
             "changes": changes,
             "biases": list(biases.items()),
             "grammar": None if grammar is None else [grammar.kind, grammar.text],
@@ -169,29 +199,39 @@ class Reader:
             "echo": sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {},
         }, [array("i", prompt) for prompt in prompts]
 
-    def _prompts(self, asked: Asked) -> tuple[list[list[int]], int, Plan]:
-        """Token ids, how many new tokens there are where the request says nothing, and how answers are read."""
-        known = self._known
-        if isinstance(asked, ChatRequest):
-            prompt, plan = plan_chat(asked, self._codec, known.calls)
-            return [prompt], max(1, min(known.tokens, known.context - len(prompt))), plan
-        assert isinstance(asked, CompletionRequest)
-        given = asked.prompts
-        if len(given) * asked.choices > MOST_TEXTS:
-            raise InvalidRequest(f"{len(given)} prompts x n {asked.choices}: expected at most {MOST_TEXTS} texts")
-        return (
-            [self._codec.encode(one) if isinstance(one, str) else one for one in given],
-            COMPLETION_TOKENS,
-            Plan(grammar=asked.grammar),
-        )
 
-    def _compile(self, grammar: Grammar) -> None:
-        try:
-            self._guidance.require(grammar)
-        except ModuleNotFoundError as error:
-            raise InvalidRequest(
-                "this server cannot follow grammars: llguidance is not installed", "pip install 'edgespec[guidance]'"
-            ) from error
+def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]:
+    """Token ids, how many new tokens there are where the request says nothing, and how answers are read."""
+    known = tokens.known
+    if isinstance(asked, ChatRequest):
+        prompt, plan = plan_chat(asked, tokens.codec, known.calls)
+        return [prompt], max(1, min(known.tokens, known.context - len(prompt))), plan
+    assert isinstance(asked, CompletionRequest)
+    given = asked.prompts
+    if len(given) * asked.choices > MOST_TEXTS:
+        raise InvalidRequest(f"{len(given)} prompts x n {asked.choices}: expected at most {MOST_TEXTS} texts")
+    return (
+        [tokens.codec.encode(one) if isinstance(one, str) else one for one in given],
+        COMPLETION_TOKENS,
+        Plan(grammar=asked.grammar),
+    )
+
+
+def _compile(guidance: Guidance, grammar: Grammar) -> None:
+    try:
+        guidance.require(grammar)
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            "this server cannot follow grammars: llguidance is not installed", "pip install 'edgespec[guidance]'"
+        ) from error
+
+
+def no_model(name: str, models: Iterable[str]) -> Refusal:
+    """Refuse the name of a model that is not served, with the nearest one that is."""
+    has = ", ".join(map(repr, models))
+    near = get_close_matches(name, list(models), 1) if "," in has else []
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return Refusal(f"no model {name[:MOST_NAME]!r}: this server has {has}{meant}", 404, param="model")
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -223,12 +263,13 @@ def settings_of(
     return base.changed(**changes | lists | {"logit_bias": biases})
 
 
-def understood(known: Known, found: dict[str, Any], prompts: list[array[int]]) -> Read:
+def understood(models: Mapping[str, Known], found: dict[str, Any], prompts: list[array[int]]) -> Read:
     """Make a request from what ``Reader.read`` gave."""
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
-    settings = settings_of(known.sampling, found["changes"], dict(found["biases"]), grammar)
+    model = found["model"]
+    settings = settings_of(models[model].sampling, found["changes"], dict(found["biases"]), grammar)
     how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "echo")}
-    return Read(prompts, settings, shape=AnswerShape(**found["shape"]), **how)
+    return Read(model, prompts, settings, shape=AnswerShape(**found["shape"]), **how)
 
 
 def _no_number(name: str) -> None:
@@ -245,18 +286,19 @@ def _inside(value: Any) -> Iterator[Any]:
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-def serve(known: Known) -> None:
+def serve(models: Sequence[Known], grammars: bool) -> None:
     """Answer until there is nobody to ask."""
     kinds = list(APIS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     limit_request(1 + STARTING, MEMORY)
     with _told() as told:
-        reader = Reader(known)
+        reader = Reader(models, grammars, lambda seconds: limit_request(1 + seconds, MEMORY))
     _write(stdout, told, [])
     while (head := stdin.read(HEAD.size)) and len(head) == HEAD.size:
         seconds, kind, size, more = HEAD.unpack(head)
         body, earlier = stdin.read(size), stdin.read(more)
+        reader.seconds = seconds
         limit_request(1 + seconds, MEMORY)
         prompts: list[array[int]] = []
         with _told() as told:
@@ -291,13 +333,13 @@ def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -
     stream.flush()
 
 
-def command(known: Known) -> list[str]:
+def command(models: Sequence[Known], grammars: bool) -> list[str]:
     """Start the process."""
     start = "import json, sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import Known, serve; "
     return [
         sys.executable,
         "-c",
-        f"{start}serve(Known(**json.loads(sys.argv[1])))",
-        json.dumps(asdict(known)),
+        f"{start}models, grammars = json.loads(sys.argv[1]); serve([Known(**one) for one in models], grammars)",
+        json.dumps([[asdict(one) for one in models], grammars]),
         *sys.path,
     ]

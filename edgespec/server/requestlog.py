@@ -10,6 +10,7 @@ from threading import Thread
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+MODEL = "edgespec.model"  # of a request's scope: which one it asked
 MOST_LINES = 1000  # that wait to be written
 
 
@@ -51,8 +52,9 @@ class RequestLog:
             ms = 1000 * (time.perf_counter() - begun)
             client = (scope.get("client") or ("-",))[0]
             path = scope["path"][:200].encode("unicode_escape").decode("ascii")  # a path must not write lines itself
+            model = scope.get(MODEL, "")[:200].encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
             when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             with suppress(Full):
                 self._lines.put_nowait(
-                    f"{when} {client} {scope['method']} {path} {status or 'gone'} {sent} B {ms:.0f} ms"
+                    f"{when} {client} {scope['method']} {path} {status or 'gone'} {model or '-'} {sent} B {ms:.0f} ms"
                 )

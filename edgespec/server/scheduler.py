@@ -16,6 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
+from edgespec.planning.allowance import Crowded
 from edgespec.server.errors import Busy, Gone, Stopped
 
 
@@ -180,13 +181,17 @@ class Scheduler:
     Args:
         engine: of the bundle.
         limits: how many and how long.
+        make_room: frees memory of other models, or waits until it may be tried again.
     """
 
-    def __init__(self, engine: Engine, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self, engine: Engine, limits: Limits | None = None, make_room: Callable[[], None] = lambda: None
+    ) -> None:
+        self.limits, self._make_room = limits or Limits(), make_room
         self._batch = RunningBatch(engine, self.limits.parallel)
         self._waiting: FairQueue[Ticket] = FairQueue()
         self._running: dict[Stream, Ticket] = {}
+        self._joining = False
         self._changed = threading.Condition()
         self._stopping = False
         self._last = math.inf  # when those that run are cut, by time.monotonic
@@ -202,6 +207,12 @@ class Scheduler:
     def running(self) -> int:
         """How many requests are being decoded."""
         return len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not ended."""
+        with self._changed:
+            return bool(self._waiting or self._joining or self._running)
 
     def submit(
         self,
@@ -274,23 +285,35 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting requests join."""
-        while self._batch.room:
-            with self._changed:
-                if not self._waiting:
-                    return
-                client, request, ticket = self._waiting.take()
-            try:
-                stream = self._batch.join(ticket.prompt, ticket.settings, ticket.cancelled, ticket.owner)
-            except BudgetError as error:
-                if self._running:  # when they have ended there is room
-                    with self._changed:
-                        self._waiting.put_back(client, request, ticket)
-                    return
+        try:
+            while self._batch.room and self._join():
+                pass
+        finally:
+            self._joining = False
+
+    def _join(self) -> bool:
+        """Let the next request join; returns whether to go on."""
+        with self._changed:
+            if not self._waiting:
+                return False
+            self._joining = True
+            client, request, ticket = self._waiting.take()
+        try:
+            stream = self._batch.join(ticket.prompt, ticket.settings, ticket.cancelled, ticket.owner)
+        except BudgetError as error:
+            if not self._running and not isinstance(error, Crowded):
                 ticket.end(Event(error=error))
-            except Exception as error:
-                ticket.end(Event(error=error))
-            else:
-                self._running[stream] = ticket
+                return True
+            with self._changed:  # when those that have it have ended there is room
+                self._waiting.put_back(client, request, ticket)
+            if not self._running:
+                self._make_room()
+            return False
+        except Exception as error:
+            ticket.end(Event(error=error))
+        else:
+            self._running[stream] = ticket
+        return True
 
     def _look_at_clocks(self) -> None:
         """Cut what takes too long, and drop what waited too long or is not wanted any more."""

@@ -29,7 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.errors import Failure
-from edgespec.server.scheduler import Limits, Scheduler
+from edgespec.server.models import Models
+from edgespec.server.scheduler import Limits
 
 HEAD = 1 << 16  # bytes of a request's line and headers
 BEHIND = 1 << 16  # bytes that may come behind a running request
@@ -334,7 +335,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # clients that leave are no news
         self._socket, self._limits, self._say, self._started = sock, limits, say, started
-        self._scheduler: Scheduler = app.state.scheduler
+        self._models: Models = app.state.models
         self._accepting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -350,17 +351,17 @@ class Server(uvicorn.Server):
         if self._accepting is not None:
             self._accepting.cancel()
         self._socket.close()
-        running = self._scheduler.running + self._scheduler.waiting
+        running = self._models.running + self._models.waiting
         rest = f": {running} texts have up to {self._limits.grace:g} s; once more ends them at once" if running else ""
         self._say(f"stopping{rest}")
-        self._scheduler.stop()
+        self._models.stop()
         await super().shutdown([])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal to stop; the second one cuts what runs."""
         self._captured_signals.append(signal.Signals(sig))
         if self.should_exit and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._scheduler.stop, 0.0)
+            self._loop.call_soon_threadsafe(self._models.stop, 0.0)
         self.should_exit = True
 
     async def _accept(self) -> None:

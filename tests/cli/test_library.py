@@ -85,13 +85,22 @@ def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: 
     assert [one.name for one in library.made()] == ["tiny"]  # the older one is still there, for its name
 
 
-@pytest.mark.parametrize("name", ["info", "verify", "bench", "serve", "calibrate"])
+@pytest.mark.parametrize("name", ["info", "verify", "bench", "calibrate"])
 def test_every_command_says_what_a_name_may_have_meant(command: Command, cache: Path, model: Path, name: str) -> None:
     command(name, model).refused(1, "a model, not a bundle", f"edgespec run {model}")
     library.ready(model)
     command(name, "tinyy").refused(1, "did you mean tiny?")
     os.utime(model / "config.json", (2, 2))
     command(name, model).refused(1, "changed since", f"edgespec run {model}")
+
+
+def test_a_model_is_served_as_it_is_run(command: Command, cache: Path, model: Path) -> None:
+    """Its bundle is made; what cannot be served is named before anything listens."""
+    command("serve", model, "--port", "0", "--name", "a", "--name", "b").refused(1, "2 names for 1 bundles")
+    assert [one.name for one in library.made()] == ["tiny"]
+    command("serve", "tinyy").refused(1, "did you mean tiny?")
+    command("serve", "tiny", "tiny").refused(1, "two bundles are called 'tiny'", "--name")
+    command("serve", "tiny", "--idle-minutes", "0").refused(2, "--idle-minutes")
 
 
 def test_what_is_missing_or_cannot_be_written_is_named(

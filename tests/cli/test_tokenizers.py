@@ -27,6 +27,7 @@ from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.manifest import SamplingPart, read_manifest
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.server.app import make_app
+from edgespec.server.models import Models
 from tests.cli.conftest import Command, Outcome, export
 from tests.support import hf, spm
 from tests.support.chats import FOLDER
@@ -451,7 +452,7 @@ def test_the_server_takes_them_where_the_client_says_nothing(sampled: Path, demo
     top_k, penalty = (20, 1.05) if own else (0, 1.0)
     said = {"temperature": 0.9, "top_p": 0.8} if own else {"temperature": 1.0, "top_p": 1.0}
     full = ask | said | {"edgespec": {"method": "ar", "top_k": top_k, "repetition_penalty": penalty}}
-    with TestClient(make_app(load(bundle, threads=1), "it"), base_url="http://localhost") as client:
+    with TestClient(make_app(Models({"it": bundle})), base_url="http://localhost") as client:
 
         def text(body: dict[str, Any]) -> str:
             answer = client.post("/v1/completions", json=body)

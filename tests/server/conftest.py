@@ -21,7 +21,10 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
+from edgespec.server.models import Models
+from edgespec.server.scheduler import Limits
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}"
@@ -75,7 +78,7 @@ def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
     engine.close()
 
 
-def start(bundle: Path, *options: str, threads: int = 1, program: tuple[str, str] = ("-m", "edgespec")) -> Served:
+def start(bundle: Path | str, *options: str, threads: int = 1, program: tuple[str, str] = ("-m", "edgespec")) -> Served:
     """Start ``edgespec serve``, or another ``program`` of Python's, and wait until it listens."""
     command = [sys.executable, *program, "serve", str(bundle), "--port", "0", "--threads", str(threads), *options]
     # a shell lets what it runs in the background ignore Ctrl-C, and what that starts would ignore it too
@@ -88,6 +91,11 @@ def start(bundle: Path, *options: str, threads: int = 1, program: tuple[str, str
         if found := re.search(r"at (http://\S+)/v1", line):
             return Served(found[1], process, said)
     raise AssertionError(f"the server did not start:\n{said}")
+
+
+def models_of(bundle: Path, name: str, limits: Limits | None = None) -> Models:
+    """Make the models of a server that has one, in this process."""
+    return Models({name: bundle}, LoadOptions(threads=1), limits)
 
 
 def stop(served: Served) -> str:

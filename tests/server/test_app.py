@@ -24,6 +24,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.server.app import Access, make_app
 from edgespec.server.errors import Busy, Stopped
 from edgespec.server.scheduler import Event, FairQueue, Limits, Scheduler, Ticket
+from tests.server.conftest import models_of
 
 URL = "http://localhost:8000"
 JSON = {"Content-Type": "application/json"}
@@ -39,7 +40,7 @@ def engine(chat_bundle: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def client(chat_bundle: Path) -> Iterator[TestClient]:
-    app = make_app(load(chat_bundle, threads=1), "chatty", Limits(parallel=2, body=5000, tokens=200))
+    app = make_app(models_of(chat_bundle, "chatty", Limits(parallel=2, body=5000, tokens=200)))
     with TestClient(app, base_url=URL) as made:
         yield made
 
@@ -166,7 +167,7 @@ def test_a_client_that_hangs_up_within_its_body_is_no_failure(client: TestClient
 
 
 def test_a_key_is_asked_for(chat_bundle: Path) -> None:
-    app = make_app(load(chat_bundle, threads=1), "chatty", access=Access(["other", "s\u00e9same"]))
+    app = make_app(models_of(chat_bundle, "chatty"), access=Access(["other", "s\u00e9same"]))
     with TestClient(app, base_url=URL) as client:
         wrong = [{}, {"Authorization": "Bearer sesame"}, {"Authorization": "Basic x"}]
         for path in ("/v1/models", "/v1/models/chatty", "/metrics"):
@@ -181,9 +182,9 @@ def test_figures(client: TestClient) -> None:
     client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ar"}})
     client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ngram"}})
     text = client.get("/metrics").text
-    assert 'edgespec_requests_total{end="length"} 2.0' in text
-    assert 'edgespec_tokens_total{method="ngram"} 12.0' in text
-    assert "edgespec_running_requests 0.0" in text
+    assert 'edgespec_requests_total{end="length",model="chatty"} 2.0' in text
+    assert 'edgespec_tokens_total{method="ngram",model="chatty"} 12.0' in text
+    assert 'edgespec_running_requests{model="chatty"} 0.0' in text
 
 
 def test_unknown_paths_are_errors_of_the_same_shape(client: TestClient) -> None:

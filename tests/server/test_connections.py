@@ -20,13 +20,14 @@ import uvicorn
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
-from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.options import LoadOptions
 from edgespec.server.app import Access, make_app
 from edgespec.server.guard import client_of, is_local
+from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
 from edgespec.server.serving import with_limits
-from tests.server.conftest import Served, start, stop
+from tests.server.conftest import Served, models_of, start, stop
 from tests.stress.attacks import ATTACKS, Place
 from tests.stress.hostile import attack
 
@@ -81,6 +82,11 @@ def figure(served: Served, name: str) -> float:
     text = httpx.get(f"{served.url}/metrics", timeout=60).text
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+def counted(served: Served, end: str) -> float:
+    """Count the texts that ended so."""
+    return figure(served, f'edgespec_requests_total{{end="{end}",model="demo"}}')
 
 
 def resident(served: Served) -> int:
@@ -194,27 +200,27 @@ def test_a_client_that_does_not_read_is_left_behind(served_bundle: Path) -> None
         body = json.dumps(ASK | {"n": 16, "max_tokens": 900, "logprobs": 1}).encode()
         with connect(running, window=4096) as sock:
             sock.sendall(request(body, f"Content-Length: {len(body)}"))
-            ends = [f'edgespec_requests_total{{end="{end}"}}' for end in ("cancelled", "length", "eos")]
-            while sum(figure(running, end) for end in ends) < 16:
+            ends = ("cancelled", "length", "eos")
+            while sum(counted(running, end) for end in ends) < 16:
                 time.sleep(0.1)
-        assert sum(figure(running, end) for end in ends) == 16
-        assert figure(running, ends[0]) > 0
+        assert sum(counted(running, end) for end in ends) == 16
+        assert counted(running, ends[0]) > 0
     finally:
         stop(running)
 
 
 def test_requests_whose_clients_left_are_counted(small: Served) -> None:
     def ended() -> float:
-        return sum(figure(small, f'edgespec_requests_total{{end="{end}"}}') for end in ("cancelled", "length", "eos"))
+        return sum(counted(small, end) for end in ("cancelled", "length", "eos"))
 
-    before, cancelled = ended(), figure(small, 'edgespec_requests_total{end="cancelled"}')
+    before, cancelled = ended(), counted(small, "cancelled")
     for _ in range(6):
         with httpx.stream("POST", f"{small.url}/v1/completions", json=ASK | {"n": 2}, timeout=60) as sent:
             next(sent.iter_lines())
     while ended() < before + 12:
         time.sleep(0.05)
     assert ended() == before + 12
-    assert figure(small, 'edgespec_requests_total{end="cancelled"}') > cancelled
+    assert counted(small, "cancelled") > cancelled
 
 
 def test_a_client_that_left_as_it_was_refused() -> None:
@@ -258,13 +264,13 @@ def bundle(bundles: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="module")
 def client(bundle: Path) -> Iterator[TestClient]:
     access = Access(hosts=["edge.example"], origins=["https://chat.example"])
-    with TestClient(make_app(load(bundle, threads=1), "demo", access=access), base_url="http://localhost:8000") as made:
+    with TestClient(make_app(models_of(bundle, "demo"), access=access), base_url="http://localhost:8000") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def plain(bundle: Path) -> Iterator[TestClient]:
-    with TestClient(make_app(load(bundle, threads=1), "demo"), base_url="http://localhost:8000") as made:
+    with TestClient(make_app(models_of(bundle, "demo")), base_url="http://localhost:8000") as made:
         yield made
 
 
@@ -337,8 +343,8 @@ def test_what_only_this_machine_reaches() -> None:
 def test_what_one_client_asked_is_not_told_to_another(bundle: Path, shared: bool) -> None:
     """A right guess of another one's text must not be told from a wrong one, but by whoever shares on purpose."""
     secret = "The password of the king is a nightingale"
-    access = Access(["one", "two"], shared=shared)
-    app = make_app(load(bundle, threads=1), "demo", Limits(parallel=2), access)
+    models = Models({"demo": bundle}, LoadOptions(threads=1), Limits(parallel=2), shared=shared)
+    app = make_app(models, Access(["one", "two"]))
     with TestClient(app, base_url="http://localhost") as made:
 
         def cached(key: str, text: str) -> int:

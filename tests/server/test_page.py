@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from edgespec.engine.loading import load
 from edgespec.server.app import Access, make_app
 from edgespec.server.web import FOLDER
-from tests.server.conftest import start, stop
+from tests.server.conftest import models_of, start, stop
 
 FILES = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
 KINDS = {
@@ -27,7 +26,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def client(chat_bundle: Path) -> Iterator[TestClient]:
-    app = make_app(load(chat_bundle, threads=1), "chatty", access=Access(["a key"]))
+    app = make_app(models_of(chat_bundle, "chatty"), access=Access(["a key"]))
     with TestClient(app, base_url="http://localhost:8000") as made:
         yield made
 
@@ -72,7 +71,7 @@ def test_a_model_says_whether_it_is_made_for_chats(client: TestClient) -> None:
 
 
 def test_the_page_can_be_switched_off(chat_bundle: Path) -> None:
-    app = make_app(load(chat_bundle, threads=1), "chatty", page=False)
+    app = make_app(models_of(chat_bundle, "chatty"), page=False)
     with TestClient(app, base_url="http://localhost:8000") as client:
         assert [client.get(path).status_code for path in ("/", "/page/main.js", "/health")] == [404, 404, 200]
 

@@ -57,7 +57,7 @@ def known(engine: Engine) -> Known:
 
 @pytest.fixture(scope="module")
 def reader(known: Known) -> Reader:
-    return Reader(known)
+    return Reader([known])
 
 
 def deep(levels: int) -> Any:
@@ -131,7 +131,7 @@ def test_what_is_no_object_of_json_is_refused(body: bytes) -> None:
 
 def asked(known: Known, work: Callable[[Readers], Coroutine[Any, Any, Any]]) -> Any:
     async def run() -> Any:
-        readers = Readers(known)
+        readers = Readers([known])
         await readers.start()
         try:
             return await work(readers)

@@ -1,0 +1,294 @@
+"""The bundles behind a server: loaded when they are asked for, freed when nobody does or others need their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from edgespec.drafters.registry import complete
+from edgespec.engine.admission import held
+from edgespec.engine.loading import load
+from edgespec.engine.methods import own_sampling
+from edgespec.errors import InvalidRequest
+from edgespec.planning.allowance import Allowance, Crowded
+from edgespec.planning.footprint import SERVER
+from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.options import LoadOptions
+from edgespec.server.errors import Busy, Stopped
+from edgespec.server.jobs import Jobs
+from edgespec.server.metrics import Metrics
+from edgespec.server.reading import Known
+from edgespec.server.scheduler import Limits
+from edgespec.server.stored import Stored
+
+TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
+LOOK = 0.1  # seconds between two looks whether there is room
+SWEEP = 2.0  # seconds between two looks whether a model was not asked for
+
+
+@dataclass(eq=False)
+class _Loaded:
+    """A bundle in memory, or on its way there or out of it; ``size``: bytes that it takes without a text."""
+
+    size: int
+    jobs: Jobs | None = None
+
+    @property
+    def bytes(self) -> int:
+        """All that it takes."""
+        return self.size + (sum(held(self.jobs.engine)) if self.jobs else 0)
+
+
+class Model:
+    """One of the bundles.
+
+    Args:
+        name: as clients ask for it.
+        folder: of the bundle.
+        options: how it is loaded.
+        tokens: most new ones of a text.
+        calls: how it writes calls of tools; None = as its template says.
+
+    Attributes:
+        jobs: its requests; None = it is not loaded.
+        users: requests that are about to be lined up.
+        used: when it was last asked for or busy, by ``time.monotonic``.
+        loading: what those wait for who asked while it was not loaded.
+
+    Raises:
+        BundleError, InvalidRequest: no bundle, or options that do not go with it.
+    """
+
+    def __init__(self, name: str, folder: Path, options: LoadOptions, tokens: int, calls: str | None) -> None:
+        self.name, self.folder, self.options = name, folder, options
+        self.manifest = manifest = complete(read_manifest(folder))
+        self.run = options.resolve(manifest)
+        sampling = own_sampling(manifest.sampling, temperature=TEMPERATURE)
+        plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
+        vocab, eos = manifest.target.facts.vocab, tuple(manifest.tokenizer.eos)
+        self.known = Known(str(folder), name, vocab, self.run.context, eos, plain, tokens, calls)
+        self.jobs: Jobs | None = None
+        self.users, self.used = 0, 0.0
+        self.loading: asyncio.Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is loaded and has a request."""
+        return self.jobs is not None and (self.users > 0 or self.jobs.busy)
+
+
+class Models:
+    """All of them, over one budget of memory.
+
+    Requests to different models run side by side.  What one needs of memory that another one has is freed where that
+    has no request, the least recently used one first, and waited for where it has.
+
+    Args:
+        bundles: folders by name.
+        options: how they are loaded; the budget is of all of them together.
+        limits: of the server.
+        shared: whether a client's texts may be faster because of what another one asked, which that one could notice.
+        calls: how they write calls of tools; None = as each one's template says.
+        idle: seconds without a request after which one is freed; None = when others need the memory.
+
+    Attributes:
+        all: by name, in order.
+
+    Raises:
+        BundleError, InvalidRequest: as for ``Model``.
+    """
+
+    def __init__(
+        self,
+        bundles: Mapping[str, Path],
+        options: LoadOptions | None = None,
+        limits: Limits | None = None,
+        *,
+        shared: bool = False,
+        calls: str | None = None,
+        idle: float | None = None,
+    ) -> None:
+        self.options, self.limits, self.shared, self.idle = options or LoadOptions(), limits or Limits(), shared, idle
+        self.all = {
+            name: Model(name, folder, self.options, self.limits.tokens, calls) for name, folder in bundles.items()
+        }
+        self.stored, self.metrics = Stored(), Metrics(list(self.all), self._figure)
+        self._lock = threading.Lock()  # of what is loaded and who uses it
+        self._memory = threading.Lock()  # held while memory is given to a request or a bundle
+        self._loaded: list[_Loaded] = []
+        self._threads = ThreadPoolExecutor(len(self.all), "edgespec-load")
+        self._stopping = False
+
+    @property
+    def running(self) -> int:
+        """How many texts are being decoded."""
+        return sum(jobs.scheduler.running for jobs in self._jobs())
+
+    @property
+    def waiting(self) -> int:
+        """How many texts wait."""
+        return sum(jobs.scheduler.waiting for jobs in self._jobs())
+
+    @asynccontextmanager
+    async def lent(self, name: str) -> AsyncIterator[Jobs]:
+        """Have a model loaded, and keep it so until the request is lined up.
+
+        Raises:
+            BudgetError: it does not fit the memory.
+            Busy: not in time beside those that have requests.
+            BundleError: it is damaged.
+            Stopped: the server stops.
+        """
+        model = self.all[name]
+        while (jobs := self._take(model)) is None:
+            if model.loading is None:
+                model.loading = asyncio.get_running_loop().run_in_executor(self._threads, self.open, name)
+                model.loading.add_done_callback(lambda _: setattr(model, "loading", None))
+            await asyncio.shield(model.loading)
+        try:
+            yield jobs
+        finally:
+            with self._lock:
+                model.users -= 1
+                model.used = time.monotonic()
+
+    def open(self, name: str) -> None:
+        """Load a model; errors as of ``lent``."""
+        model = self.all[name]
+        loaded = _Loaded(0)
+        others = partial(self._beside, loaded)
+        allowance = Allowance(model.manifest, model.run, self.options.budget)
+        allowance.set_aside(SERVER)
+        allowance.others = others
+        deadline = time.monotonic() + self.limits.seconds
+        while not self._admitted(allowance, loaded):
+            self.make_room(model)
+            if self._stopping:
+                raise Stopped("the server is stopping", "ask again in a moment")
+            if time.monotonic() > deadline:
+                raise Busy(f"no room for {name} beside the models that have requests", "ask again in a moment")
+        try:
+            engine = load(model.folder, self.options)
+        except BaseException:
+            self._loaded.remove(loaded)
+            raise
+        engine.allowance.set_aside(SERVER)
+        engine.allowance.others, engine.places.lock = others, self._memory
+        jobs = Jobs(engine, name, self.limits, self.stored, self.metrics, partial(self.make_room, model), self.shared)
+        with self._lock:
+            loaded.jobs = model.jobs = jobs
+            model.used = time.monotonic()
+            if self._stopping:
+                jobs.scheduler.stop()
+
+    def make_room(self, model: Model) -> None:
+        """Free the least recently used model but this one that has no request; all have: wait a moment."""
+        with self._lock:
+            idle = [one for one in self.all.values() if one is not model and one.jobs and not one.busy]
+            freed = self._let_go(min(idle, key=lambda one: one.used)) if idle else None
+        if freed is None:
+            time.sleep(LOOK)
+        else:
+            self._close(freed)
+
+    async def sweep(self) -> None:
+        """Free models that nobody asks for, until it is cancelled."""
+        while self.idle is not None:
+            await asyncio.sleep(min(SWEEP, self.idle / 4))
+            now, freed = time.monotonic(), []
+            with self._lock:
+                for model in self.all.values():
+                    if model.busy:
+                        model.used = now
+                    elif model.jobs and now - model.used > self.idle:
+                        freed.append(self._let_go(model))
+            for loaded in freed:
+                await asyncio.to_thread(self._close, loaded)
+
+    def stop(self, grace: float | None = None) -> None:
+        """Take no more requests, and cut those that run after some seconds; see ``Scheduler.stop``."""
+        with self._lock:
+            self._stopping = True
+        for jobs in self._jobs():
+            jobs.scheduler.stop(grace)
+
+    def close(self) -> None:
+        """Free all, once what runs has ended."""
+        self.stop()
+        self._threads.shutdown()
+        for model in self.all.values():
+            with self._lock:
+                loaded = self._let_go(model) if model.jobs else None
+            if loaded:
+                self._close(loaded)
+
+    def _figure(self, model: str, name: str) -> float:
+        """Return one of ``FIGURES``."""
+        if (jobs := self.all[model].jobs) is None:
+            return 0
+        scheduler, engine = jobs.scheduler, jobs.engine
+        known = {"running_requests": scheduler.running, "waiting_requests": scheduler.waiting, "loaded": 1}
+        return known[name] if name in known else engine.kv_bytes() if name == "kv_bytes" else engine.grammar_bytes
+
+    def _jobs(self) -> list[Jobs]:
+        return [jobs for model in self.all.values() if (jobs := model.jobs) is not None]
+
+    def _take(self, model: Model) -> Jobs | None:
+        with self._lock:
+            if self._stopping:
+                raise Stopped("the server is stopping", "ask again in a moment")
+            if model.jobs is not None:
+                model.users += 1
+            return model.jobs
+
+    def _admitted(self, allowance: Allowance, loaded: _Loaded) -> bool:
+        """Keep the memory for a bundle where there is room; False = others have it."""
+        with self._memory:
+            try:
+                allowance.admit_bundle(self.options.context)
+            except Crowded:
+                return False
+            loaded.size = allowance.loaded_bytes()
+            self._loaded.append(loaded)
+            return True
+
+    def _beside(self, loaded: _Loaded) -> int:
+        """Bytes of all others."""
+        return sum(one.bytes for one in list(self._loaded) if one is not loaded)
+
+    def _let_go(self, model: Model) -> _Loaded:
+        """Take a model away from whoever asks from now on; the caller has the lock, and closes it."""
+        jobs, model.jobs = model.jobs, None
+        loaded = next(one for one in self._loaded if one.jobs is jobs)
+        return loaded
+
+    def _close(self, loaded: _Loaded) -> None:
+        jobs, loaded.jobs = loaded.jobs, None
+        assert jobs is not None
+        jobs.close()
+        jobs.engine.close()
+        self._loaded.remove(loaded)
+
+
+def named_bundles(folders: list[Path], names: tuple[str, ...] = ()) -> dict[str, Path]:
+    """Name bundles by their folders, or as told.
+
+    Raises:
+        InvalidRequest: two of one name, or not as many names as bundles.
+    """
+    if names and len(names) != len(folders):
+        raise InvalidRequest(f"{len(names)} names for {len(folders)} bundles: expected one for each, in their order")
+    found: dict[str, Path] = {}
+    for at, folder in enumerate(folders):
+        name = names[at] if names else folder.resolve().name
+        if name in found:
+            raise InvalidRequest(f"two bundles are called {name!r}", "give each a --name, in their order")
+        found[name] = folder
+    return found
