@@ -19,10 +19,10 @@ export class Server {
     else sessionStorage.removeItem(KEY);
   }
 
-  // What is served: {id, edgespec: {methods, context, operators, chat}}.
-  async model() {
+  // What is served: {id, edgespec: {methods, context, operators, chat, loaded}} each.
+  async models() {
     const answer = await this.#fetch("v1/models", {});
-    return (await answer.json()).data[0];
+    return (await answer.json()).data;
   }
 
   // Asks, and yields the events of the stream; `signal` ends it.

@@ -30,6 +30,7 @@ const chat = new Chat(server, store, settings, {
   ended(message) {
     messages.refresh(message);
     byId("reason").textContent = reason(message.how);
+    if (!message.problem) byId("models-hint").textContent = "";
     say(message.problem || message.text.slice(0, READ_OUT) || "The answer is empty");
     showRunning();
   },
@@ -257,14 +258,32 @@ byId("forget-key").addEventListener("click", () => askForKey());
 
 // -- beginning ------------------------------------------------------------------------------------------------------------
 
-// Asks the server what it has; throws where it does not say.
+// Asks the server what it has, and takes the model that was chosen last; throws where it does not say.
 async function meet() {
-  const model = await server.model();
+  const models = await server.models();
+  byId("models").replaceChildren(...models.map(({ id }) => el("option", { value: id }, id)));
+  byId("models-part").hidden = models.length < 2;
+  use(models.find(({ id }) => id === settings.model) ?? models[0]);
+  byId("forget-key").hidden = !server.key;
+}
+
+byId("models").addEventListener("change", async () => {
+  try {
+    await meet();
+    say(`${chat.model} answers from now on. ${byId("models-hint").textContent}`);
+  } catch (error) {
+    warn(error.message);
+  }
+});
+
+// Lets a model write the next answers.
+function use(model) {
   chat.model = model.id;
+  byId("models").value = model.id;
+  byId("models-hint").textContent = model.edgespec.loaded ? "" : "It is loaded when it is asked first.";
   byId("model").textContent = model.id;
   document.title = `${model.id} · edgespec`;
   settings.offer(model.edgespec);
-  byId("forget-key").hidden = !server.key;
   const chats = model.edgespec.chat;
   byId("question-label").textContent = chats ? "Message" : "Text to continue";
   question.placeholder = chats ? "Ask something" : "Begin a text";

@@ -18,9 +18,11 @@ export class Settings {
     for (const id of PICKERS) if (id !== "method" && id in kept) byId(id).value = kept[id];
     byId("show-drafts").checked = kept["show-drafts"] ?? false;
     this.wanted = kept.method ?? "auto";
+    this.model = kept.model ?? "";
     this.#apply();
     byId("settings").addEventListener("input", (event) => {
       if (event.target.id === "method") this.wanted = byId("method").value;
+      if (event.target.id === "models") this.model = byId("models").value;
       this.#apply();
       this.#keep();
       changed();
@@ -66,7 +68,7 @@ export class Settings {
   }
 
   #keep() {
-    const kept = { "show-drafts": this.showDrafts, method: this.wanted };
+    const kept = { "show-drafts": this.showDrafts, method: this.wanted, model: this.model };
     for (const id of PICKERS) if (id !== "method") kept[id] = byId(id).value;
     try {
       localStorage.setItem(KEPT, JSON.stringify(kept));

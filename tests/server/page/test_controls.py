@@ -349,3 +349,41 @@ def test_what_goes_wrong_is_said(visit: Visit, page_bundle: Path) -> None:
         until(page, "[...document.querySelectorAll('.problem')].at(-1).textContent !== ''")
         assert page.locator(".problem").last.text_content() == "the server does not answer"
         assert page.text_content("#status") == "the server does not answer"
+
+
+def test_a_model_is_picked(visit: Visit, page_bundle: Path, served_bundle: Path) -> None:
+    """By keyboard, from those that are served; it is said aloud, kept, and asked from then on."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    with serving(page_bundle, str(served_bundle), "--name", "chatty", "--name", "plain") as running:
+        page = visit(running, **WIDE)
+        short(page, 8)
+        sent = bodies(page)
+        assert page.text_content("#model") == "chatty"
+        picker = page.get_by_label("Model", exact=True)
+        assert picker.locator("option").all_text_contents() == ["chatty", "plain"]
+        assert page.text_content("#models-hint") == "It is loaded when it is asked first."
+        ask(page, QUESTION)
+        assert page.text_content("#models-hint") == ""
+        picker.focus()
+        page.keyboard.press("ArrowDown")
+        until(page, "document.querySelector('#model').textContent === 'plain'")
+        assert page.text_content("#status").startswith("plain answers from now on. It is loaded")
+        assert page.locator("#question").get_attribute("placeholder") == "Begin a text"
+        assert page.title() == "plain · edgespec"
+        ask(page, "Speak!")
+        assert [one["model"] for one in sent] == ["chatty", "plain"]
+        assert "prompt" in sent[1]
+        page.reload()
+        until(page, "document.querySelector('#model').textContent === 'plain'")
+        assert page.locator("#models").input_value() == "plain"
+        page.select_option("#models", "chatty")
+        until(page, "document.querySelector('#model').textContent === 'chatty'")
+        found = Axe().run(page).response["violations"]
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_a_server_with_one_model_offers_no_picker(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    page.wait_for_selector("#settings")
+    assert not page.is_visible("#models")
