@@ -20,7 +20,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
-from tests.conftest import OPERATORS, PROMPTS, THREADS
+from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS
 from tests.support import arm64, golden, hf
 from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
 from tests.support.dflash import write_dflash
@@ -44,6 +44,7 @@ STORY = "There was nothing left to do but wait. She had"
 BACK = (STORY * 8, STORY * 3 + STORY[::-1] * 3, STORY * 3 + STORY[2:] * 4, STORY * 3 + "?")
 # two conversations that alternate, and a third that begins like the first: each goes on from where it has been
 OTHER = STORY[::-1]
+LONG = PROMPTS[14] * 20  # more than two blocks of what is kept of prompts
 TURNS = (STORY * 5, OTHER * 5, STORY * 5 + OTHER, OTHER * 5 + STORY, STORY * 5 + OTHER * 2, STORY * 4 + OTHER * 2)
 RANDOM: tuple[dict[str, Any], ...] = (
     {"method": "ar"}, {"method": "speculative"}, {"method": "speculative", "branch": [2], **SEEDED},
@@ -102,7 +103,18 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         made.append(
             serve(options.output, "native", [({"method": method, **how}, STORY) for how in ({}, SEEDED)], LENGTH)
         )
+    coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
+    Exporter(coded).run()
+    long: list[golden.Long] = [
+        (full, {}, {"method": "ar"}, LONG),
+        (full, {}, {"method": "speculative", "fallback": False}, LONG[1:]),
+        (full, {"attention": "int8"}, {"method": "ngram"}, LONG),
+        (bundles("stock", "int8"), {}, {"method": "self-spec"}, LONG),
+        (coded.output, {"attention": "int4"}, {"method": "ar"}, LONG),
+        *((path.parent / name / "bundle", {}, {"method": "ar"}, STORY * 12) for name in KINDS),
+    ]
     more = {
+        "prompts": golden.prompts(long, path.parent / "kept"),
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
         "conversation": golden.conversation(full, path.parent),
@@ -121,6 +133,7 @@ def test_every_method_writes_what_python_writes(
     ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output
+    golden.find_prompts(json.loads(path.read_text("utf-8"))["prompts"])
 
 
 @pytest.mark.usefixtures("native")

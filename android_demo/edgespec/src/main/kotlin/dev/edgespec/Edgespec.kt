@@ -20,7 +20,8 @@ object Edgespec {
      * @param attention how native operators keep keys and values; null = what the bundle was exported for.
      * @param draftAttention int4, nomad or nomad2: what self-drafts read.
      * @param ngramStore a file of `edgespec ngram build`, where method ngram looks too.
-     * @param cache a folder where method swift keeps what it finds; null = nowhere.
+     * @param cache a folder of the app's own, as `cacheDir`, for prompts that were read and what method swift finds; null = none.
+     * @param promptCache most bytes that those prompts take, and at most a tenth of the free disk; 0 = none is kept.
      * @param memory what the system says of memory: requests get a cheaper method, with the reason, or are refused where
      *   they would not fit; null = nothing is counted.
      * @throws EdgespecError [BundleError], [BudgetError], [InvalidRequest] or [StoreError], each with what to do.
@@ -28,8 +29,10 @@ object Edgespec {
     fun load(
         bundle: File, threads: Int? = null, context: Int? = null, strict: Boolean = true, check: Boolean = true,
         operators: String = "auto", library: File? = null, attention: String? = null, draftAttention: String? = null,
-        ngramStore: File? = null, cache: File? = null, memory: MemoryFacts? = null,
-    ): Engine = Engine(bundle, threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, memory)
+        ngramStore: File? = null, cache: File? = null, promptCache: Long = 1L shl 30, memory: MemoryFacts? = null,
+    ): Engine = Engine(
+        bundle, threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, promptCache, memory,
+    )
 }
 
 /** Base of all errors raised on purpose, as on the Python side; [hint]: what the reader can do about it. */

@@ -24,7 +24,8 @@ enum class Trim { SOME, ALL }
  */
 class Engine internal constructor(
     folder: File, threads: Int?, context: Int?, val strict: Boolean, check: Boolean, private val wantedOperators: String,
-    private val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, memory: MemoryFacts?,
+    private val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, promptCache: Long,
+    memory: MemoryFacts?,
 ) : AutoCloseable {
     val bundle: Bundle = Bundle.open(folder, check)
     private val manifest = bundle.manifest
@@ -47,6 +48,7 @@ class Engine internal constructor(
     internal val paces = mapOf(false to Pace(), true to Pace()) // of the target, and of drafts
     private val times = HashMap<String, Map<Int, Double>>()
     internal val lanes: LanePool
+    internal val prompts: PromptCache?
     private var rowsExact: Boolean? = null
     private val closed = AtomicBoolean()
     private val template by lazy { ChatTemplate.read(bundle.path) }
@@ -73,6 +75,9 @@ class Engine internal constructor(
             throw error
         }
         lanes = LanePool { Lane(bundle, model, ::draft, this.context, times, store, cache) }
+        // of files that were not checked nobody could say later whose keys and values those were
+        val kept = cache?.takeIf { promptCache > 0 && check }
+        prompts = kept?.let { PromptCache(bundle, library, it, promptCache, paces) { copy -> onDecodeThread(copy) } }
     }
 
     @Volatile
@@ -179,9 +184,10 @@ class Engine internal constructor(
         }
     }
 
-    /** Forget all slots and close the sessions; requests that are still running fail with a clear error. */
+    /** Write what is to be kept of prompts, forget all slots and close the sessions; requests that still run fail with a clear error. */
     override fun close() {
         if (!closed.compareAndSet(false, true)) return
+        if (Thread.currentThread() !== decodeThread) prompts?.finish()
         onDecodeThread {
             lanes.clear()
             if (lanes.inUse == 0) {

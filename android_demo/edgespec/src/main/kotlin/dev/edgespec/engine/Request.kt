@@ -1,5 +1,6 @@
 package dev.edgespec.engine
 
+import dev.edgespec.EdgespecError
 import dev.edgespec.control.Auto
 import dev.edgespec.decoding.*
 import dev.edgespec.planning.Admission
@@ -19,6 +20,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     private val logprobs = ArrayList<Double>()
     private var finish: String? = null
     private var released = false
+    private val kept = HashMap<Boolean, KeptText>() // what of the target's slot is on the disk, and of the draft's
 
     init {
         val (chosen, admitted, taken) = engine.admit(engine.chooseFor(settings), Tokens(prompt), settings)
@@ -28,7 +30,8 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
         try {
             lane.asked = endOfQuestion(prompt, engine.eos)
             lane.chunk = admission.chunk
-            lane.target.mark(endsOfTurns(prompt, engine.eos) + lane.shared, admission.checkpoints)
+            val ends = endsOfTurns(prompt, engine.eos)
+            lane.target.mark(ends + lane.shared, admission.checkpoints)
             val own = settings.proposer
             drafter = if (own != null) {
                 lane.own(own, settings.gamma, settings.adaptive, settings.fallback)
@@ -39,17 +42,26 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             rounds = Rounds(lane.target, drafter, prompt, settings, settings.gamma ?: choice.gamma, eos, stats)
             decoder = StreamDecoder(engine.codec::decode, prompt, settings.stop)
             lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
+            takeUp(lane.target, ends, draft = false)
+            lane.onDraft = { takeUp(it, ends, draft = true) }
         } catch (error: Throwable) {
-            engine.lanes.giveBack(lane)
+            leave()
             throw error
         }
+    }
+
+    /** Let a slot hold what the disk has of the prompt. */
+    private fun takeUp(slot: Slot, ends: List<Int>, draft: Boolean) {
+        val found = engine.prompts?.takeUp(slot, prompt, prompt.size + settings.maxNewTokens, draft) ?: return
+        kept[draft] = found.also { it.watch(prompt, ends) }
     }
 
     /** Read some of what comes before the next round, so little that nobody waits for long -> whether there was any. */
     fun read(): Boolean {
         val asked = rounds.unread() ?: return false
         val pace = engine.paces.getValue(asked.draft)
-        val rows = if (asked.left <= FIRST) asked.left else minOf(asked.left, pace.rows(lane.chunk, engine.lanes.inUse < 2))
+        val most = if (asked.left <= FIRST) asked.left else minOf(asked.left, pace.rows(lane.chunk, engine.lanes.inUse < 2))
+        val rows = kept[false]?.takeIf { !asked.draft }?.rows(most) ?: most
         val start = System.nanoTime()
         rounds.read(rows)
         pace.took(rows, (System.nanoTime() - start) / 1e9)
@@ -85,6 +97,17 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     override fun close() {
         if (released) return
         released = true
+        try {
+            if (finish != null) kept.values.forEach { it.keep(prompt + written.toIntArray()) }
+        } catch (_: EdgespecError) { // the text is there; another process reads it again
+        } finally {
+            leave()
+        }
+    }
+
+    private fun leave() {
+        lane.onDraft = null
+        kept.values.forEach { it.close() }
         engine.lanes.giveBack(lane)
     }
 
@@ -180,6 +203,9 @@ private const val FORGET = 256 // chunks after which larger ones are tried again
 internal class Pace {
     private var cost = LinkedHashMap<Int, Double>() // seconds of a row, by rows of the chunk
     private var chunks = 0
+
+    /** Seconds of a row in the largest chunk that was timed; 0 = none was. */
+    val seconds: Double get() = cost.maxByOrNull { it.key }?.value ?: 0.0
 
     /** Rows of the next chunk, at most [most]; [alone]: no other request is there. */
     fun rows(most: Int, alone: Boolean): Int {

@@ -94,7 +94,19 @@ class Lane(
 
     val kvBytes: Long get() = target.kvBytes + drafts.values.sumOf { it.kvBytes }
 
-    private fun openDraft(name: String): Slot = drafts.getOrPut(name) { openSlot(draft(name)).also { it.chunk = target.chunk } }
+    /** Is called with the slot of the draft model, at once or when a method asks for it. */
+    var onDraft: ((Slot) -> Unit)? = null
+        set(use) {
+            field = use
+            drafts["draft"]?.let { use?.invoke(it) }
+        }
+
+    private fun openDraft(name: String): Slot = drafts.getOrPut(name) {
+        openSlot(draft(name)).also {
+            it.chunk = target.chunk
+            if (name == "draft") onDraft?.invoke(it)
+        }
+    }
 
     override fun close() {
         drafts.values.forEach { it.close() }

@@ -14,13 +14,14 @@ data class KvFormat(
     val ring: Int
         get() = maxOf(window, draftWindow).let { if (it > 0) up(it + LONGEST_PASS, TILE) else 0 }
 
-    private fun headerBytes(facts: ModelFacts): Long {
+    /** Bytes of states and exact keys, all layers. */
+    fun headerBytes(facts: ModelFacts): Long {
         val rows = if (ring > 0) ring + SINK_ROWS else 0
         return stateBytes(facts) + 2L * facts.kvHeads * rows * facts.dims.sumOf { up(it, TILE) }
     }
 
     /** Bytes of 128 tokens, all layers. */
-    private fun blockBytes(facts: ModelFacts): Long =
+    fun blockBytes(facts: ModelFacts): Long =
         facts.kvHeads * facts.dims.sumOf { dim -> listOfNotNull(keys, values, codes).sumOf { headBytes(it, up(dim, TILE)) } }
 
     /** Bytes of a cache of at least this many tokens. */
@@ -31,6 +32,11 @@ data class KvFormat(
         KEYS.getValue(keys).number, KEYS.getValue(values).number, codes?.let { KEYS.getValue(it).number } ?: NO_KEYS.toLong(), 0,
         window.toLong(), if (window > 0) sinks.toLong() else 0, ring.toLong(),
     )
+
+    /** All that is set, as Python says it. */
+    fun named(): String = listOf(
+        "keys" to keys, "values" to values, "codes" to codes, "window" to window, "sinks" to sinks, "draft_window" to draftWindow,
+    ).filter { it.second != null && it.second != 0 }.joinToString(", ") { (name, value) -> "$name $value" }
 
     val approximations: List<String>
         get() {
@@ -168,17 +174,27 @@ internal class Checkpoints(private val facts: ModelFacts) {
     fun take(cache: ByteBuffer, tokens: Int) {
         crop(tokens - 1)
         if (tokens < LEAST || most == 0) return
-        val states = ByteArray(checkpointBytes(facts).toInt())
-        pieces(cache, tokens) { from, at, size -> from.get(states, at, size) }
-        kept[tokens] = states
+        kept[tokens] = copy(cache, tokens)
         bound()
+    }
+
+    /** Copy of the states of a cache what is read after so many tokens, which they hold exactly. */
+    fun copy(cache: ByteBuffer, tokens: Int): ByteArray = ByteArray(checkpointBytes(facts).toInt()).also { states ->
+        pieces(cache, tokens) { from, at, size -> from.get(states, at, size) }
+    }
+
+    /** Put back what [copy] gave of so many tokens -> whether it is as much. */
+    fun put(cache: ByteBuffer, tokens: Int, states: ByteArray): Boolean {
+        val same = states.size.toLong() == checkpointBytes(facts)
+        if (same) pieces(cache, tokens) { to, at, size -> to.put(states, at, size) }
+        return same
     }
 
     /** Put the states back as they were after the most tokens up to [most] -> how many (0: there are none); drops later ones. */
     fun restore(cache: ByteBuffer, most: Int): Int {
         crop(most)
         val (length, states) = kept.lastEntry() ?: return 0
-        pieces(cache, length) { to, at, size -> to.put(states, at, size) }
+        put(cache, length, states)
         return length
     }
 
@@ -199,18 +215,17 @@ internal class Checkpoints(private val facts: ModelFacts) {
         while (kept.size > most) kept.remove(lengths[if (most > 0) minOf(1, most - 1) else 0])
     }
 
-    /** Each layer's rows of the ring that the token after [tokens] sees, and what else there is of it. */
+    /** Each layer's rows of the ring that the token after [tokens] sees, then what else there is of each. */
     private inline fun pieces(cache: ByteBuffer, tokens: Int, use: (ByteBuffer, Int, Int) -> Unit) {
         val part = cache.duplicate()
         val ring = STATE_ROWS * row
         var at = 0
-        for (first in facts.convolutions.indices.map { it * layer }) {
-            val rows = (tokens - facts.taps + 1 until tokens).map { first + it % STATE_ROWS * row to row }
-            for ((place, size) in rows + (first + ring to layer - ring)) {
-                part.position(place)
-                use(part, at, size)
-                at += size
-            }
+        val layers = facts.convolutions.indices.map { it * layer }
+        val rows = layers.flatMap { first -> (tokens - facts.taps + 1 until tokens).map { first + it % STATE_ROWS * row to row } }
+        for ((place, size) in rows + layers.map { it + ring to layer - ring }) {
+            part.position(place)
+            use(part, at, size)
+            at += size
         }
     }
 }

@@ -37,9 +37,10 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     private var moves = ArrayList<IntArray>() // (from, to), before the next pass
     // coded keys are exact only lately
     private val checkpoints = if (facts.convolutions.isNotEmpty() && kv.ring == 0) Checkpoints(facts) else null
-    private val forgets = kv.ring > 0 || facts.convolutions.isNotEmpty() // exact recent keys and states are not kept
+    override val stateful = kv.ring > 0 || facts.convolutions.isNotEmpty() // exact recent keys and states are not kept
     private var certain = 0 // tokens that will not be taken back
     private var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
+    private var since = 0 // tokens of the text before which they are not there either
     private val tried = HashMap<Int, Int>() // tokens whose first layers were run, by place
     private val marks = TreeSet<Int>() // lengths of the text at which checkpoints are taken
     private var end = 0 // of the rows that are planned
@@ -82,15 +83,64 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         listOf(gates, noHiddenIn, control, noMoves).forEach { it.close() }
         cache?.close()
         cache = null
+        tokens.crop(0)
+    }
+
+    override fun takeUp(tokens: IntArray, furthest: Int) {
+        super.takeUp(tokens, furthest)
+        checkpoints?.crop(0)
+        moves.clear()
+        certain = tokens.size
+        this.furthest = furthest
+        since = 0
+    }
+
+    override fun takenUp(): Boolean {
+        if (held().any { it != tokens.size.toLong() }) {
+            restart()
+            return false
+        }
+        remember()
+        return true
+    }
+
+    override fun part(start: Int, stop: Int): List<ByteBuffer> {
+        if (moves.isNotEmpty()) settle()
+        val first = kv.headerBytes(facts).toInt()
+        val block = kv.blockBytes(facts).toInt()
+        return listOf(within(first + start / KV_BLOCK * block, first + up(stop, KV_BLOCK) / KV_BLOCK * block))
+    }
+
+    override fun state(): ByteArray {
+        if (!stateful) return super.state()
+        settle()
+        val states = checkpoints?.copy(bytes, tokens.size) ?: ByteArray(0)
+        return states + ByteArray(recent.remaining()).also(recent::get)
+    }
+
+    override fun putState(state: ByteArray): Boolean {
+        if (!stateful) return super.putState(state)
+        val cut = state.size - recent.remaining()
+        if (cut < 0 || (cut > 0) != facts.convolutions.isNotEmpty()) return false
+        recent.put(state, cut, state.size - cut)
+        since = tokens.size
+        return checkpoints?.put(bytes, tokens.size, state.copyOf(cut)) ?: true
+    }
+
+    private val recent: ByteBuffer get() = within(stateBytes(facts).toInt(), kv.headerBytes(facts).toInt()) // exact keys
+    private fun within(first: Int, last: Int): ByteBuffer = bytes.duplicate().also {
+        it.limit(last)
+        it.position(first)
     }
 
     // -- one pass
 
-    /** Carry out what `keep` left to the next pass; not between `forward` and `keep`. */
-    private fun settle() {
-        if (moves.isEmpty()) return
-        plan(IntArray(0), tokens.size)
-        launch(0, 0)
+    override fun settle() {
+        val behind = held().any { it < tokens.size }
+        if (moves.isEmpty() && !behind) return
+        val rows = if (behind) 1 else 0 // it brings the states up to the tokens, and is forgotten
+        plan(IntArray(rows), tokens.size)
+        launch(rows, 0)
     }
 
     /** How many tokens the states of each layer with a delta rule hold, in place. */
@@ -253,7 +303,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         return if (lost(same)) checkpoints?.lengths?.lastOrNull { it <= same } ?: 0 else same
     }
 
-    private fun lost(same: Int): Boolean = (forgets && furthest - same > LONGEST_PASS) || held().any { it > same }
+    private fun lost(same: Int): Boolean = (stateful && (furthest - same > LONGEST_PASS || same < since)) || held().any { it > same }
 
     override fun beginLike(other: Slot, length: Int): Int {
         check(other is NativeSlot)
@@ -261,13 +311,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         val same = other.cropped(minOf(length, other.moves.minOfOrNull { it[1] } ?: length))
         if (same == 0) return crop(0)
         val back = other.lost(same) // to a checkpoint
-        reserve(same)
-        checkpoints?.crop(0)
-        moves.clear()
-        tokens.crop(0)
-        tokens.push(other.tokens.slice(0, same))
-        certain = same
-        furthest = if (back) same else other.furthest
+        takeUp(other.tokens.slice(0, same), if (back) same else other.furthest)
+        since = other.since
         bytes.duplicate().put(other.bytes.duplicate().also { it.limit(kv.nbytes(facts, same).toInt()) })
         other.checkpoints?.let { checkpoints?.share(it, same) }
         return if (back) restart(same) else same
@@ -306,6 +351,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         moves.clear()
         furthest = left
         certain = left
+        since = left
         return left
     }
 
@@ -430,7 +476,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
         val past = this.tokens.size
-        val far = facts.convolutions.isNotEmpty() && maxOf(furthest, past + tokens.size) - visible.min() + facts.taps > STATE_ROWS
+        val reach = maxOf(furthest, past + tokens.size) - visible.min() + facts.taps
+        val far = facts.convolutions.isNotEmpty() && (reach > STATE_ROWS || visible.min() < since)
         if (far || (facts.delta != null && visible.any { it < past })) return inTurn(tokens, visible, parents, skip)
         return hypotheses(tokens, visible, parents, skip)
     }

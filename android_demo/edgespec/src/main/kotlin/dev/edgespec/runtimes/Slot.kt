@@ -20,6 +20,8 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     override var capacity = 0
         protected set
     var chunk = PREFILL_CHUNK // most rows of a prefill's pass
+    open val stateful = false // more is left of a text than can be cut back: [state] is not empty
+    var onRead: (() -> Unit)? = null // called when a prefill has ended, and where it was marked
     protected val columns: Int = model.part.headVocab?.size?.takeIf { model.part.cut } ?: model.facts.vocab // of the logits
     val headTokens: IntArray? get() = model.headTokens
     protected var pending: IntArray = NONE
@@ -39,6 +41,28 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     /** Hold the first tokens, at most [length], of what another slot holds, copied without a pass; returns how many. */
     abstract fun beginLike(other: Slot, length: Int): Int
 
+    /** Carry out what [keep] left to the next pass; not between [forward] and [keep]. */
+    open fun settle() = Unit
+
+    /** Hold these tokens, of what the caller writes next into [part]; no pass may run before [takenUp].  [furthest]: tokens ever written. */
+    open fun takeUp(tokens: IntArray, furthest: Int) {
+        reserve(tokens.size)
+        this.tokens.crop(0)
+        this.tokens.push(tokens)
+    }
+
+    /** Begin to go on from what was written -> whether it can be what passes left of the tokens; if not, the slot is empty. */
+    open fun takenUp(): Boolean = true
+
+    /** What tokens [start], a multiple of [KV_BLOCK], to [stop] left in memory, in its own order: views; not within a pass and [keep]. */
+    abstract fun part(start: Int, stop: Int): List<java.nio.ByteBuffer>
+
+    /** Copy what the next token reads beside [part] of all tokens; empty where there is no such thing. */
+    open fun state(): ByteArray = ByteArray(0)
+
+    /** Put back what [state] gave, between [takeUp] of the same tokens and [takenUp] -> whether it has the size of such a state. */
+    open fun putState(state: ByteArray): Boolean = state.isEmpty()
+
     override fun prefill(tokens: IntArray) {
         reserve(this.tokens.size + tokens.size)
         for (start in tokens.indices step chunk) {
@@ -47,6 +71,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
             if (auxHidden != null) auxHiddenSink?.invoke(this.tokens.size, auxHidden)
             this.tokens.push(rows)
         }
+        if (tokens.isNotEmpty()) onRead?.invoke()
     }
 
     override fun keep(rows: IntArray) {

@@ -3,6 +3,7 @@ package dev.edgespec.runtimes
 import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
+import java.nio.ByteBuffer
 
 private const val HIDE = -1e30f // finite, so that a row that hides everything cannot become NaN
 
@@ -48,6 +49,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         (held + cache.values).forEach { it.close() }
         held.clear()
         cache.clear()
+        tokens.crop(0)
     }
 
     override fun forward(tokens: IntArray, parents: IntArray?): Pass {
@@ -70,9 +72,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     override fun beginLike(other: Slot, length: Int): Int {
         check(other is StockSlot)
         val same = other.cropped(length)
-        reserve(same)
-        tokens.crop(0)
-        tokens.push(other.tokens.slice(0, same))
+        takeUp(other.tokens.slice(0, same), same)
         for ((name, bound) in cache) copyHeads(other.cache.getValue(name), other.capacity, bound, capacity, same)
         return same
     }
@@ -183,6 +183,15 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
             io.output("present.$name", fresh)
         }
         capacity = need
+    }
+
+    override fun part(start: Int, stop: Int): List<ByteBuffer> = cache.values.flatMap { bound ->
+        (0 until facts.kvHeads).map { head ->
+            val part = bound.bytes.duplicate()
+            part.limit((head * capacity + stop) * facts.headDim * Float.SIZE_BYTES)
+            part.position((head * capacity + start) * facts.headDim * Float.SIZE_BYTES)
+            part
+        }
     }
 
     override val kvBytes: Long get() = cache.values.sumOf { it.bytes.capacity().toLong() }

@@ -19,7 +19,7 @@ private class LastToken : Proposer {
 /** What came of a bundle's requests: tokens compared, and every request that differs or lost its drafter. */
 class Replayed(val compared: Int, val golden: Int, val wrong: List<String>)
 
-private fun settings(case: JsonObject): Settings {
+internal fun settings(case: JsonObject): Settings {
     val given = case["settings"].asJsonObject
     val method = given.text("method")
     return Settings(
@@ -33,6 +33,7 @@ private fun settings(case: JsonObject): Settings {
             search = given["search"]?.asDouble ?: DraftOptions().search,
         ),
         adaptive = given["adaptive"]?.asBoolean ?: true,
+        fallback = given["fallback"]?.asBoolean ?: true,
         proposer = if (method == "proposer") LastToken() else null,
         ignoreEos = true,
     )

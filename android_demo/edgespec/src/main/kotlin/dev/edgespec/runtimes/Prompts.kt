@@ -1,0 +1,204 @@
+package dev.edgespec.runtimes
+
+import dev.edgespec.drafters.hex
+import java.io.File
+import java.io.IOException
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.nio.channels.FileChannel
+import java.nio.file.Files
+import java.nio.file.StandardCopyOption
+import java.nio.file.StandardOpenOption
+import java.nio.file.attribute.PosixFilePermissions
+import java.security.MessageDigest
+import java.security.SecureRandom
+import javax.crypto.Mac
+import javax.crypto.spec.SecretKeySpec
+
+/*
+ * Prompts that were read, on the disk: what passes left of their tokens, in blocks that the next process finds.  Names and
+ * files are those of Python (runtimes/files/prompts.py says what is in them), of a text that is nobody's in particular.
+ */
+
+const val PROMPT_BLOCK = 256 // tokens of a whole block
+private const val LINE = 64 // bytes of a file's beginning
+private const val SEALED = 32 // of those before the seal
+private val MAGIC = "EDGEPRMT".toByteArray()
+private const val VERSION = 1
+private const val MOST_STATES = 1L shl 30 // bytes
+private const val HEX = 32 // digits of a hash in a name
+private const val KEY_BYTES = 32
+private const val STALE = 60_000L // milliseconds after which nobody writes a part of a file any more
+private const val SUFFIXES = "keys end"
+
+/** A file, of tokens [start] to [stop] of a text. */
+internal class Piece(val file: File, val start: Int, val stop: Int)
+
+/** The longest beginning of a text that a folder has, [length] tokens; [end]: the last piece has states, or is no whole block. */
+internal class Beginning(val length: Int, val pieces: List<Piece>, val end: Boolean)
+
+/** A folder of prompts under [cache]; [root]: 32 bytes of [rootOf]. */
+internal class PromptFolder(private val root: ByteArray, cache: File) {
+    val path = File(promptsIn(cache), short(root))
+
+    /** Find the longest beginning of [tokens]; [stateful]: reading goes on only from where states are. */
+    fun find(tokens: IntArray, stateful: Boolean): Beginning {
+        val chain = chain(tokens)
+        val names = path.list().orEmpty().toSet()
+        val blocks = (1 until chain.size).map { blockName(chain[it], it * PROMPT_BLOCK) }.takeWhile { it in names }
+        val whole = blocks.mapIndexed { at, name -> Piece(File(path, name), at * PROMPT_BLOCK, (at + 1) * PROMPT_BLOCK) }
+        val ends = names.filter { it.endsWith(".end") }.groupBy { it.take(HEX) }
+        for (count in blocks.size downTo if (stateful) 0 else blocks.size) {
+            for (name in ends[short(chain[count])].orEmpty().sortedByDescending(::stopOf)) {
+                val stop = stopOf(name)
+                if (stop !in count * PROMPT_BLOCK..tokens.size || name != endName(chain, tokens, stop)) continue
+                return Beginning(stop, whole.take(count) + Piece(File(path, name), count * PROMPT_BLOCK, stop), true)
+            }
+        }
+        return if (stateful) Beginning(0, emptyList(), false) else Beginning(blocks.size * PROMPT_BLOCK, whole, false)
+    }
+
+    /** Hashes of a text after 0, 256, 512 ... tokens. */
+    fun chain(tokens: IntArray): List<ByteArray> = (0..tokens.size - PROMPT_BLOCK step PROMPT_BLOCK)
+        .runningFold(root) { parent, start -> next(parent, tokens, start, start + PROMPT_BLOCK) }
+
+    /** The name of the file of the whole block that ends at [stop], or of the end there. */
+    fun nameOf(chain: List<ByteArray>, tokens: IntArray, stop: Int, whole: Boolean): String =
+        if (whole) blockName(chain[stop / PROMPT_BLOCK], stop) else endName(chain, tokens, stop)
+
+    /**
+     * Read a file into [keys] and compare its seal -> the states.  Keys and values are there before that is done.
+     *
+     * @throws IOException it is another one than was written, or cannot be read.
+     */
+    fun read(file: File, keys: List<ByteBuffer>): ByteArray = FileChannel.open(file.toPath(), StandardOpenOption.READ).use { channel ->
+        val begin = ByteBuffer.allocate(LINE).order(ByteOrder.LITTLE_ENDIAN)
+        fill(channel, begin, file)
+        val size = begin.getLong(16)
+        val more = begin.getLong(24)
+        val known = begin.array().copyOf(MAGIC.size).contentEquals(MAGIC) && begin.getInt(8) == VERSION
+        if (!known || size != keys.sumOf { it.remaining().toLong() } || more !in 0..MOST_STATES) throw IOException("$file: of another form")
+        if (channel.size() != LINE + size + more) throw IOException("$file: not as long as it says")
+        val states = ByteArray(more.toInt())
+        val digest = MessageDigest.getInstance("SHA-256")
+        for (part in keys + ByteBuffer.wrap(states)) {
+            fill(channel, part.duplicate(), file)
+            digest.update(part)
+        }
+        val seal = seal(file.name, begin.array().copyOf(SEALED), digest.digest())
+        if (!MessageDigest.isEqual(seal, begin.array().copyOfRange(SEALED, LINE))) throw IOException("$file: changed after it was written")
+        states
+    }
+
+    /** Write a file, whole or not at all, unless it is there. */
+    fun write(name: String, keys: ByteArray, states: ByteArray) {
+        val file = File(path, name)
+        if (file.exists()) return
+        val begin = ByteBuffer.allocate(LINE).order(ByteOrder.LITTLE_ENDIAN)
+        begin.put(MAGIC).putInt(VERSION).putInt(0).putLong(keys.size.toLong()).putLong(states.size.toLong())
+        val digest = MessageDigest.getInstance("SHA-256").apply { update(keys) }.digest(states)
+        begin.put(seal(name, begin.array().copyOf(SEALED), digest))
+        writeWhole(file, begin.array(), keys, states)
+    }
+
+    /** Make the folder, which only its owner may enter. */
+    fun make() {
+        for (folder in listOf(path.parentFile, path)) {
+            folder.mkdirs()
+            Files.setPosixFilePermissions(folder.toPath(), PosixFilePermissions.fromString("rwx------"))
+        }
+    }
+
+    private fun blockName(own: ByteArray, stop: Int) = "${short(own)}-$stop.keys"
+
+    private fun endName(chain: List<ByteArray>, tokens: IntArray, stop: Int): String {
+        val parent = chain[stop / PROMPT_BLOCK]
+        return "${short(parent)}-$stop-${short(next(parent, tokens, stop / PROMPT_BLOCK * PROMPT_BLOCK, stop, "end"))}.end"
+    }
+
+    private fun next(parent: ByteArray, tokens: IntArray, start: Int, stop: Int, what: String = ""): ByteArray {
+        val text = ByteBuffer.allocate(8 * (stop - start)).order(ByteOrder.LITTLE_ENDIAN)
+        for (at in start until stop) text.putLong(tokens[at].toLong())
+        return hmac(parent, what.toByteArray(), text.array())
+    }
+
+    private fun seal(name: String, begin: ByteArray, digest: ByteArray) = hmac(root, name.toByteArray(), byteArrayOf(0), begin, digest)
+}
+
+/** Seal what a folder is of, all that the bytes of a slot depend on; null = there is no key, and there can be none. */
+internal fun rootOf(facts: Map<String, String>, cache: File): ByteArray? {
+    val text = facts.toSortedMap().map { (name, value) -> "$name $value" }.joinToString("\u0000")
+    return userKey(File(cache, "key"))?.let { hmac(it, "prompts\u0000$text\u0000\u0000".toByteArray()) }
+}
+
+/** Note that these are used now, all at the same time. */
+internal fun touch(files: List<File>) = System.currentTimeMillis().let { now -> files.forEach { it.setLastModified(now) } }
+
+/**
+ * Remove what was used longest ago, until [room] bytes more are within [limit], and what nobody will finish.  Of files that were
+ * used at the same time those that end furthest go first: what is left of a text is its beginning.
+ */
+internal fun trim(cache: File, limit: Long, room: Long) {
+    val young = System.currentTimeMillis() - STALE
+    promptsIn(cache).walk().filter { ".part-" in it.name && it.lastModified() < young }.forEach { it.delete() }
+    val files = filesIn(cache)
+    var left = files.sumOf { it.length() } + room
+    if (left <= limit) return
+    for ((file, _) in files.map { it to it.lastModified() }.sortedWith(compareBy({ it.second }, { -stopOf(it.first.name) }))) {
+        if (left <= limit * 9 / 10) break
+        val size = file.length()
+        if (file.delete()) left -= size
+    }
+    promptsIn(cache).listFiles().orEmpty().filter { it.list().orEmpty().isEmpty() }.forEach { it.delete() }
+}
+
+/** Bytes that all prompts may take: [limit], or a tenth of what the disk has for them, if that is less. */
+internal fun roomFor(cache: File, limit: Long): Long {
+    cache.mkdirs()
+    return minOf(limit, (cache.usableSpace + filesIn(cache).sumOf { it.length() }) / 10)
+}
+
+private fun promptsIn(cache: File) = File(cache, "prompts")
+private fun filesIn(cache: File) = promptsIn(cache).walk().filter { it.isFile && stopOf(it.name) > 0 }.toList()
+
+/** After how many tokens of a text a file ends, by its name; 0 = it is none. */
+private fun stopOf(name: String): Int =
+    if (name.substringAfterLast('.') in SUFFIXES.split(" ")) name.substringBefore('.').split("-").getOrNull(1)?.toIntOrNull() ?: 0 else 0
+
+private fun short(hash: ByteArray) = hex(hash).take(HEX)
+
+private fun hmac(key: ByteArray, vararg data: ByteArray): ByteArray = Mac.getInstance("HmacSHA256").run {
+    init(SecretKeySpec(key, "HmacSHA256"))
+    data.forEach(::update)
+    doFinal()
+}
+
+/** The key in a file that only its owner may read, made on first use. */
+@Synchronized
+private fun userKey(file: File): ByteArray? = try {
+    if (!file.exists()) {
+        file.parentFile.mkdirs()
+        writeWhole(file, ByteArray(KEY_BYTES).also(SecureRandom()::nextBytes))
+    }
+    file.readBytes().takeIf { it.size == KEY_BYTES }
+} catch (_: IOException) {
+    null
+}
+
+/** Write under another name, which is a file that nobody else may read; it takes its own when all of it is on the disk. */
+private fun writeWhole(file: File, vararg pieces: ByteArray) {
+    val part = Files.createTempFile(file.parentFile.toPath(), ".${file.name}.part-", "")
+    try {
+        FileChannel.open(part, StandardOpenOption.WRITE).use { out ->
+            for (piece in pieces.map(ByteBuffer::wrap)) while (piece.hasRemaining()) out.write(piece)
+            out.force(true)
+        }
+        Files.move(part, file.toPath(), StandardCopyOption.ATOMIC_MOVE)
+    } finally {
+        Files.deleteIfExists(part)
+    }
+}
+
+private fun fill(channel: FileChannel, to: ByteBuffer, file: File) {
+    while (to.hasRemaining()) if (channel.read(to) < 0) throw IOException("$file: too short")
+}
