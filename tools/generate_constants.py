@@ -29,9 +29,10 @@ LOOKED_UP = ("r8", "r32")  # kinds of rows that are looked up and not multiplied
 
 def header() -> str:
     """Return the C++ header."""
-    specs = sorted(SPECS.values(), key=lambda spec: spec.number)
+    specs = sorted(KINDS.values(), key=lambda spec: spec.number)
     kinds = [*(_kind(spec) for spec in specs), *(f"k{name.upper()}" for name in LOOKED_UP)]
-    facts = [*(f'{{"{spec.kind}", {spec.bits}, {spec.size}, {_kind(KINDS[spec.acts])}}}' for spec in specs),
+    facts = [*(f'{{"{spec.kind}", {spec.bits // spec.planes}, {spec.size}, {_kind(KINDS[spec.acts])}}}'
+               for spec in specs),
              *(f'{{"{name}", {name[1:]}, 0, k{name.upper()}}}' for name in LOOKED_UP)]  # fmt: skip
     sizes = ", ".join(f"{{{key.channel}, {key.scales}}}" for key in KEYS.values())
     keys = [f"kKv{name.title()}" for name in KEYS]
@@ -61,7 +62,7 @@ def header() -> str:
         "",
         "struct KindFacts {",
         "  const char* name;  // in programs",
-        "  int bits;          // of a weight",
+        "  int bits;          // of a weight, in each of its planes",
         "  int size;          // weights of a row that share a scale, 0: all of it, or none has one",
         "  Kind acts;         // the kind whose activations it multiplies",
         "};",

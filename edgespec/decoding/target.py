@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SkipSet:
-    """Sub-layers a self-draft leaves out; attention and MLP apart."""
+    """What a self-draft leaves out: sub-layers, attention and MLP apart, and low planes of int8 weights.
+
+    Where a target has no planes (``PlanesTarget.planes``), naming them changes nothing.
+    """
 
     attention: tuple[int, ...] = ()  # layers whose attention is skipped, ascending
     mlp: tuple[int, ...] = ()  # layers whose MLP is skipped, ascending
+    high_attention: tuple[int, ...] = ()  # layers of whose attention only the high planes are read, ascending
+    high_mlp: tuple[int, ...] = ()  # the same of the MLP, or of the chosen experts
+    high_head: bool = False  # the same of the LM head and of what leads from the layers to it
 
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)
@@ -116,6 +122,13 @@ class SelfDraftTarget(Target, Protocol):
         They stand ``offset`` rows after the slot's tokens: so many of the draft have run, whose approximate KV is
         read. Nothing is committed: the next ``forward`` overwrites whatever this wrote.
         """
+
+
+@runtime_checkable
+class PlanesTarget(SelfDraftTarget, Protocol):
+    """A target that may have int8 weights in two planes, of which drafts may read the high one alone."""
+
+    planes: bool  # whether a ``SkipSet`` that names high planes changes a pass
 
 
 @runtime_checkable

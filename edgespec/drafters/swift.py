@@ -246,9 +246,9 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
         raise InvalidRequest(f"search {options.search}: expected a share of the decoding time, 0 to 1", "0.02 is 2 %")
     found = part.skip or SkipSetPart()
     last = target.layers - 1
-    inner = [tuple(layer for layer in layers if 0 < layer < last) for layers in (found.attention, found.mlp)]
+    attention, mlp = (tuple(layer for layer in layers if 0 < layer < last) for layers in (found.attention, found.mlp))
     step_cost, costs = _step_cost(manifest), parts.costs()
-    search = OnlineSearch(target.layers, SkipSet(*inner), step_cost, costs.v)
+    search = OnlineSearch(target.layers, SkipSet(attention, mlp), step_cost, costs.v)
     store = SkipStore(manifest, target.model.graph.operators, options.kind)
     return Swift(target, search, step_cost, costs, options.search, options.branch, store)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
+from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name, has_planes
 from edgespec.export.emit.stock import native_only
 from edgespec.export.emit.wide_heads import least_length
 from edgespec.export.source.source import Checkpoint, ConfigOnly
@@ -171,6 +171,7 @@ def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine:
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,
         layout=spec.layout,
+        planes=has_planes(spec.format, spec.head, spec.fine),
         converted=converted_name("stock" if spec.layout == "native" else "native"),
         headroom=HEADROOM,
         min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ class WeightFile:
 
     def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
         self._file, self.progress = path.open("wb"), progress
+        self._bytes = 0
 
     def __enter__(self) -> WeightFile:
         return self
@@ -34,13 +35,20 @@ class WeightFile:
 
     def write(self, entry: Stored, pieces: Iterable[NDArray[Any]]) -> None:
         """Write a tensor that arrives as consecutive pieces of its bytes, in row order."""
-        self._file.seek(entry.offset)
-        written = 0
-        for piece in pieces:
-            written += self._file.write(np.ascontiguousarray(piece, entry.dtype).data)
-            self.progress(entry.offset + written)
-        if written != entry.length:
-            raise AssertionError(f"wrote {written} bytes at {entry.offset}, expected {entry.length}")
+        self.write_together((entry,), ((piece,) for piece in pieces))
+
+    def write_together(self, entries: Sequence[Stored], pieces: Iterable[tuple[NDArray[Any], ...]]) -> None:
+        """Write tensors of which pieces arrive together."""
+        written = [0] * len(entries)
+        for together in pieces:
+            for i, (entry, piece) in enumerate(zip(entries, together, strict=True)):
+                self._file.seek(entry.offset + written[i])
+                written[i] += self._file.write(np.ascontiguousarray(piece, entry.dtype).data)
+            self._bytes += sum(piece.nbytes for piece in together)
+            self.progress(self._bytes)
+        for entry, count in zip(entries, written, strict=True):
+            if count != entry.length:
+                raise AssertionError(f"wrote {count} bytes at {entry.offset}, expected {entry.length}")
 
 
 def fill(
@@ -59,8 +67,13 @@ def fill(
     filler = _Filler(plan, chosen or DirectLevels(QUANTIZERS["rtn"]))
     with WeightFile(path, lambda done: progress(done, plan.end) if progress else None) as file:
         for content, name in plan.contents:
+            if content == "matrix" and (packed := plan.matrices[name].packed) and packed.low_nbytes:
+                planes = [plan.entries[f"{name}.{plane}"] for plane in ("packed", "low")]
+                file.write_together(planes, packed.pack_planes(filler.blocks(plan.matrices[name])))
+                continue
             for entry, pieces in filler.tensors(content, name):
                 file.write(plan.entries[entry], pieces)
+        file.progress(plan.end)
     return filler.errors
 
 
@@ -116,7 +129,7 @@ class _Filler:
                 yield f"{name}.packed", packed.pack_channels(pieces)
         else:
             form = quantize.BLOCKS[matrix.form]
-            pieces = self._blocks(matrix, form)
+            pieces = self.blocks(matrix)
             if packed is None:
                 yield from _in_turn(levels, scales, (form.to_stock(*piece, matrix.k) for piece in pieces))
             else:
@@ -135,7 +148,9 @@ class _Filler:
                 add_error(self.errors, part, piece, quantize.dequantize_channel(levels, scales))
                 yield levels, scales
 
-    def _blocks(self, matrix: Matrix, form: quantize.Blocks) -> Pieces:
+    def blocks(self, matrix: Matrix) -> Pieces:
+        """Choose levels and scales of a matrix in blocks, piece by piece of its rows."""
+        form = quantize.BLOCKS[matrix.form]
         for part in matrix.parts:
             for piece, (levels, scales) in self.chosen.pieces(self.source, part, form):
                 add_error(self.errors, part, piece, quantize.dequantize_block(levels, scales, matrix.k, form.bits))

@@ -79,6 +79,7 @@ Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts
 def lower(trace: Block, plan: NativePlan) -> None:
     """Write the program of a trace, whose heads are those of the plan; the plan stores what it names."""
     NativeOps(plan).run(trace)
+    plan.place_low()
 
 
 class NativeOps(Pass[Value]):
@@ -90,9 +91,9 @@ class NativeOps(Pass[Value]):
 
     def __init__(self, plan: NativePlan) -> None:
         self.arch, self.plan, self.heads = plan.arch, plan, plan.heads
-        self.gates = Gates(self.arch.facts.layers, len(self.heads.groups), bool(self.heads.tapped))
+        self.gates = Gates(self.arch.facts.layers, len(self.heads.groups), bool(self.heads.tapped), plan.planes)
         self.program = plan.program
-        self.program.gates = self.gates.count
+        self.program.gates, self.program.plane = self.gates.count, self.gates.head_plane
         self._inside = False  # a sub-layer
         self._beside = 0  # norms computed between sub-layers, in this layer
         self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
@@ -213,12 +214,12 @@ class NativeOps(Pass[Value]):
         parts = gate.parts[gate.part], up.parts[up.part]
         act = self._acts(gate.x, "hidden", parts)
         n = self.plan.width(parts[0])
-        kind = self.program.kind(parts[0].weight)
+        fields = self.program.matrix(parts[0], key="gate") | self.program.matrix(parts[1], key="up")
+        kind = fields["kind"]
         # a scale a row (c8) is known only when the whole row is: floats first
         out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
-        w = [self.program.matrix(part) for part in parts]
         other = {} if activation == "silu" else {"fn": activation}
-        self.program.step("glu", act=act.id, gate=w[0], up=w[1], kind=kind, n=n, k=act.width, out=out.id, **other,
+        self.program.step("glu", act=act.id, **fields, n=n, k=act.width, out=out.id, **other,
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
         return out
 
@@ -259,11 +260,13 @@ class NativeOps(Pass[Value]):
 
         self._ready.clear()
         self._inside = True
+        self.program.plane = self.gates.plane(2 * layer + (kind != "attention"))
         if kind == "embedding" or (kind == "attention" and self.arch.facts.shared and self.arch.rule(layer).gives):
             self.program.gated(2 * layer, steps, 2 * layer + 1)
         else:
             self.program.gated(2 * layer + (kind == "mlp"), steps)
         self._inside = False
+        self.program.plane = self.gates.head_plane
         self._beside = 0 if kind == "mlp" else self._beside
         return x
 
@@ -291,8 +294,8 @@ class NativeOps(Pass[Value]):
             parts = tuple(value.parts[value.part] for value in products)
             fields |= {"shared": 1} if len(given) == 1 else {}
             act = self._acts(q.x, "hidden", parts)
-            program.step("heads", act=act.id, w=program.matrix(*parts, head_dim=dim), k=act.width,
-                         kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
+            program.step("heads", act=act.id, **program.matrix(*parts, head_dim=dim), k=act.width,
+                         bias=program.bias(parts), **fields)  # fmt: skip
         else:
             rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
             program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
@@ -321,7 +324,9 @@ class NativeOps(Pass[Value]):
         if (table := f"{weight}.table") in self.plan.entries:
             program.step("embed", **self._rows(table), **sizes, **more)
         else:
-            program.step("embed", w=program.matrix(Linear(weight)), kind=program.kind(weight), **sizes, **more)
+            plane, program.plane = program.plane, self.gates.embedding_plane
+            program.step("embed", **program.matrix(Linear(weight)), **sizes, **more)
+            program.plane = plane
 
     def _rows(self, table: str) -> dict[str, Field]:
         """Name a table that is only looked up, as steps do."""
@@ -385,9 +390,9 @@ class NativeOps(Pass[Value]):
         program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
                      add=int(rule.normed), **how)  # fmt: skip
         other = {} if mixture.activation == "silu" else {"fn": mixture.activation}
-        program.step("experts", act=act.id, x=chosen.id, gate=program.matrix(gate, head_dim=facts.inner),
-                     up=program.matrix(up, head_dim=facts.inner), w=program.matrix(down, head_dim=out.width),
-                     kind=program.kind(rule.gate), n=facts.inner, k=act.width, times=facts.count,
+        matrices = program.matrix(gate, key="gate", head_dim=facts.inner)
+        matrices |= program.matrix(up, key="up", head_dim=facts.inner) | program.matrix(down, head_dim=out.width)
+        program.step("experts", act=act.id, x=chosen.id, **matrices, n=facts.inner, k=act.width, times=facts.count,
                      heads=facts.chosen, out=out.id, add=int(add), **other)  # fmt: skip
 
     def _multiply(self, product: LazyProduct, out: Floats, add: bool) -> None:

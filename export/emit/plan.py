@@ -50,6 +50,11 @@ def converted_name(operators: str) -> str:
     return f"model.{operators}.data"
 
 
+def has_planes(form: Format, head: Format | None, fine: frozenset[str]) -> bool:
+    """Tell whether a model has int8 matrices, which native operators have in two planes."""
+    return "int8" in (form, head) or bool(fine)
+
+
 @dataclass(frozen=True)
 class Stored:
     """Where a tensor lies in the weight file."""
@@ -74,11 +79,11 @@ class WeightLayout:
         self.entries: dict[str, Stored] = {}
         self.end = 0
 
-    def add(self, name: str, dims: tuple[int, ...], dtype: Any) -> Stored:
-        """Place one more tensor."""
+    def add(self, name: str, dims: tuple[int, ...], dtype: Any, align: int | None = None) -> Stored:
+        """Place one more tensor, where pages begin unless ``align`` says otherwise."""
         dtype = np.dtype(dtype)
         length = prod(dims) * dtype.itemsize
-        align = LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN
+        align = align or (LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN)
         offset = -(-self.end // align) * align
         self.end = offset + length
         self.entries[name] = Stored(offset, length, dims, dtype)
@@ -133,6 +138,11 @@ class StoragePlan(WeightLayout):
         self.matrices: dict[str, Matrix] = {}
         self.inline: dict[str, int] = {}
         self.stacked: dict[str, tuple[Linear, ...]] = {}
+
+    @property
+    def planes(self) -> bool:
+        """Whether any matrix is int8, which native operators have in two planes."""
+        return has_planes(self.form, self.head_form, self.fine)
 
     def form_of(self, name: str) -> Format:
         """How a matrix is stored."""

@@ -22,6 +22,7 @@ from edgespec.runtimes.files.formats import KINDS, SPECS, Format, Kind
 from edgespec.runtimes.files.packing import Packed
 
 PLAN, CONTROLS = 6, 8
+CACHE_LINE = 64  # bytes, at which packed matrices begin
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,14 @@ class Program:
         inputs: index of each weight among the node's weight inputs.
         tensors: the same weights, in the order that they were stored.
         gates: how many there are.
+        plane: the gate of the low planes of the next matrices.
     """
 
     def __init__(self, plan: StoragePlan) -> None:
         self.arch, self.plan = plan.arch, plan
         self.inputs: dict[str, int] = {}
         self.tensors: dict[str, None] = {}
-        self.gates = 0
+        self.gates = self.plane = 0
         self._steps: list[tuple[str, dict[str, Field]]] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
         self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(self.arch.borrowed_kv_dims)]
@@ -114,8 +116,7 @@ class Program:
         self.step(
             "linear",
             act=act.id,
-            w=self.matrix(*parts),
-            kind=self.kind(parts[0].weight),
+            **self.matrix(*parts),
             n=self.plan.width(*parts),
             k=act.width,
             bias=self.bias(parts),
@@ -143,8 +144,8 @@ class Program:
         if not raw:
             rule |= {"scale": float(self.arch.logits.scale)} if self.arch.logits.scale != 1 else {}
             rule |= {"cap": float(self.arch.logits.cap)} if self.arch.logits.cap else {}
-        self.step("logits", act=act.id, w=self.matrix(head), kind=self.kind(head.weight),
-                  n=self.plan.width(head), k=act.width, times=times, first=first, **rule)  # fmt: skip
+        self.step("logits", act=act.id, **self.matrix(head), n=self.plan.width(head), k=act.width, times=times,
+                  first=first, **rule)  # fmt: skip
 
     # -- what steps name -----------------------------------------------------------------------------------------------
 
@@ -172,10 +173,14 @@ class Program:
         """Look up how the matrix ``name`` is stored."""
         return SPECS[self.plan.form_of(name)].kind
 
-    def matrix(self, *parts: Linear, head_dim: int = 0) -> int:
-        """Name matrices stacked along n, stored as one."""
+    def matrix(self, *parts: Linear, key: str = "w", head_dim: int = 0) -> dict[str, Field]:
+        """Name matrices stacked along n, stored as one: the fields of a step that say it."""
         self.plan.store_matrix(*parts, head_dim=head_dim)
-        return self.input(f"{stacked_name(part.weight for part in parts)}.packed")
+        name, kind = stacked_name(part.weight for part in parts), self.kind(parts[0].weight)
+        fields: dict[str, Field] = {key: self.input(f"{name}.packed"), "kind": kind}
+        if KINDS[kind].planes > 1:
+            fields |= {"low" if key == "w" else f"{key}low": self.input(f"{name}.low"), "plane": self.plane}
+        return fields
 
     def bias(self, parts: Sequence[Linear]) -> int:
         """Name their biases; -1 if there are none."""
@@ -229,12 +234,22 @@ class NativePlan(StoragePlan):
     ) -> None:
         super().__init__(arch, form, head, heads, fine)
         self.program = Program(self)
+        self._low: dict[str, int] = {}
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
         packed = Packed(SPECS[matrix.form].kind, matrix.n, matrix.k, head_dim, rows)
         self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
+        if packed.low_nbytes:
+            self._low[f"{name}.low"] = packed.low_nbytes
         return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)
+
+    def place_low(self) -> None:
+        """Place the low planes behind everything else: who reads high ones alone touches no page of them."""
+        align: int | None = None
+        for name, nbytes in self._low.items():
+            self.add(name, (nbytes,), np.uint8, align)
+            align = CACHE_LINE
 
 
 def native_graph(plan: NativePlan) -> GraphBuilder:

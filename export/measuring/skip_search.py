@@ -271,8 +271,10 @@ class SkipSearch:
         return {name: int(name in chosen) for name in self._names()}
 
     def _set(self, bits: dict[str, Any]) -> SkipSet:
-        kinds = ("attention", "mlp")
-        return SkipSet(*(tuple(i for i in range(self.layers) if bits.get(f"{kind}.{i}")) for kind in kinds))
+        attention, mlp = (
+            tuple(i for i in range(self.layers) if bits.get(f"{kind}.{i}")) for kind in ("attention", "mlp")
+        )
+        return SkipSet(attention, mlp)
 
     def _storage(self, optuna: Any) -> Any:
         if self.store is None:

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
-Kind = Literal["q4", "q4x64", "q8", "c8", "f32"]
+Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"]
 Family = Literal["blocks", "channels", "floats"]
 BLOCK, TILE = 32, 16  # weights of a row that lie together, and of MatMulNBits; rows that lie together
 MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution sees
@@ -54,6 +54,11 @@ class FormatSpec:
         return self.kind if not self.size else "q4" if self.size == BLOCK else "q4x64"
 
     @property
+    def planes(self) -> int:
+        """Count the planes of a matrix: a level of two is 16 times what the high one has, and what the low one has."""
+        return 2 if self.kind == "p8" else 1
+
+    @property
     def level_bytes(self) -> float:
         """Return bytes of a weight's level."""
         return self.bits / 8
@@ -81,13 +86,13 @@ SPECS: dict[Format, FormatSpec] = {
     for spec in (
         FormatSpec("int4", "q4", 0, 4, 32, {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.64, 16: 3.05}, devices=True),
         FormatSpec("int4-64", "q4x64", 3, 4, 64, {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.6, 16: 2.84}, step=18 / 17),
-        FormatSpec("int8", "q8", 1, 8, 32, {1: 1.0, 2: 1.08, 4: 1.16, 8: 1.55, 16: 2.2}, devices=True),
+        FormatSpec("int8", "p8", 4, 8, 32, {1: 1.0, 2: 1.08, 4: 1.16, 8: 1.55, 16: 2.2}, devices=True),
         FormatSpec(
             "w8a8", "c8", 2, 8, 0, {1: 1.0, 2: 1.04, 4: 1.05, 8: 1.25, 16: 1.75},
             {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.48, 16: 2.06},
         ),
         FormatSpec(
-            "fp32", "f32", 4, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
+            "fp32", "f32", 5, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
             {1: 1.0, 2: 1.13, 4: 1.31, 8: 1.6, 16: 2.3}, devices=True,
         ),
     )
@@ -96,7 +101,10 @@ FORMATS: tuple[Format, ...] = tuple(SPECS)
 BLOCK_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.size)
 FOUR_BITS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.bits == 4)
 DEVICE_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.devices)
-KINDS: dict[Kind, FormatSpec] = {spec.kind: spec for spec in SPECS.values()}
+# q8: int8 in one plane, as bundles up to schema 3 have it
+KINDS: dict[Kind, FormatSpec] = {
+    spec.kind: spec for spec in (*SPECS.values(), replace(SPECS["int8"], kind="q8", number=1))
+}
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:

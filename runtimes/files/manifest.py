@@ -124,6 +124,7 @@ class ModelPart(Part):
     weights: InsidePath
     index: InsidePath | None = None
     layout: Layout = "stock"
+    planes: bool = Field(default=False, description="int8 matrices of native operators are in two planes of 4 bits")
     converted: FileName | None = Field(default=None, description="what graphs of the other layout call the weights")
     headroom: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, le=1, description="fewest rows that may reach the LM head")

@@ -9,6 +9,11 @@ well: there the runtime reads both.
   look at a graph's inputs (``runtimes/slots/ports.py``).
 * Graphs of the operators whose layout the bundle does not have name a weight file that is not there, ``converted``.
   Before, they named the one that is there, and whoever opened them outside edgespec read the wrong layout.
+
+3 -> 4:
+
+* A model says whether its int8 matrices have two planes (``planes``), with further gates of its native graph.  Before,
+  none had: kind q8, which native operators still multiply.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-OLDEST, SCHEMA = 2, 3
+OLDEST, SCHEMA = 2, 4
 Json = dict[str, Any]
 
 
@@ -38,4 +43,4 @@ def _name_converted(data: Json) -> Json:
     return found
 
 
-_STEPS: Mapping[int, Callable[[Json], Json]] = {2: _name_converted}
+_STEPS: Mapping[int, Callable[[Json], Json]] = {2: _name_converted, 3: dict}

@@ -61,12 +61,13 @@ class Blocks:
         return levels.reshape(len(levels), -1, self.size), scales[:, ::times]
 
 
+PLANE = Blocks(4)  # one of two planes
 BLOCKS: dict[Format, Blocks] = {name: Blocks(spec.bits, spec.size) for name, spec in SPECS.items() if spec.size}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [n, k] in packed form.
+    """A matrix [n, k] in packed form; of kind p8, in two planes, each of 4 bits: the high one packed like q4.
 
     Attributes:
         kind: see ``FormatSpec``.
@@ -106,13 +107,22 @@ class Packed:
         spec = KINDS[self.kind]
         if spec.family == "floats":
             return self.k * TILE * 4
-        levels = self.blocks * TILE * BLOCK * spec.bits // 8
+        levels = self.blocks * TILE * BLOCK * spec.bits // spec.planes // 8
         return levels + 4 * TILE * (-(-self.blocks * BLOCK // (2 * spec.size)) if spec.size else 1)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix."""
+        """Bytes of the matrix, or of its high plane."""
         return -(-self.rows // TILE) * self.tile_bytes
+
+    @property
+    def low_nbytes(self) -> int:
+        """Bytes of its low plane, which has no scales; 0 = it has none."""
+        return -(-self.rows // TILE) * self._low_tile_bytes if KINDS[self.kind].planes > 1 else 0
+
+    @property
+    def _low_tile_bytes(self) -> int:
+        return self.blocks * TILE * BLOCK // 2
 
     # -- packing -------------------------------------------------------------------------------------------------------
 
@@ -123,6 +133,15 @@ class Packed:
         """Consecutive rows of levels (zero point in the middle) and scales -> bytes, tile by tile."""
         for levels, scales in self._tiled(pieces):
             yield _pack_blocks(levels, scales, self.form, self.blocks)
+
+    def pack_planes(
+        self,
+        pieces: Iterable[tuple[NDArray[np.uint8], NDArray[Any]]],  # as of ``pack_blocks``
+    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """Consecutive rows of 8-bit levels and scales -> bytes of the high and of the low plane, tile by tile."""
+        for levels, scales in self._tiled(pieces):
+            high = _pack_blocks(levels >> np.uint8(4), scales, PLANE, self.blocks)
+            yield high, _without_scales(_pack_blocks(levels & np.uint8(15), scales, PLANE, self.blocks))
 
     def pack_channels(
         self,
@@ -166,12 +185,15 @@ class Packed:
 
     # -- unpacking -----------------------------------------------------------------------------------------------------
 
-    def unpack(self, data: NDArray[np.uint8], tiles: slice) -> tuple[NDArray[Any], ...]:
+    def unpack(
+        self, data: NDArray[np.uint8], tiles: slice, low: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[Any], ...]:
         """Rows of some tiles, as they were given to the packing method; padding rows included.
 
         Args:
             data: uint8 [nbytes].
             tiles: a range of tiles.
+            low: uint8 [low_nbytes], of a matrix in two planes; None = its high plane alone, nibbles.
 
         Returns (levels, scales), or (rows,) for f32.
         """
@@ -183,7 +205,14 @@ class Packed:
             payload = part[:, :-64].reshape(-1, self.blocks, 8, TILE, 4)
             levels = _interleave_back(payload).reshape(-1, self.blocks * BLOCK)[:, : self.k] ^ np.uint8(128)
             return levels.view(np.int8), np.ascontiguousarray(part[:, -64:]).view("<f4").reshape(-1)
-        return _unpack_blocks(part, self.form, self.blocks)
+        if self.kind != "p8":
+            return _unpack_blocks(part, self.form, self.blocks)
+        high, scales = _unpack_blocks(part, PLANE, self.blocks)
+        if low is None:
+            return high, scales
+        rest = low.reshape(-1, self._low_tile_bytes)[tiles].reshape(len(part), self.blocks // 2, -1)
+        alone = np.pad(rest, ((0, 0), (0, 0), (64, 0))).reshape(len(part), -1)
+        return high << np.uint8(4) | _unpack_blocks(alone, PLANE, self.blocks)[0], scales
 
     def drop_padding(self, rows: NDArray[Any]) -> NDArray[Any]:  # [padded rows, ...] -> [n, ...]
         """Rows of the whole matrix without what padding added."""
@@ -217,6 +246,10 @@ def _pack_blocks(
     whole = np.concatenate([heads, payload.reshape(tiles, groups, -1)], 2).reshape(tiles, -1)
     short = (groups * together - blocks) * TILE * BLOCK * form.bits // 8  # bytes that an odd last pair lacks
     return whole[:, : whole.shape[1] - short].reshape(-1)
+
+
+def _without_scales(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:  # q4's bytes, pair by pair of blocks
+    return packed.reshape(-1, 64 + TILE * BLOCK)[:, 64:].reshape(-1)
 
 
 def _unpack_blocks(

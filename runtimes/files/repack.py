@@ -188,16 +188,19 @@ Pieces = Iterator[NDArray[Any]]
 def _to_stock(
     name: str, packed: Packed, source: NDArray[np.uint8], present: dict[str, Entry], wanted: dict[str, Entry]
 ) -> Iterator[tuple[Entry, Pieces]]:
-    offset, length = present[f"{name}.packed"][:2]
-    data = source[offset : offset + length]
-    tiles = length // packed.tile_bytes
+    def stored(entry: Entry) -> NDArray[np.uint8]:
+        return source[entry.offset : entry.offset + entry.length]
+
+    data = stored(present[f"{name}.packed"])
+    low = stored(present[f"{name}.low"]) if packed.low_nbytes else None
+    tiles = len(data) // packed.tile_bytes
     # padded heads are dropped from the matrix as a whole
     step = tiles if packed.head_dim % TILE else _TILES
 
     def parts() -> Iterator[tuple[NDArray[Any], ...]]:
         left = packed.n
         for start in range(0, tiles, step):
-            found = packed.unpack(data, slice(start, start + step))
+            found = packed.unpack(data, slice(start, start + step), low)
             found = tuple(packed.drop_padding(part) if step == tiles else part[:left] for part in found)
             left -= len(found[0])
             yield found
@@ -242,4 +245,12 @@ def _to_native(
     if packed.kind == "c8":
         yield target, packed.pack_channels((levels[:, s : s + step].T, scales[s : s + step]) for s in starts)
         return
-    yield target, packed.pack_blocks(packed.form.from_stock(levels[s : s + step], scales[s : s + step]) for s in starts)
+
+    def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[Any]]]:
+        return (packed.form.from_stock(levels[s : s + step], scales[s : s + step]) for s in starts)
+
+    if packed.low_nbytes:
+        yield target, (high for high, _ in packed.pack_planes(blocks()))
+        yield wanted[f"{name}.low"], (low for _, low in packed.pack_planes(blocks()))
+    else:
+        yield target, packed.pack_blocks(blocks())

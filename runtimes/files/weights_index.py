@@ -76,6 +76,8 @@ class WeightsIndex(BaseModel):
         for name, matrix in self.matrices.items():
             packed = matrix.packed
             self._expect("native", f"{name}.packed", (packed.nbytes,), "|u1")
+            if packed.low_nbytes:
+                self._expect("native", f"{name}.low", (packed.low_nbytes,), "|u1")
             if packed.kind == "f32":
                 for part, rows in packed.parts:
                     self._expect("stock", part, (packed.k, rows), "<f4")

@@ -63,9 +63,8 @@ void Pass::check() const {
         fail("a vector of weights is too short");
       continue;
     }
-    if (t.bytes != packed_bytes(w.kind, w.n, w.k))
-      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
-           std::to_string(packed_bytes(w.kind, w.n, w.k)) + " for [" + std::to_string(w.n) + ", " +
+    if (t.bytes != w.bytes())
+      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " + std::to_string(w.bytes()) + " for [" + std::to_string(w.n) + ", " +
            std::to_string(w.k) + "]");
     if (w.kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63))
       fail("packed weights must be aligned to 64 bytes");

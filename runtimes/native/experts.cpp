@@ -111,9 +111,11 @@ void Pass::experts(const Step& s, int chunk) {
   Act* acts = static_cast<Act*>(scratch_.expert_acts.get(0));
   if (mixing_ == 2) {
     const Piece& piece = pieces_[chunk];
+    Act* own = acts + size_t(piece.first) * blocks_of(s.n);
     for (int i = 0; i < piece.count; ++i)
-      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, s.kind, acts + size_t(piece.first) * blocks_of(s.n) + i,
-                  piece.count);
+      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, s.kind, own + i, piece.count);
+    for (int i = 0; i < piece.count * blocks_of(s.n) && s.high_alone(in_.gates); ++i)
+      own[i].offset = offset_of_high(own[i].offset);
     return;
   }
   if (mixing_ == 4) {
@@ -131,7 +133,6 @@ void Pass::experts(const Step& s, int chunk) {
   }
   const bool first = mixing_ == 1;
   const int units = first ? s.n / kBlock : tiles_of(s.k), k = first ? s.k : s.n;
-  const size_t bytes = tile_bytes(s.kind, k);
   const auto rows_at = [&](int slot) -> const void* {
     const void* base = first ? scratch_.expert_in.get(0) : s.kind == kF32 ? static_cast<void*>(mid) : acts;
     if (s.kind == kF32) return static_cast<const float*>(base) + size_t(slot) * k;
@@ -145,15 +146,13 @@ void Pass::experts(const Step& s, int chunk) {
       const int n = rows_in_group(expert.count, part), slot = expert.first + part * kRowGroup;
       const void* act = rows_at(slot);
       if (!first) {
-        const auto* w = static_cast<const uint8_t*>(weight(s.w)) + (size_t(expert.id) * units + at) * bytes;
-        k_.linear[s.kind](w, k, act, n, results + size_t(slot) * s.k + at * kTile, s.k, kTile);
+        k_.linear[s.kind](tiles(s, s.w, s.low, size_t(expert.id) * units + at, k), k, act, n, results + size_t(slot) * s.k + at * kTile, s.k, kTile);
         continue;
       }
       for (int t = 0; t < 2; ++t) {
-        const size_t tile = (size_t(expert.id) * units * 2 + size_t(at) * 2 + t) * bytes;
-        k_.linear[s.kind](static_cast<const uint8_t*>(weight(s.gate)) + tile, k, act, n, &g[0][t * kTile], kBlock,
-                          kTile);
-        k_.linear[s.kind](static_cast<const uint8_t*>(weight(s.up)) + tile, k, act, n, &u[0][t * kTile], kBlock, kTile);
+        const size_t tile = size_t(expert.id) * units * 2 + size_t(at) * 2 + t;
+        k_.linear[s.kind](tiles(s, s.gate, s.gatelow, tile, k), k, act, n, &g[0][t * kTile], kBlock, kTile);
+        k_.linear[s.kind](tiles(s, s.up, s.uplow, tile, k), k, act, n, &u[0][t * kTile], kBlock, kTile);
       }
       k_.glu[s.fn](g[0], u[0], n * kBlock, y[0]);
       for (int i = 0; i < n; ++i) std::memcpy(mid + size_t(slot + i) * s.n + at * kBlock, y[i], kBlock * 4);

@@ -64,8 +64,8 @@ EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put pu
 }
 
 template <>
-EDGESPEC_INLINE void block_rows<true>(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2],
-                                      __m256 (*acc)[2]) {
+EDGESPEC_INLINE void block_rows<kQ4>(const uint8_t* q, const uint8_t*, const Act* a, int rows,
+                                     const __m256 (&scales)[2], __m256 (*acc)[2]) {
   block_sums(q, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
     const __m256 scale = _mm256_set1_ps(a[r].scale);
     acc[r][0] = finish(sum[0], scales[0], scale, acc[r][0]);
@@ -74,16 +74,10 @@ EDGESPEC_INLINE void block_rows<true>(const uint8_t* q, const Act* a, int rows, 
 }
 
 // Rows of half a block of bytes and half a tile: put(r, sums).  Bytes are multiplied as two nibbles, so that nothing
-// saturates in 16 bits.
+// saturates in 16 bits: what two planes have from the start.
 template <class Put>
-EDGESPEC_INLINE void quarter_q8(const uint8_t* q, const int8_t* x, int rows, Put put) {
-  __m256i low[4], high[4];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const __m256i v = load(q + j * 64);
-    low[j] = low_nibbles(v);
-    high[j] = high_nibbles(v);
-  }
+EDGESPEC_INLINE void nibble_rows(const __m256i (&low)[4], const __m256i (&high)[4], const int8_t* x, int rows,
+                                 Put put) {
 #pragma GCC unroll 1
   for (int r = 0; r < rows; ++r, x += sizeof(Act)) {
     __m256i a, b;
@@ -98,17 +92,50 @@ EDGESPEC_INLINE void quarter_q8(const uint8_t* q, const int8_t* x, int rows, Put
   }
 }
 
-template <>
-EDGESPEC_INLINE void block_rows<false>(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2],
-                                       __m256 (*acc)[2]) {
+template <class Put>
+EDGESPEC_INLINE void quarter_q8(const uint8_t* q, const int8_t* x, int rows, Put put) {
+  __m256i low[4], high[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m256i v = load(q + j * 64);
+    low[j] = low_nibbles(v);
+    high[j] = high_nibbles(v);
+  }
+  nibble_rows(low, high, x, rows, put);
+}
+
+// The same of two planes; of their low nibbles, or of the high ones.
+template <bool Second, class Put>
+EDGESPEC_INLINE void quarter_p8(const uint8_t* h, const uint8_t* l, const int8_t* x, int rows, Put put) {
+  __m256i low[4], high[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    low[j] = Second ? high_nibbles(load(l + j * 64)) : low_nibbles(load(l + j * 64));
+    high[j] = Second ? high_nibbles(load(h + j * 64)) : low_nibbles(load(h + j * 64));
+  }
+  nibble_rows(low, high, x, rows, put);
+}
+
+// Of bytes or two planes.
+template <Kind kind>
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows,
+                                const __m256 (&scales)[2], __m256 (*acc)[2]) {
   __m256i first[kRowGroup];
 #pragma GCC unroll 2
-  for (int h = 0; h < 2; ++h, q += 32) {
-    quarter_q8(q, a->q, rows, [&](int r, __m256i sum) { first[r] = sum; });
-    quarter_q8(q + 256, a->q + 16, rows, [&](int r, __m256i sum) {
+  for (int h = 0; h < 2; ++h) {
+    const auto begin = [&](int r, __m256i sum) { first[r] = sum; };
+    const auto end = [&](int r, __m256i sum) {
       acc[r][h] = finish(_mm256_add_epi32(_mm256_add_epi32(first[r], sum), _mm256_set1_epi32(a[r].offset_of_bytes())),
                          scales[h], _mm256_set1_ps(a[r].scale), acc[r][h]);
-    });
+    };
+    const uint8_t *there = q + 32 * h, *l = low + (kind == kP8 ? 32 * h : 0);
+    if constexpr (kind == kP8) {
+      quarter_p8<false>(there, l, a->q, rows, begin);
+      quarter_p8<true>(there, l, a->q + 16, rows, end);
+    } else {
+      quarter_q8(there, a->q, rows, begin);
+      quarter_q8(there + 256, a->q + 16, rows, end);
+    }
   }
 }
 

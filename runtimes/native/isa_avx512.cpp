@@ -62,36 +62,51 @@ inline __attribute__((always_inline)) void block_rows(const __m512i (&v)[8], con
     acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(c[r]), _mm512_mul_ps(scales, _mm512_set1_ps(a[r].scale)), acc[r]);
 }
 
-template <bool Four, int R>
-void linear_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
-  constexpr int kVectors = Four ? 4 : 8, kQuads = R / 4 * 4;
-  constexpr bool kFar = waits_for_memory(R, Four);
-  const __m512i low = _mm512_set1_epi8(15);
+// A whole block: bytes, nibbles, or the bytes of two planes.  0xCA: bits of the second where the first has ones, else of
+// the third.
+template <Kind kind, bool Far>
+inline __attribute__((always_inline)) void load_block(const uint8_t* q, const uint8_t* low, __m512i (&v)[8]) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int j = 0; j < (kind == kQ8 ? 8 : 4); ++j) {
+    fetch_ahead<Far>(q + j * 64);
+    const __m512i x = _mm512_loadu_si512(q + j * 64);
+    if constexpr (kind == kQ8) {
+      v[j] = x;
+    } else if constexpr (kind == kP8) {
+      fetch_ahead<Far>(low + j * 64);
+      const __m512i z = _mm512_loadu_si512(low + j * 64);
+      v[j] = _mm512_ternarylogic_epi64(nibble, z, _mm512_slli_epi16(x, 4), 0xCA);
+      v[j + 4] = _mm512_ternarylogic_epi64(nibble, _mm512_srli_epi16(z, 4), x, 0xCA);
+    } else {
+      v[j] = _mm512_and_si512(x, nibble);
+      v[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
+    }
+  }
+}
+
+template <Kind kind, int R>
+void linear_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
+  constexpr bool kFour = kind == kQ4;
+  constexpr int kQuads = R / 4 * 4;
+  constexpr size_t kPayload = payload_bytes(kind);
+  constexpr bool kFar = waits_for_memory(R, kFour);
+  const uint8_t *w = tile.high, *low = tile.low;
   __m512 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
   for (int pair = 0; pair < blocks / 2; ++pair) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half, a += R) {
       const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + half * 32)));
-      const uint8_t* q = w + 64 + half * 64 * kVectors;
       if (!half) fetch_ahead<kFar>(w);
       __m512i v[8];
-#pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) {
-        fetch_ahead<kFar>(q + j * 64);
-        const __m512i x = _mm512_loadu_si512(q + j * 64);
-        if constexpr (Four) {
-          v[j] = _mm512_and_si512(x, low);
-          v[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
-        } else {
-          v[j] = x;
-        }
-      }
+      load_block<kind, kFar>(w + 64 + half * kPayload, low, v);
+      if (kind == kP8) low += kPayload;
 #pragma GCC unroll 4
-      for (int r = 0; r < kQuads; r += 4) block_rows<4, Four>(v, a + r, scales, acc + r);
-      if constexpr (R % 4 != 0) block_rows<R % 4, Four>(v, a + kQuads, scales, acc + kQuads);
+      for (int r = 0; r < kQuads; r += 4) block_rows<4, kFour>(v, a + r, scales, acc + r);
+      if constexpr (R % 4 != 0) block_rows<R % 4, kFour>(v, a + kQuads, scales, acc + kQuads);
     }
-    w += 64 + 128 * kVectors;
+    w += 64 + 2 * kPayload;
   }
   for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(y + r * ld, columns, acc[r]);
 }
@@ -118,22 +133,16 @@ template <int R, bool Second>
 inline __attribute__((always_inline)) void half_pair(const uint8_t* q, const Act* a, __m512 scales, __m512i* sums,
                                                      __m512* acc) {
   constexpr int kQuads = R / 4 * 4;
-  const __m512i low = _mm512_set1_epi8(15);
   __m512i v[8];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    fetch_ahead<waits_for_memory(R, true)>(q + j * 64);
-    const __m512i x = _mm512_loadu_si512(q + j * 64);
-    v[j] = _mm512_and_si512(x, low);
-    v[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
-  }
+  load_block<kQ4, waits_for_memory(R, true)>(q, nullptr, v);
 #pragma GCC unroll 4
   for (int r = 0; r < kQuads; r += 4) half_rows<4, Second>(v, a + r, scales, sums + r, acc + r);
   if constexpr (R % 4 != 0) half_rows<R % 4, Second>(v, a + kQuads, scales, sums + kQuads, acc + kQuads);
 }
 
 template <Kind kind, int R>
-void pair_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
+void pair_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
+  const uint8_t* w = tile.high;
   __m512 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
   for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R) {
@@ -148,7 +157,8 @@ void pair_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, 
 }
 
 template <int R>
-void channel_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
+void channel_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
+  const uint8_t* w = tile.high;
   __m512i c[R];
   for (int r = 0; r < R; ++r) c[r] = _mm512_setzero_si512();
   const Act* x = a;
@@ -192,7 +202,7 @@ void float_rows(const float* w, int k, const float* x, float* y, size_t ld, __mm
                           _mm512_add_ps(_mm512_add_ps(acc[r][0], acc[r][1]), _mm512_add_ps(acc[r][2], acc[r][3])));
 }
 
-using Rows = void (*)(const uint8_t*, int, const Act*, float*, size_t, __mmask16);
+using Rows = void (*)(Weights, int, const Act*, float*, size_t, __mmask16);
 template <Kind kind, int R>
 constexpr Rows rows_of() {
   if constexpr (R == 0)
@@ -202,7 +212,7 @@ constexpr Rows rows_of() {
   else if constexpr (is_wide(kind))
     return pair_rows<kind, R>;
   else
-    return linear_rows<is_four(kind), R>;
+    return linear_rows<kind, R>;
 }
 template <Kind kind, class = std::make_integer_sequence<int, kRowGroup + 1>>
 struct RowsOf;
@@ -220,10 +230,13 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
   if (rows == 1) float_rows<1>(w, k, x, y, ld, first(columns));
 }
 
+void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+
 template <Kind kind>
-void linear(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kF32)
-    linear_f32(t, k, a, rows, y, ld, columns);
+    linear_f32(t.high, k, a, rows, y, ld, columns);
   else
     RowsOf<kind>::all[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
 }

@@ -29,20 +29,32 @@ EDGESPEC_INLINE void some_rows(const __m256i (&v)[2][4], const int8_t* x, __m256
     }
 }
 
+// Bytes of two planes: of their low nibbles, or of the high ones.
+EDGESPEC_INLINE __m256i joined(__m256i high, __m256i low, int part) {
+  const __m256i nibble = _mm256_set1_epi8(15);
+  if (part) return _mm256_or_si256(_mm256_andnot_si256(nibble, high), high_nibbles(low));
+  return _mm256_or_si256(_mm256_andnot_si256(nibble, _mm256_slli_epi16(high, 4)), low_nibbles(low));
+}
+
 // All rows times one block, in two parts, whose weights stay in eight registers while the rows pass by: put(r, sum).
 // With four rows side by side, or eight vectors of half a tile, registers do not suffice.
-template <bool Four, class Put>
-EDGESPEC_INLINE void whole_block(const uint8_t* q, const Act* a, int rows, Put put) {
+template <Kind kind, class Put>
+EDGESPEC_INLINE void whole_block(const uint8_t* q, const uint8_t* low, const Act* a, int rows, Put put) {
+  constexpr bool Four = kind == kQ4;
   constexpr int kVectors = Four ? 2 : 4;
   __m256i sums[kRowGroup][2];
 #pragma GCC unroll 2
-  for (int part = 0; part < 2; ++part, q += 64 * kVectors) {
+  for (int part = 0; part < 2; ++part, q += kind == kP8 ? 0 : 64 * kVectors) {
     __m256i v[2][4];
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j)
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         const __m256i x = load(q + j * 64 + h * 32);
+        if constexpr (kind == kP8) {
+          v[h][j] = joined(x, load(low + j * 64 + h * 32), part);
+          continue;
+        }
         v[h][j] = Four ? low_nibbles(x) : x;
         if (Four) v[h][j + 2] = high_nibbles(x);
       }
@@ -72,12 +84,13 @@ EDGESPEC_INLINE void whole_block(const uint8_t* q, const Act* a, int rows, Put p
 
 template <class Put>
 EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put put) {
-  whole_block<true>(q, a, rows, put);
+  whole_block<kQ4>(q, nullptr, a, rows, put);
 }
 
-template <bool Four>
-EDGESPEC_INLINE void block_rows(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]) {
-  whole_block<Four>(q, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+template <Kind kind>
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows,
+                                const __m256 (&scales)[2], __m256 (*acc)[2]) {
+  whole_block<kind>(q, low, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
     const __m256 scale = _mm256_set1_ps(a[r].scale);
     acc[r][0] = finish(sum[0], scales[0], scale, acc[r][0]);
     acc[r][1] = finish(sum[1], scales[1], scale, acc[r][1]);
@@ -90,7 +103,7 @@ void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, siz
   for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
   for (int block = 0; block < blocks_of(k); ++block, w += 512, x += rows) {
     prefetch<8>(w);
-    whole_block<false>(w, x, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+    whole_block<kQ8>(w, nullptr, x, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
       sums[r][0] = _mm256_add_epi32(sums[r][0], sum[0]);
       sums[r][1] = _mm256_add_epi32(sums[r][1], sum[1]);
     });

@@ -164,6 +164,12 @@ inline B blow(const B& a) {
   for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] & 15;
   return y;
 }
+// bytes of their nibbles
+inline B bjoin(const B& high, const B& low) {
+  B y;
+  for (int i = 0; i < 64; ++i) y.v[i] = static_cast<uint8_t>(high.v[i] << 4 | low.v[i]);
+  return y;
+}
 inline B bhigh(const B& a) {
   B y;
   for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] >> 4;
@@ -215,21 +221,30 @@ inline void roof_step(Roof& sum, const Roof& x) {
 inline void put(const F& acc, float* y, int columns) { fstore_n(y, acc, columns); }
 
 template <Kind kind>
-void linear_blocks(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
-  constexpr bool four = is_four(kind);
+void linear_blocks(Weights w, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  constexpr bool four = kind == kQ4;
   constexpr size_t payload = payload_bytes(kind);
   const Act* a = static_cast<const Act*>(act);
   for (int r = 0; r < rows; ++r) {
     F acc = fset(0.f);
     for (int block = 0; block < blocks_of(k); ++block) {
-      const uint8_t* pair = tile + size_t(block / 2) * (64 + 2 * payload);
+      const uint8_t* pair = w.high + size_t(block / 2) * (64 + 2 * payload);
       const uint8_t* q = pair + 64 + (block & 1) * payload;
       const Act& x = a[size_t(block) * rows + r];
       I sum = iset(four ? x.offset : x.offset_of_bytes());
-      for (int j = 0; j < (four ? 4 : 8); ++j) {
-        const B w = bload(q + j * 64);
-        sum =
-            four ? dot_u8(dot_u8(sum, blow(w), x.q + j * 4), bhigh(w), x.q + 16 + j * 4) : dot_u8(sum, w, x.q + j * 4);
+      for (int j = 0; j < (kind == kQ8 ? 8 : 4); ++j) {
+        const B v = bload(q + j * 64);
+        if (kind == kQ8) {
+          sum = dot_u8(sum, v, x.q + j * 4);
+          continue;
+        }
+        B first = blow(v), second = bhigh(v);
+        if (kind == kP8) {
+          const B low = bload(w.low + size_t(block) * payload + j * 64);
+          first = bjoin(first, blow(low));
+          second = bjoin(second, bhigh(low));
+        }
+        sum = dot_u8(dot_u8(sum, first, x.q + j * 4), second, x.q + 16 + j * 4);
       }
       const F scales = fload_half(reinterpret_cast<const uint16_t*>(pair + (block & 1) * 32));
       acc = fma(itof(sum), fmul(scales, fset(x.scale)), acc);
@@ -286,16 +301,19 @@ void linear_f32(const uint8_t* tile, int k, const void* act, int rows, float* y,
   }
 }
 
+void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+
 template <Kind kind>
-void linear(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+void linear(Weights w, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  if (kind == kP8 && !w.low) return linear_high(w.high, k, act, rows, y, ld, columns);
   if constexpr (kind == kF32)
-    linear_f32(tile, k, act, rows, y, ld, columns);
+    linear_f32(w.high, k, act, rows, y, ld, columns);
   else if constexpr (kind == kC8)
-    linear_c8(tile, k, act, rows, y, ld, columns);
+    linear_c8(w.high, k, act, rows, y, ld, columns);
   else if constexpr (is_wide(kind))
-    linear_pairs<kind>(tile, k, act, rows, y, ld, columns);
+    linear_pairs<kind>(w.high, k, act, rows, y, ld, columns);
   else
-    linear_blocks<kind>(tile, k, act, rows, y, ld, columns);
+    linear_blocks<kind>(w, k, act, rows, y, ld, columns);
 }
 
 #include "kernels.inl"

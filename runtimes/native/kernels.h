@@ -20,10 +20,18 @@ struct Query {
   const uint8_t* lut;  // [subs][16], for nomad keys
 };
 
+// Packed weights, and of kP8 their low plane: without it the high one is taken alone.
+struct Weights {
+  const uint8_t* high;
+  const uint8_t* low;
+  Weights(const uint8_t* packed, const uint8_t* low_plane = nullptr) : high(packed), low(low_plane) {}
+};
+
 struct Kernels {
   const char* name;
-  // y[r][0..columns) of rows r < rows <= 16 for one tile; columns <= 16.
-  void (*linear[kProducts])(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+  // y[r][0..columns) of rows r < rows <= 16 for one tile; columns <= 16.  The high plane alone multiplies activations
+  // with offset_of_high.
+  void (*linear[kProducts])(Weights tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
   // Root-mean-square norm (weight null: none), to float32 or to blocks quantized for a matrix of this kind (stride:
   // records from block to block).
   void (*norm)(const float* x, int k, const float* weight, float eps, float* y);
@@ -37,7 +45,7 @@ struct Kernels {
   void (*softcap)(float* x, int n, float cap);  // x = cap * tanh(x / cap)
   void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
   void (*add)(float* x, const float* y, int n);  // x += y
-  void (*embed)(Kind kind, const uint8_t* weight, int k, int64_t row, float* y);
+  void (*embed)(Kind kind, Weights weights, int k, int64_t row, float* y);
   // Scores [queries][ld] of 16 keys a tile, for `tiles` tiles from `tile` on.  ahead: how far from here, in bytes, lies
   // what is needed next; it is fetched meanwhile.
   void (*score)(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,

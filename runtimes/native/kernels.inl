@@ -115,9 +115,10 @@ void k_add(float* x, const float* y, int n) {
   if (i < n) fstore_n(x + i, fadd(fload_n(x + i, n - i), fload_n(y + i, n - i)), n - i);
 }
 
-void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
+void k_embed(Kind kind, Weights weights, int k, int64_t row, float* y) {
   const int column = static_cast<int>(row % kTile);
-  const uint8_t* tile = weight + static_cast<size_t>(row / kTile) * tile_bytes(kind, k);
+  const size_t number = static_cast<size_t>(row / kTile);
+  const uint8_t* tile = weights.high + number * tile_bytes(kind, k);
   if (kind == kF32) {
     const float* w = reinterpret_cast<const float*>(tile);
     for (int i = 0; i < k; ++i) y[i] = w[i * kTile + column];
@@ -141,18 +142,32 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
         scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column]) : column_scales[column];
     for (int i = 0; i < kBlock && block * kBlock + i < k; ++i) {
       int level;
+      float more = 0;
       if (four) {
-        const uint8_t byte = q[(i % 16) / 4 * 64 + column * 4 + i % 4];
-        level = (i < 16 ? byte & 15 : byte >> 4) - 8;
+        const int at = (i % 16) / 4 * 64 + column * 4 + i % 4, shift = i < 16 ? 0 : 4;
+        level = (q[at] >> shift & 15) - 8;
+        if (kind == kP8) {
+          level *= 16;
+          if (weights.low)
+            level += weights.low[number * low_bytes(k) + block * payload + at] >> shift & 15;
+          else
+            more = 7.5f;
+        }
       } else {
         level = q[i / 4 * 64 + column * 4 + i % 4] - 128;
       }
-      y[block * kBlock + i] = static_cast<float>(level) * scale;
+      y[block * kBlock + i] = (static_cast<float>(level) + more) * scale;
     }
   }
 }
 
 #include "attention.inl"
+
+// The high plane alone: what it stands for is in 16ths.
+void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  linear<kQ4>(tile, k, act, rows, y, ld, columns);
+  for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, fmul(fload_n(y + r * ld, columns), fset(16.f)), columns);
+}
 
 void k_scale(float* x, int n, float by) {
   for (int i = 0; i < n; i += 16) fstore(x + i, fmul(fload(x + i), fset(by)));

@@ -21,6 +21,9 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 //        float16 scales, then the payloads of two pairs as in kQ4; an odd last one alone, behind as many scales.
 //        A wider kind has more pairs behind its two scales.
 //   kQ8: as kQ4 with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
+//   kP8: the same bytes in two planes.  The high one is packed as kQ4 and has their high nibbles; the low one lies
+//        elsewhere, [tiles][blocks][256], in the same order and without scales.  The high plane alone is a model of 4
+//        bits: it takes a weight for the middle of those that share its high nibble.
 //   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
 //   kF32: [k][16] float32.
 // Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
@@ -54,6 +57,8 @@ inline size_t pair_payload(size_t pair) {
   constexpr size_t n = pairs_together(kind);
   return pair / n * together_bytes(kind) + 64 + pair % n * 2 * payload_bytes(kind);
 }
+// Of kP8: bytes of a tile of the low plane.
+inline size_t low_bytes(int k) { return blocks_of(k) * payload_bytes(kP8); }
 inline size_t packed_bytes(Kind kind, int n, int k) {
   if (kind == kR8 || kind == kR32) return size_t(n) * k * (kind == kR8 ? 1 : 4);
   return tiles_of(n) * tile_bytes(kind, k);
@@ -70,6 +75,10 @@ struct Act {
 
   int32_t offset_of_bytes() const { return static_cast<int32_t>(static_cast<uint32_t>(offset) * 16); }
 };
+// The offset for the high plane alone, in 16ths of its levels: takes a nibble h for 16 h + 7.5 - 128.
+inline int32_t offset_of_high(int32_t offset) {
+  return static_cast<int32_t>(offset - ((int64_t(15) * offset + 128) >> 8));
+}
 static_assert(sizeof(Act) == 40, "activation record");
 
 inline int rows_in_group(int rows, int group) {

@@ -104,14 +104,13 @@ void Pass::logits(const Step& s, int chunk) {
   if (in_.top) return best(s, chunk);
   const int rows = count(s), last = bounds_[chunk + 1];
   float* out = out_.logits + source(s, 0) * s.n;
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
   alignas(64) float y[kTile];
   for (int tile = bounds_[chunk]; tile < last; ++tile)
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group), columns = std::min(kTile, s.n - tile * kTile);
       float* to = out + size_t(group) * kRowGroup * s.n + tile * kTile;
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, to, s.n, columns);
+      k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, to, s.n,
+                        columns);
       if (!s.finishes()) continue;
       for (int i = 0; i < n; ++i, to += s.n) {
         std::fill(y, y + kTile, 0.f);
@@ -142,8 +141,6 @@ void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
 
 void Pass::best(const Step& s, int chunk) {
   const int rows = count(s), last = bounds_[chunk + 1], top = in_.top;
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
   int64_t* ids = static_cast<int64_t*>(scratch_.found_ids.get(0)) + size_t(chunk) * rows * top;
   float* values = static_cast<float*>(scratch_.found_values.get(0)) + size_t(chunk) * rows * top;
   std::fill_n(ids, size_t(rows) * top, -1);
@@ -153,7 +150,8 @@ void Pass::best(const Step& s, int chunk) {
     const int columns = std::min(kTile, s.n - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
+      k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,
+                        kTile);
       for (int i = 0; i < n; ++i) {
         const size_t at = size_t(group * kRowGroup + i) * top;
         if (s.finishes()) finish_logits(s, tile, columns, y[i]);

@@ -20,14 +20,16 @@ EDGESPEC_INLINE __m256 finish(__m256i sum, __m256 scales, __m256 scale, __m256 a
 template <class Put>
 EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put put);
 
-// acc[r] += the products of rows r < rows with the payload q of one block, times its scales; acc is [rows][2].
-template <bool Four>
-EDGESPEC_INLINE void block_rows(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]);
+// acc[r] += the products of rows r < rows with the payload of one block, q and of two planes low, times its scales; acc
+// is [rows][2].
+template <Kind kind>
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows,
+                                const __m256 (&scales)[2], __m256 (*acc)[2]);
 
-template <bool Four>
-EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld,
-                                 int columns) {
-  constexpr int kVectors = Four ? 4 : 8;
+template <Kind kind>
+EDGESPEC_INLINE void linear_rows(Weights tile, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
+  constexpr int kVectors = kind == kQ8 ? 8 : 4;
+  const uint8_t *w = tile.high, *low = tile.low;
   __m256 acc[kRowGroup][2];
   for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
   for (int pair = 0; pair < blocks / 2; ++pair) {
@@ -38,7 +40,9 @@ EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int
       const __m256 scales[2] = {load_half(s), load_half(s + 8)};
       const uint8_t* q = w + 64 + half * 64 * kVectors;
       prefetch<kVectors>(q);
-      block_rows<Four>(q, a, rows, scales, acc);
+      if (kind == kP8) prefetch<kVectors>(low);
+      block_rows<kind>(q, low, a, rows, scales, acc);
+      if (kind == kP8) low += payload_bytes(kP8);
     }
     w += 64 + 128 * kVectors;
   }
@@ -123,19 +127,21 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
 void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
 template <Kind kind>
-EDGESPEC_INLINE void linear_some(const uint8_t* t, int blocks, const void* act, int rows, float* y, size_t ld,
-                                 int columns) {
+EDGESPEC_INLINE void linear_some(Weights t, int blocks, const void* act, int rows, float* y, size_t ld, int columns) {
   const Act* a = static_cast<const Act*>(act);
   if constexpr (is_wide(kind))
-    pair_rows<kind>(t, blocks, a, rows, y, ld, columns);
+    pair_rows<kind>(t.high, blocks, a, rows, y, ld, columns);
   else
-    linear_rows<is_four(kind)>(t, blocks, a, rows, y, ld, columns);
+    linear_rows<kind>(t, blocks, a, rows, y, ld, columns);
 }
 
+void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+
 template <Kind kind>
-void linear(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  if constexpr (kind == kF32) return linear_f32(t, k, a, rows, y, ld, columns);
-  if constexpr (kind == kC8) return linear_c8(t, k, a, rows, y, ld, columns);
+void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
+  if constexpr (kind == kF32) return linear_f32(t.high, k, a, rows, y, ld, columns);
+  if constexpr (kind == kC8) return linear_c8(t.high, k, a, rows, y, ld, columns);
   if constexpr (in_blocks(kind)) {
     if (rows == 1) return linear_some<kind>(t, blocks_of(k), a, 1, y, ld, columns);
     linear_some<kind>(t, blocks_of(k), a, rows, y, ld, columns);

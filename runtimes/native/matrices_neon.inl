@@ -10,10 +10,16 @@ EDGESPEC_INLINE void in_order() { asm volatile("" ::: "memory"); }
 
 // What four columns of a block multiply: v[j] holds k = 4 j to 4 j + 3 of each.
 template <Kind kind>
-EDGESPEC_INLINE void four_columns(const uint8_t* q, int8x16_t (&v)[8]) {
+EDGESPEC_INLINE void four_columns(const uint8_t* q, const uint8_t* low, int8x16_t (&v)[8]) {
 #pragma GCC unroll 8
   for (int j = 0; j < (is_four(kind) ? 4 : 8); ++j) {
     const uint8x16_t x = vld1q_u8(q + j * 64);
+    if constexpr (kind == kP8) {
+      const uint8x16_t z = vld1q_u8(low + j * 64);
+      v[j] = less_128(vsliq_n_u8(z, x, 4));
+      v[j + 4] = less_128(vsriq_n_u8(x, z, 4));
+      continue;
+    }
     v[j] = is_four(kind) ? as_signed(low_nibbles(x)) : less_128(x);
     if (is_four(kind)) v[j + 4] = as_signed(high_nibbles(x));
   }
@@ -89,15 +95,16 @@ constexpr int quarters_of(int rows) { return rows > 8 ? 1 : rows > 4 ? 2 : 4; }
 // N of `rows` rows.  Bytes become signed by taking 128 off, so only nibbles need the offset.  Where a pair has one
 // scale, the sums of its first half wait for those of the second.
 template <Kind kind, int N>
-void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
-  constexpr bool kPair = is_wide(kind);
+void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
+  constexpr bool kPair = is_wide(kind), kFour = is_four(kind) && kind != kP8;
   constexpr size_t payload = payload_bytes(kind);
+  const uint8_t* tile = weights.high;
   constexpr int kQuarters = quarters_of(N), kTogether = N % 2 ? N : N < 4 ? N : 4;
   for (int from = 0; from < 4; from += kQuarters) {
     float32x4_t acc[kQuarters][N];
     for (auto& quarter : acc)
       for (auto& v : quarter) v = vdupq_n_f32(0);
-    const uint8_t* w = tile;
+    const uint8_t *w = tile, *low = weights.low;
     const Act* a = acts;
     [[maybe_unused]] int32x4_t kept[kQuarters][N];
     for (int pair = 0; pair < blocks / 2; ++pair, w += kPair ? 0 : 64 + 2 * payload)
@@ -109,11 +116,16 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
           own = tile + pair_scales<kind>(pair);
         }
 #pragma GCC unroll 8
-        for (size_t line = 0; line < payload; line += 64) __builtin_prefetch(q + line + kAhead);
+        for (size_t line = 0; line < payload; line += 64) {
+          __builtin_prefetch(q + line + kAhead);
+          if (kind == kP8) __builtin_prefetch(low + line + kAhead);
+        }
+        const uint8_t* beside = low;
+        if (kind == kP8) low += payload;
 #pragma GCC unroll 4
         for (int c = 0; c < kQuarters; ++c) {
           int8x16_t v[8];
-          four_columns<kind>(q + (from + c) * 16, v);
+          four_columns<kind>(q + (from + c) * 16, kind == kP8 ? beside + (from + c) * 16 : nullptr, v);
           const uint16_t* halves = reinterpret_cast<const uint16_t*>(own) + (from + c) * 4;
           const float32x4_t scales = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -124,7 +136,7 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
             for (int r = 0; r < N; r += 2) {
               const TwoRows two = two_rows(a + r);
               int32x4_t sums[2];
-              for (auto& sum : sums) sum = is_four(kind) ? two.offsets : vdupq_n_s32(0);
+              for (auto& sum : sums) sum = kFour ? two.offsets : vdupq_n_s32(0);
               if (kPair && half)
                 for (int i = 0; i < 2; ++i) sums[i] = kept[c][r + i];
               pair_sums(v, a + r, sums);
@@ -143,7 +155,7 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
           for (int r = 0; r < N; r += kTogether) {
             int32x4_t sums[kTogether];
             for (int i = 0; i < kTogether; ++i)
-              sums[i] = kPair && half ? kept[c][r + i] : vdupq_n_s32(is_four(kind) ? a[r + i].offset : 0);
+              sums[i] = kPair && half ? kept[c][r + i] : vdupq_n_s32(kFour ? a[r + i].offset : 0);
             row_sums<kTogether>(v, a + r, sums);
             in_order();
             if (kPair && !half) {
@@ -174,7 +186,7 @@ void channel_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, fl
 #pragma GCC unroll 4
       for (int c = 0; c < kQuarters; ++c) {
         int8x16_t v[8];
-        four_columns<kC8>(w + (from + c) * 16, v);
+        four_columns<kC8>(w + (from + c) * 16, nullptr, v);
 #if defined(__ARM_FEATURE_MATMUL_INT8)
         if constexpr (N % 2 == 0) {
           pairs_of_columns(v);
@@ -211,15 +223,15 @@ void channel_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, fl
 }
 
 template <Kind kind, int N>
-EDGESPEC_INLINE void some_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
+EDGESPEC_INLINE void some_rows(Weights w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
   if constexpr (kind == kC8)
-    channel_rows<N>(w, blocks, a, rows, y, ld, columns);
+    channel_rows<N>(w.high, blocks, a, rows, y, ld, columns);
   else
     linear_rows<kind, N>(w, blocks, a, rows, y, ld, columns);
 }
 
 template <Kind kind>
-EDGESPEC_INLINE void all_rows(const uint8_t* w, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+EDGESPEC_INLINE void all_rows(Weights w, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   const Act* a = static_cast<const Act*>(act);
   const int blocks = blocks_of(k);
   int r = 0;
@@ -279,10 +291,13 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
   }
 }
 
+void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+
 template <Kind kind>
-void linear(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kF32)
-    linear_f32(t, k, a, rows, y, ld, columns);
+    linear_f32(t.high, k, a, rows, y, ld, columns);
   else
     all_rows<kind>(t, k, a, rows, y, ld, columns);
 }

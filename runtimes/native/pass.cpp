@@ -78,6 +78,7 @@ int Pass::next_phase(int members) {
     const Step& s = program_.steps[next_++];
     step_ = &s;
     const int rows = count(s);
+    fit_offsets(s);
     if (!rows && cut_of(s.op) != Cut::kOnce) continue;
     switch (cut_of(s.op)) {
       case Cut::kOnce: run(0); continue;
@@ -99,6 +100,21 @@ int Pass::next_phase(int members) {
   }
   step_ = nullptr;
   return 0;
+}
+
+// Gives the activations that a matrix multiplies the offsets that it wants: the high plane of two has its own.
+void Pass::fit_offsets(const Step& s) {
+  if (s.op == Op::kQuantize || s.op == Op::kGlu) lowered_[s.out] = false;
+  if (s.act < 0 || kKinds[s.kind].acts != kQ4) return;
+  const bool high = s.high_alone(in_.gates);
+  if (lowered_[s.act] == high) return;
+  lowered_[s.act] = high;
+  Act* a = static_cast<Act*>(act_[s.act]);
+  for (size_t i = 0; i < size_t(count(s)) * blocks_of(s.k); ++i) {
+    int sum = 0;
+    for (const int8_t q : a[i].q) sum += q;
+    a[i].offset = high ? offset_of_high(-8 * sum) : -8 * sum;
+  }
 }
 
 // What a step that cuts its work itself is cut into.
@@ -145,7 +161,7 @@ void Pass::embed(const Step& s, int row) {
     const float scale = static_cast<const float*>(weight(s.bias))[token];
     for (int i = 0; i < s.k; ++i) out[i] = static_cast<float>(levels[i]) * scale;
   } else {
-    k_.embed(s.kind, static_cast<const uint8_t*>(weight(s.w)), s.k, plan(0)[row], out);
+    k_.embed(s.kind, tiles(s, s.w, s.low, 0, s.k), s.k, plan(0)[row], out);
   }
   if (s.scale != 1)
     for (int i = 0; i < s.k; ++i) out[i] *= s.scale;
@@ -197,10 +213,8 @@ void Pass::copy_head(int id, int heads, int head, int dim, int group, float* y) 
 
 void Pass::heads(const Step& s, int chunk) {
   const int head = s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv;  // keys first: they take longer
-  const int dim = dim_, tiles = dim / kTile, rows = in_.rows;
+  const int dim = dim_, each = dim / kTile, rows = in_.rows;
   const bool given = s.qx >= 0;  // projected by steps before
-  const size_t bytes = given ? 0 : tile_bytes(s.kind, s.k);
-  const uint8_t* w = given ? nullptr : static_cast<const uint8_t*>(weight(s.w)) + size_t(head) * tiles * bytes;
   const bool is_query = head < s.heads, is_key = !is_query;  // values come with their keys
   const int kv_head = head - s.heads;
   alignas(64) float y[kRowGroup][kMaxHeadDim], v[kRowGroup][kMaxHeadDim];
@@ -213,11 +227,13 @@ void Pass::heads(const Step& s, int chunk) {
       if (is_key) copy_head(s.vx, s.kv, kv_head, s.dim, group, v[0]);
     }
     const void* act = given ? nullptr : group_acts(s.act, s.kind, s.k, group);
-    for (int t = 0; t < tiles && !given; ++t)
-      k_.linear[s.kind](w + t * bytes, s.k, act, n, &y[0][t * kTile], kMaxHeadDim, kTile);
-    if (is_key && !given)
-      for (int t = 0; t < tiles; ++t)
-        k_.linear[s.kind](w + (size_t(s.kv) * tiles + t) * bytes, s.k, act, n, &v[0][t * kTile], kMaxHeadDim, kTile);
+    const auto multiply = [&](int head, float* to) {
+      for (int t = 0; t < each; ++t)
+        k_.linear[s.kind](tiles(s, s.w, s.low, size_t(head) * each + t, s.k), s.k, act, n, to + t * kTile, kMaxHeadDim,
+                          kTile);
+    };
+    if (!given) multiply(head, y[0]);
+    if (!given && is_key) multiply(head + s.kv, v[0]);
     for (int i = 0; i < n; ++i) {
       const int row = group * kRowGroup + i;
       if (bias) k_.add(y[i], bias + size_t(head) * s.dim, s.dim);
@@ -243,15 +259,14 @@ void Pass::heads(const Step& s, int chunk) {
 
 void Pass::linear(const Step& s, int chunk) {
   const int rows = count(s), last = bounds_[chunk + 1];
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
   const float* bias = static_cast<const float*>(weight(s.bias));
   alignas(64) float y[kRowGroup][kTile];
   for (int tile = bounds_[chunk]; tile < last; ++tile) {
     const int columns = std::min(kTile, s.n - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
+      k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,
+                        kTile);
       for (int i = 0; i < n; ++i) {
         float* out = floats(s.out) + size_t(group * kRowGroup + i) * s.n + tile * kTile;
         if (bias) k_.add(y[i], bias + tile * kTile, columns);
@@ -266,28 +281,26 @@ void Pass::linear(const Step& s, int chunk) {
 
 void Pass::glu(const Step& s, int chunk) {
   const int width = glu_columns(s.kind), units = (s.n + width - 1) / width, rows = in_.rows, last = bounds_[chunk + 1];
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t *gate = static_cast<const uint8_t*>(weight(s.gate)), *up = static_cast<const uint8_t*>(weight(s.up));
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
   alignas(64) float g[kRowGroup * 2 * kBlock], u[kRowGroup * 2 * kBlock], y[kRowGroup * 2 * kBlock];  // [rows, width]
   const bool blocks = in_blocks(s.kind);
   for (int unit = bounds_[chunk]; unit < last; ++unit) {
-    const int columns = std::min(width, s.n - unit * width), tiles = tiles_of(columns);
+    const int columns = std::min(width, s.n - unit * width), wide = tiles_of(columns);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
       const void* act = group_acts(s.act, s.kind, s.k, group);
-      for (int t = 0; t < tiles; ++t) {
-        const size_t at = (size_t(unit) * (width / kTile) + t) * bytes;
-        k_.linear[s.kind](gate + at, s.k, act, n, g + t * kTile, width, kTile);
-        k_.linear[s.kind](up + at, s.k, act, n, u + t * kTile, width, kTile);
+      for (int t = 0; t < wide; ++t) {
+        const size_t at = size_t(unit) * (width / kTile) + t;
+        k_.linear[s.kind](tiles(s, s.gate, s.gatelow, at, s.k), s.k, act, n, g + t * kTile, width, kTile);
+        k_.linear[s.kind](tiles(s, s.up, s.uplow, at, s.k), s.k, act, n, u + t * kTile, width, kTile);
       }
       for (int i = 0; i < n && (bias || up_bias); ++i) {
         if (bias) k_.add(g + i * width, bias + size_t(unit) * width, columns);
         if (up_bias) k_.add(u + i * width, up_bias + size_t(unit) * width, columns);
       }
-      if (tiles * kTile < width)  // a part of a block: what is not computed must be zero
+      if (wide * kTile < width)  // a part of a block: what is not computed must be zero
         for (int i = 0; i < n; ++i)
-          for (int c = tiles * kTile; c < width; ++c) g[i * width + c] = u[i * width + c] = 0;
+          for (int c = wide * kTile; c < width; ++c) g[i * width + c] = u[i * width + c] = 0;
       k_.glu[s.fn](g, u, n * width, y);
       for (int i = 0; i < n && columns < width; ++i)
         std::memset(y + i * width + columns, 0, size_t(width - columns) * 4);

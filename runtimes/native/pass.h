@@ -146,6 +146,13 @@ class Pass {
   float* floats(int id) const { return float_[id]; }
   const void* weight(int id) const { return id < 0 ? nullptr : in_.weights[id].data; }
   const float* vector(int id) const { return static_cast<const float*>(weight(id)); }
+  // Tiles from `tile` on of a matrix [.., k] of the step, with its low plane where it is read.
+  Weights tiles(const Step& s, int id, int low, size_t tile, int k) const {
+    const auto* high = static_cast<const uint8_t*>(weight(id)) + tile * tile_bytes(s.kind, k);
+    if (s.kind != kP8 || s.high_alone(in_.gates)) return high;
+    return {high, static_cast<const uint8_t*>(weight(low)) + tile * low_bytes(k)};
+  }
+  void fit_offsets(const Step& s);
   const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
   int count(const Step& s) const { return s.rows == 2 ? in_.heads * s.times : s.rows ? in_.heads : in_.rows; }
   // Row of the source that a row of this step is made of.
@@ -213,7 +220,8 @@ class Pass {
   void* act_[kBuffers] = {};
   size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
-  int mixing_ = 0;  // the phase of a mixture of experts
+  bool lowered_[kBuffers] = {};  // whether activations have offsets for the high plane alone
+  int mixing_ = 0;               // the phase of a mixture of experts
   std::vector<Expert> experts_;
   std::vector<Piece> pieces_;
   std::vector<int> slots_;  // [rows, experts of a row]: where the row lies among those sent

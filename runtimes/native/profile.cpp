@@ -48,8 +48,12 @@ void Pass::count_phase() {
   if (merging_) return;
   const Step& s = *step_;
   const int rows = count(s);
+  const auto bytes_of = [&](int k) {  // of a tile
+    return static_cast<double>(tile_bytes(s.kind, k) +
+                               (s.kind == kP8 && !s.high_alone(in_.gates) ? low_bytes(k) : 0));
+  };
   const auto matrix = [&](Part part, int tiles) {
-    watch_.counted(part, static_cast<double>(tiles) * static_cast<double>(tile_bytes(s.kind, s.k)),
+    watch_.counted(part, static_cast<double>(tiles) * bytes_of(s.k),
                    static_cast<double>(tiles) * kTile * s.k * rows);
   };
   switch (s.op) {
@@ -59,7 +63,7 @@ void Pass::count_phase() {
     case Op::kLinear: return matrix(kMatrices, tiles_of(s.n));
     case Op::kExperts: {  // only those that some row was sent to
       const bool first = mixing_ == 1;
-      const double bytes = static_cast<double>(tile_bytes(s.kind, first ? s.k : s.n));
+      const double bytes = bytes_of(first ? s.k : s.n);
       const double tiles = first ? 2 * tiles_of(s.n) : mixing_ == 3 ? tiles_of(s.k) : 0;
       watch_.counted(kMatrices, static_cast<double>(experts_.size()) * tiles * bytes,
                      tiles * kTile * (first ? s.k : s.n) * rows * s.heads);

@@ -40,6 +40,7 @@ Program Program::parse(const std::string& text) {
     if (step.op == Op::kSplit || step.op == Op::kLogits) step.rows = 2;
     program.most_heads = std::max(program.most_heads, step.heads);
     if (step.op == Op::kGate) program.gates = std::max({program.gates, step.index + 1, step.other + 1});
+    program.gates = std::max(program.gates, step.plane + 1);
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
     if (step.op == Op::kLoad) program.given = std::max(program.given, step.at + step.k);
     // what a drafter begins with is as wide as its target, what it gives as itself

@@ -39,6 +39,8 @@ struct Step {
   bool spaces() const { return up >= 0; }                     // of delta: a state space
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
+  // Of a matrix in two planes: only the high one is read.
+  bool high_alone(const bool* gates) const { return kind == kP8 && plane >= 0 && !gates[plane]; }
   bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }                         // of logits
 };
 
@@ -48,6 +50,9 @@ struct Weight {
   Kind kind;
   int n, k;      // of a matrix; k = 0: a vector of n numbers
   bool by_seen;  // a vector with a number for each position up to the last
+  bool low;      // the low plane of a matrix
+
+  size_t bytes() const { return low ? tiles_of(n) * low_bytes(k) : packed_bytes(kind, n, k); }  // of a matrix
 };
 
 // What a pass with certain gates does.

@@ -171,22 +171,24 @@ void check_written(const std::string& line, const Step& s, const Row& row) {
 
 Weight weight(const std::string& line, const Step& s, const Field& field) {
   const int64_t n = evaluate(s, field.size), k = evaluate(s, field.columns);
-  const bool matrix = field.type == "matrix";
+  const bool low = field.type == "low", matrix = low || field.type == "matrix";
   require(line, n >= 0 && n <= INT32_MAX && (!matrix || s.kind > kF32 || (n <= kMaxWidth && k <= kMaxWidth)),
           "number out of range");
   return {s.*kWeights.at(field.key), s.kind, static_cast<int>(n), matrix ? static_cast<int>(k) : 0,
-          field.size == "seen"};
+          field.size == "seen", low};
 }
 
 void check_needs(const std::string& line, const Step& s) {
 #define NEED(good, what) \
   if (!(good)) fail(line, what);
+#define NEED_PLANES(plane) NEED((s.kind == kP8) == ((plane) >= 0), "expected a low plane for p8 alone")
   switch (s.op) {
 #define STEP(name, Name, cut, fields, ...) \
   case Op::k##Name: __VA_ARGS__ break;
 #include "steps.inl"
   }
 #undef NEED
+#undef NEED_PLANES
 }
 
 }  // namespace

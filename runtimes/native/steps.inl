@@ -13,12 +13,13 @@
 //   acts[W]       quantized (or copied) activations [rows, W]
 //   next[W]       activations for a matrix of the same kind; floats for c8, whose scale needs the whole row
 //   matrix[N,K]   a packed matrix, or rows that are looked up
+//   low[N,K]      the low plane of one of kind p8, which is read where gate `plane` is on
 //   vector[N]     at least so many float32 numbers
 //   table         rows by position: its length is looked at in every pass (check.cpp)
 //   any           for kind: also rows that are looked up, r8 and r32; for fn: also xielu
 // Sizes are sums of products and quotients of keys and numbers.  n|k is n, or k without n; made: heads whose rows are
 // made, with those of keys and values; tiled: dim rounded up to whole tiles; seen: one more than the last position.
-// NEED(good, what): what else must be so, of the step s.
+// NEED(good, what): what else must be so, of the step s; NEED_PLANES(low): a low plane, for p8 alone.
 //
 // fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid or xielu.
 // rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
@@ -44,6 +45,7 @@
 // ---- keys: indices of weight inputs and of buffers, -1 for none; numbers: without the key, least, most --------------
 WEIGHT(w) WEIGHT(bias) WEIGHT(norm) WEIGHT(beta) WEIGHT(positions) WEIGHT(cos) WEIGHT(sin) WEIGHT(growth)
 WEIGHT(qnorm) WEIGHT(knorm) WEIGHT(vnorm) WEIGHT(gate) WEIGHT(up) WEIGHT(upbias) WEIGHT(rate)
+WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow)
 BUFFER(x) BUFFER(base) BUFFER(act) BUFFER(out) BUFFER(qx) BUFFER(kx) BUFFER(vx) BUFFER(z) BUFFER(a) BUFFER(b)
 NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth)
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
@@ -51,14 +53,16 @@ NUMBER(heads, 0, 0, kMaxCount) NUMBER(kv, 0, 0, kMaxCount) NUMBER(layer, 0, 0, k
 NUMBER(dim, 0, 0, kMaxHeadDim) NUMBER(rotary, 0, 0, kMaxHeadDim) NUMBER(window, 0, 0, kMaxSkip)
 NUMBER(length, 0, 2, kMaxTaps)
 NUMBER(add, 0, 0, 1) NUMBER(center, 0, 0, 1) NUMBER(late, 0, 0, 1) NUMBER(shared, 0, 0, 1)
-NUMBER(index, 0, 0, kMaxGates) NUMBER(other, -1, 0, kMaxGates) NUMBER(skip, 0, 0, kMaxSkip)
+NUMBER(index, 0, 0, kMaxGates) NUMBER(other, -1, 0, kMaxGates) NUMBER(plane, -1, 0, kMaxGates) NUMBER(skip, 0, 0, kMaxSkip)
 REAL(eps, 0, 0) REAL(scale, 1, -FLT_MAX) REAL(cap, 0, 0)
 
 // ---- into the residual stream and out of it -------------------------------------------------------------------------
 
 // Rows of a matrix that are the tokens' -> floats, times scale, plus the row's position's row of positions [P, k].
 // bias: the rows' scales, for r8.
-STEP(embed, Embed, kSerial, "w=matrix[n,k] kind?=any n k out>floats[k] bias?=vector[n] scale? positions?=table",
+STEP(embed, Embed, kSerial, "w=matrix[n,k] low?=low[n,k] plane? kind?=any n k out>floats[k] bias?=vector[n] scale? "
+     "positions?=table",
+     NEED_PLANES(s.low)
      NEED(s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows"))
 
 // Columns at to at + k of the input hidden_in -> floats.
@@ -110,16 +114,21 @@ STEP(blend, Blend, kRows, "x>floats[k] base=floats[k] w=matrix[n*times,k] kind?=
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
 // add: to what is there.
-STEP(linear, Linear, kOwn, "act=acts[k] w=matrix[n,k] kind? n k bias?=vector[n] out>floats[n] add? rows?",
+STEP(linear, Linear, kOwn, "act=acts[k] w=matrix[n,k] low?=low[n,k] plane? kind? n k bias?=vector[n] out>floats[n] "
+     "add? rows?",
+     NEED_PLANES(s.low)
      NEED(s.rows <= 1, "rows out of place"))
 
 // fn(gate) * up.
-STEP(glu, Glu, kOwn, "act=acts[k] gate=matrix[n,k] up=matrix[n,k] bias?=vector[n] upbias?=vector[n] kind? n k "
-     "out>next[n] fn?", )
+STEP(glu, Glu, kOwn, "act=acts[k] gate=matrix[n,k] up=matrix[n,k] gatelow?=low[n,k] uplow?=low[n,k] plane? "
+     "bias?=vector[n] upbias?=vector[n] kind? n k out>next[n] fn?",
+     NEED_PLANES(s.gatelow) NEED_PLANES(s.uplow))
 
 // An LM head: rows first * R to (first + times) * R of the output are (y + bias) * scale, as cap * tanh(that / cap) if
 // there is a cap.
-STEP(logits, Logits, kOwn, "act=acts[k] w=matrix[n,k] kind? n k times? first? bias?=vector[n] scale? cap?", )
+STEP(logits, Logits, kOwn, "act=acts[k] w=matrix[n,k] low?=low[n,k] plane? kind? n k times? first? bias?=vector[n] "
+     "scale? cap?",
+     NEED_PLANES(s.low))
 
 // The best k - first of the softmax of x [rows, n - first], or fn=sigmoid, times scale, add: over their sum; the last
 // first ones always, by their sigmoid -> [rows, 2 k], weights and then numbers.  bias: added to what they are chosen
@@ -131,7 +140,9 @@ STEP(route, Route, kRows, "x=floats[n] n k out>floats[2*k] add? scale? first? fn
 
 // Of the experts that route chose just before (x, heads of times): w (fn(gate) * up), by their weights.
 STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,k] up=matrix[times*n,k] "
-     "w=matrix[times*k,n] kind? n k times? heads fn? out>floats[k] add?",
+     "w=matrix[times*k,n] gatelow?=low[times*n,k] uplow?=low[times*n,k] low?=low[times*k,n] plane? kind? n k times? "
+     "heads fn? out>floats[k] add?",
+     NEED_PLANES(s.gatelow) NEED_PLANES(s.uplow) NEED_PLANES(s.low)
      NEED(s.n % kBlock == 0 && s.k % kTile == 0, "expected n and k of whole tiles")
      NEED(s.heads <= s.times, "expected heads of times"))
 
@@ -140,9 +151,10 @@ STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,
 // q, k, v of a layer; keys are rotated and appended to the cache with the values, queries wait for attend.  late: norms
 // come after the rotation; growth [P]: what a query at that position is multiplied by; shared: queries alone, for keys
 // and values that an earlier step has appended for this layer.  From qx, kx and vx: those have been multiplied already.
-STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] kind? k? bias?=vector[made*dim] qx?=floats[heads*dim] "
-     "kx?=floats[kv*dim] vx?=floats[kv*dim] dim heads kv rotary? cos?=table sin?=table growth?=vector[seen] "
+STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*tiled,k] plane? kind? k? "
+     "bias?=vector[made*dim] qx?=floats[heads*dim] kx?=floats[kv*dim] vx?=floats[kv*dim] dim heads kv rotary? cos?=table sin?=table growth?=vector[seen] "
      "qnorm?=vector[dim] knorm?=vector[dim] vnorm?=vector[dim] late? eps? layer? scale? shared?",
+     NEED(s.qx >= 0 || (s.kind == kP8) == (s.low >= 0), "expected a low plane for p8 alone")
      NEED((s.qx < 0) == (s.kx < 0) && (s.qx < 0) == (s.vx < 0), "expected all of qx, kx and vx, or none")
      NEED(s.qx >= 0 || (s.act >= 0 && s.w >= 0 && s.k > 0), "expected act, w and k, or qx, kx and vx")
      NEED(s.heads % s.kv == 0, "expected heads, and kv that divide them")

@@ -33,6 +33,7 @@ class Gates:
         layers: of the model.
         groups: of heads.
         aux_hidden: whether auxiliary hidden states can be given.
+        planes: whether int8 matrices have two planes.
 
     Attributes:
         embed: look tokens up.
@@ -41,14 +42,32 @@ class Gates:
         lm: the model's own final norm and LM head.
         heads: groups of heads, by number.
         aux_hidden: give the auxiliary hidden states, behind the columns of ``hidden``.
+        planes: read the low planes too, of sub-layers in the order of their gates, of what comes after the layers, and
+            of the embedding's rows.
         count: how many there are.
     """
 
-    def __init__(self, layers: int, groups: int = 0, aux_hidden: bool = False) -> None:
+    def __init__(self, layers: int, groups: int = 0, aux_hidden: bool = False, planes: bool = False) -> None:
         self.embed, self.load, self.hidden, self.lm = range(2 * layers, 2 * layers + 4)
         self.heads = range(2 * layers + 4, 2 * layers + 4 + groups)
         self.aux_hidden = self.heads.stop
-        self.count = self.aux_hidden + aux_hidden
+        first = self.aux_hidden + aux_hidden
+        self.planes = range(first, first + (2 * layers + 2 if planes else 0))
+        self.count = self.planes.stop
+
+    def plane(self, sublayer: int) -> int:
+        """Find the gate of a sub-layer's low planes; -1 = there are none."""
+        return self.planes[sublayer] if self.planes else -1
+
+    @property
+    def head_plane(self) -> int:
+        """The gate of the low planes of what comes after the layers: LM heads, and what leads to them."""
+        return self.plane(-2)
+
+    @property
+    def embedding_plane(self) -> int:
+        """The gate of the low plane of the embedding."""
+        return self.plane(-1)
 
 
 def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:
@@ -73,13 +92,15 @@ class NativeRunner(Slot):
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         self.kv = model.kv
+        self.planes = model.part.planes and not model.high_planes
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
-        self._at = at = Gates(self.layers, len(model.part.heads), bool(model.part.tapped))
+        self._at = at = Gates(self.layers, len(model.part.heads), bool(model.part.tapped), model.part.planes)
         decoder = model.part.decoder
         self._columns_in = decoder.columns if decoder else model.facts.hidden  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
+        self._plain[at.planes] = not model.high_planes
         self._gates = self._bind("gates", Bound(self._plain.copy())).array
         self._bind("hidden_in", Bound(np.zeros((0, self._columns_in), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
@@ -302,6 +323,10 @@ class NativeRunner(Slot):
         if skip is not None:
             self._gates[[2 * layer for layer in skip.attention]] = False
             self._gates[[2 * layer + 1 for layer in skip.mlp]] = False
+            if self._at.planes:
+                high = [2 * layer for layer in skip.high_attention] + [2 * layer + 1 for layer in skip.high_mlp]
+                self._gates[[self._at.planes[sublayer] for sublayer in high]] = False
+                self._gates[self._at.head_plane] &= not skip.high_head
         self._skip = skip
 
     def _bind(self, name: str, bound: Bound) -> Bound:
@@ -333,6 +358,7 @@ class NativeRunner(Slot):
         """Let passes run these layers only, from tokens or hidden states, to the LM head or a group of heads."""
         at, gates = self._at, self._gates
         gates[:] = False
+        gates[at.planes] = self._plain[at.planes]
         gates[[2 * layer + part for layer in layers for part in (0, 1)]] = True
         gates[at.load if load else at.embed] = True
         gates[at.lm] = lm

@@ -35,6 +35,7 @@ class Slot(ABC):
     trees, exact_trees = True, False
     stateful = False  # more is left of a text than can be cut back: ``state`` is not empty
     revocable = False  # see edgespec.decoding.target.Revocable
+    planes = False  # see edgespec.decoding.target.PlanesTarget
 
     def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts

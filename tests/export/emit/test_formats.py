@@ -247,7 +247,8 @@ def test_emitted_graphs_are_sound(written: Write, name: str, form: Format) -> No
             items = int(np.prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
             assert length == items
             assert offset + length <= size
-            assert offset % (LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN) == 0
+            if not tensor.name.endswith(".low"):  # those lie together, at the end
+                assert offset % (LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN) == 0
             ranges.add((offset, offset + length))
         ordered = sorted(ranges)
         assert all(end <= start for (_, end), (start, _) in pairwise(ordered))

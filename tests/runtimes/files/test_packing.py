@@ -41,7 +41,7 @@ def random_matrix(packed: Packed, seed: int = 0) -> Matrix:
 
 
 def pack(packed: Packed, matrix: Matrix, cuts: list[int] | None = None) -> NDArray[np.uint8]:
-    """All bytes, from pieces of these many rows."""
+    """All bytes, from pieces of these many rows; of two planes the high one first."""
 
     def pieces() -> Iterator[Matrix]:
         at, sizes = 0, cuts or [packed.n]
@@ -56,9 +56,18 @@ def pack(packed: Packed, matrix: Matrix, cuts: list[int] | None = None) -> NDArr
         found = packed.pack_floats(rows for (rows,) in pieces())
     elif packed.kind == "c8":
         found = packed.pack_channels((levels, scales) for levels, scales in pieces())
+    elif packed.kind == "p8":
+        planes = zip(*packed.pack_planes((levels, scales) for levels, scales in pieces()), strict=True)
+        return np.concatenate([piece for plane in planes for piece in plane])
     else:
         found = packed.pack_blocks((levels, scales) for levels, scales in pieces())
     return np.concatenate(list(found))
+
+
+def unpack(packed: Packed, data: NDArray[np.uint8], tiles: slice = slice(None)) -> Matrix:
+    """Unpack what ``pack`` gave."""
+    low = data[packed.nbytes :] if packed.low_nbytes else None
+    return packed.unpack(data[: packed.nbytes], tiles, low)
 
 
 # -- an independent reader: one number at a time, by the words of runtimes/native/layout.h -----------------------------
@@ -88,8 +97,12 @@ def scalar_weight(packed: Packed, data: bytes, row: int, k: int) -> tuple[int, f
     scale = float(np.frombuffer(data, "<f2", 1, scale_at)[0])
     if packed.kind == "q8":
         return data[body + within // 4 * 64 + c * 4 + within % 4], scale
-    byte = data[body + within % 16 // 4 * 64 + c * 4 + within % 4]
-    return byte & 15 if within < 16 else byte >> 4, scale
+    place, shift = within % 16 // 4 * 64 + c * 4 + within % 4, 4 * (within >= 16)
+    level = data[body + place] >> shift & 15
+    if packed.kind == "p8":
+        low = packed.nbytes + (tile * 2 * -(-packed.k // 64) + block) * 256
+        level = 16 * level + (data[low + place] >> shift & 15)
+    return level, scale
 
 
 @PROPERTIES
@@ -98,7 +111,7 @@ def test_the_bytes_are_the_documented_ones(kind: Kind, shape: tuple[int, int, in
     packed = Packed(kind, *shape)
     matrix = random_matrix(packed, seed)
     data = pack(packed, matrix).tobytes()
-    assert len(data) == packed.nbytes
+    assert len(data) == packed.nbytes + packed.low_nbytes
     random = np.random.default_rng(seed)
     for _ in range(20):
         row, k = int(random.integers(packed.n)), int(random.integers(packed.k))
@@ -124,11 +137,11 @@ def test_the_bytes_are_the_documented_ones(kind: Kind, shape: tuple[int, int, in
 def test_unpacking_gives_back_what_was_packed(kind: Kind, shape: tuple[int, int, int], seed: int) -> None:
     packed = Packed(kind, *shape)
     matrix = random_matrix(packed, seed)
-    back = packed.unpack(pack(packed, matrix), slice(None))
+    back = unpack(packed, pack(packed, matrix))
     assert len(back) == len(matrix)
     for got, expected in zip(back, matrix, strict=True):
         rows = packed.drop_padding(got)
-        if kind in ("q4", "q8"):
+        if KINDS[kind].size == 32:
             rows = rows[:, : expected.shape[1]]  # blocks come in pairs
         assert rows.dtype == expected.dtype
         np.testing.assert_array_equal(rows, expected)
@@ -147,10 +160,25 @@ def test_pieces_of_any_size_give_the_same_bytes(kind: Kind, shape: tuple[int, in
 def test_some_tiles_are_a_part_of_all(kind: Kind, shape: tuple[int, int, int], first: int, count: int) -> None:
     packed = Packed(kind, *shape)
     data = pack(packed, random_matrix(packed))
-    first %= len(data) // packed.tile_bytes
+    first %= packed.nbytes // packed.tile_bytes
     tiles = slice(first, first + count)
-    for part, whole in zip(packed.unpack(data, tiles), packed.unpack(data, slice(None)), strict=True):
+    for part, whole in zip(unpack(packed, data, tiles), unpack(packed, data), strict=True):
         np.testing.assert_array_equal(part, whole[first * TILE : (first + count) * TILE])
+
+
+@PROPERTIES
+@given(shape=SHAPES, seed=st.integers(0, 99))
+def test_two_planes_are_the_bytes_of_one(shape: tuple[int, int, int], seed: int) -> None:
+    """The high plane is a packed q4 of its own; both take what q8 takes."""
+    packed = Packed("p8", *shape)
+    matrix = levels, scales = random_matrix(packed, seed)
+    data = pack(packed, matrix)
+    nibbles = pack(Packed("q4", *shape), (levels >> 4, scales))
+    np.testing.assert_array_equal(data[: packed.nbytes], nibbles)
+    assert packed.nbytes + packed.low_nbytes == Packed("q8", *shape).nbytes
+    high, same = packed.unpack(data[: packed.nbytes], slice(None))
+    np.testing.assert_array_equal(packed.drop_padding(high)[:, : levels.shape[1]], levels >> 4)
+    np.testing.assert_array_equal(packed.drop_padding(same)[:, : levels.shape[1]], scales)
 
 
 # -- padding and sizes -------------------------------------------------------------------------------------------------
@@ -161,13 +189,13 @@ def test_some_tiles_are_a_part_of_all(kind: Kind, shape: tuple[int, int, int], f
 def test_padding_multiplies_to_nothing(kind: Kind, n: int, head_dim: int) -> None:
     """What padding adds must not change a product: scales of zero, or floats of zero."""
     packed = Packed(kind, n, 45, head_dim)
-    back = packed.unpack(pack(packed, random_matrix(packed)), slice(None))
+    back = unpack(packed, pack(packed, random_matrix(packed)))
     rows = np.arange(len(back[0]))
     real = rows % 32 < 20 if head_dim else rows < n
     last = back[-1]  # scales, or the floats
     assert not last[~real].any()
     assert last[real].all()
-    if kind in ("q4", "q8"):
+    if KINDS[kind].size == 32:
         assert packed.blocks == 2
     elif kind == "c8":
         assert packed.blocks * BLOCK == 64
@@ -182,6 +210,7 @@ def test_padding_multiplies_to_nothing(kind: Kind, n: int, head_dim: int) -> Non
         ("q4x64", 65, 1088),
         ("q4x64", 129, 1664),
         ("q8", 33, 1088),
+        ("p8", 33, 576),
         ("c8", 64, 1088),
         ("f32", 7, 448),
     ],
