@@ -64,8 +64,8 @@ void Pass::check() const {
       continue;
     }
     if (t.bytes != w.bytes())
-      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " + std::to_string(w.bytes()) + " for [" + std::to_string(w.n) + ", " +
-           std::to_string(w.k) + "]");
+      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " + std::to_string(w.bytes()) + " for [" +
+           std::to_string(w.n) + ", " + std::to_string(w.k) + "]");
     if (w.kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63))
       fail("packed weights must be aligned to 64 bytes");
   }

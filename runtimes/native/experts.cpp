@@ -146,7 +146,8 @@ void Pass::experts(const Step& s, int chunk) {
       const int n = rows_in_group(expert.count, part), slot = expert.first + part * kRowGroup;
       const void* act = rows_at(slot);
       if (!first) {
-        k_.linear[s.kind](tiles(s, s.w, s.low, size_t(expert.id) * units + at, k), k, act, n, results + size_t(slot) * s.k + at * kTile, s.k, kTile);
+        k_.linear[s.kind](tiles(s, s.w, s.low, size_t(expert.id) * units + at, k), k, act, n,
+                          results + size_t(slot) * s.k + at * kTile, s.k, kTile);
         continue;
       }
       for (int t = 0; t < 2; ++t) {

@@ -118,8 +118,8 @@ EDGESPEC_INLINE void quarter_p8(const uint8_t* h, const uint8_t* l, const int8_t
 
 // Of bytes or two planes.
 template <Kind kind>
-EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows,
-                                const __m256 (&scales)[2], __m256 (*acc)[2]) {
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows, const __m256 (&scales)[2],
+                                __m256 (*acc)[2]) {
   __m256i first[kRowGroup];
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {

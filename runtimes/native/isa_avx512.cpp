@@ -62,8 +62,8 @@ inline __attribute__((always_inline)) void block_rows(const __m512i (&v)[8], con
     acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(c[r]), _mm512_mul_ps(scales, _mm512_set1_ps(a[r].scale)), acc[r]);
 }
 
-// A whole block: bytes, nibbles, or the bytes of two planes.  0xCA: bits of the second where the first has ones, else of
-// the third.
+// A whole block: bytes, nibbles, or the bytes of two planes.  0xCA: bits of the second where the first has ones, else
+// of the third.
 template <Kind kind, bool Far>
 inline __attribute__((always_inline)) void load_block(const uint8_t* q, const uint8_t* low, __m512i (&v)[8]) {
   const __m512i nibble = _mm512_set1_epi8(15);

@@ -88,8 +88,8 @@ EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put pu
 }
 
 template <Kind kind>
-EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows,
-                                const __m256 (&scales)[2], __m256 (*acc)[2]) {
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows, const __m256 (&scales)[2],
+                                __m256 (*acc)[2]) {
   whole_block<kind>(q, low, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
     const __m256 scale = _mm256_set1_ps(a[r].scale);
     acc[r][0] = finish(sum[0], scales[0], scale, acc[r][0]);

@@ -23,8 +23,8 @@ EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put pu
 // acc[r] += the products of rows r < rows with the payload of one block, q and of two planes low, times its scales; acc
 // is [rows][2].
 template <Kind kind>
-EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows,
-                                const __m256 (&scales)[2], __m256 (*acc)[2]);
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows, const __m256 (&scales)[2],
+                                __m256 (*acc)[2]);
 
 template <Kind kind>
 EDGESPEC_INLINE void linear_rows(Weights tile, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {

@@ -214,7 +214,7 @@ void Pass::copy_head(int id, int heads, int head, int dim, int group, float* y) 
 void Pass::heads(const Step& s, int chunk) {
   const int head = s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv;  // keys first: they take longer
   const int dim = dim_, each = dim / kTile, rows = in_.rows;
-  const bool given = s.qx >= 0;  // projected by steps before
+  const bool given = s.qx >= 0;                              // projected by steps before
   const bool is_query = head < s.heads, is_key = !is_query;  // values come with their keys
   const int kv_head = head - s.heads;
   alignas(64) float y[kRowGroup][kMaxHeadDim], v[kRowGroup][kMaxHeadDim];

@@ -49,12 +49,10 @@ void Pass::count_phase() {
   const Step& s = *step_;
   const int rows = count(s);
   const auto bytes_of = [&](int k) {  // of a tile
-    return static_cast<double>(tile_bytes(s.kind, k) +
-                               (s.kind == kP8 && !s.high_alone(in_.gates) ? low_bytes(k) : 0));
+    return static_cast<double>(tile_bytes(s.kind, k) + (s.kind == kP8 && !s.high_alone(in_.gates) ? low_bytes(k) : 0));
   };
   const auto matrix = [&](Part part, int tiles) {
-    watch_.counted(part, static_cast<double>(tiles) * bytes_of(s.k),
-                   static_cast<double>(tiles) * kTile * s.k * rows);
+    watch_.counted(part, static_cast<double>(tiles) * bytes_of(s.k), static_cast<double>(tiles) * kTile * s.k * rows);
   };
   switch (s.op) {
     case Op::kHeads:

@@ -41,7 +41,7 @@ struct Step {
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
   // Of a matrix in two planes: only the high one is read.
   bool high_alone(const bool* gates) const { return kind == kP8 && plane >= 0 && !gates[plane]; }
-  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }                         // of logits
+  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }  // of logits
 };
 
 // A weight input as a step reads it.

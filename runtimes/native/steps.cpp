@@ -175,7 +175,7 @@ Weight weight(const std::string& line, const Step& s, const Field& field) {
   require(line, n >= 0 && n <= INT32_MAX && (!matrix || s.kind > kF32 || (n <= kMaxWidth && k <= kMaxWidth)),
           "number out of range");
   return {s.*kWeights.at(field.key), s.kind, static_cast<int>(n), matrix ? static_cast<int>(k) : 0,
-          field.size == "seen", low};
+          field.size == "seen",      low};
 }
 
 void check_needs(const std::string& line, const Step& s) {

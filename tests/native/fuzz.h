@@ -317,8 +317,7 @@ inline std::vector<size_t> weight_sizes(const Program& program, int positions) {
   const auto want = [&](int id, size_t bytes) {
     if (id >= 0 && id < int(sizes.size())) sizes[id] = std::max(sizes[id], bytes);
   };
-  for (const Weight& w : program.sizes)
-    want(w.id, w.k ? packed_bytes(w.kind, w.n, w.k) : size_t(w.by_seen ? positions : w.n) * 4);
+  for (const Weight& w : program.sizes) want(w.id, w.k ? w.bytes() : size_t(w.by_seen ? positions : w.n) * 4);
   for (const Step& s : program.steps) {
     for (const int id : {s.cos, s.sin}) want(id, size_t(positions) * s.rotary * 2);
     want(s.positions, size_t(positions) * s.k * 4);

@@ -134,6 +134,30 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
   return tile;
 }
 
+// The low plane of a tile.
+inline Array<uint8_t> make_low(Random& random, int k, Make make = Make::kOrdinary) {
+  Array<uint8_t> low(low_bytes(k));
+  for (uint8_t& byte : low)
+    byte = make == Make::kOrdinary ? static_cast<uint8_t>(random.next()) : make == Make::kSmallest ? 0 : 255;
+  return low;
+}
+
+// A tile of two planes as one of bytes.
+inline Array<uint8_t> joined(const Array<uint8_t>& high, const Array<uint8_t>& low, int k) {
+  Array<uint8_t> tile(tile_bytes(kQ8, k));
+  for (int block = 0; block < blocks_of(k); ++block) {
+    const size_t from = size_t(block / 2) * together_bytes(kP8), to = size_t(block / 2) * together_bytes(kQ8);
+    if (!(block % 2)) std::memcpy(&tile[to], &high[from], 64);
+    const uint8_t *h = &high[from + 64 + block % 2 * 256], *l = &low[size_t(block) * 256];
+    uint8_t* q = &tile[to + 64 + block % 2 * 512];
+    for (int i = 0; i < 256; ++i) {
+      q[i] = static_cast<uint8_t>((h[i] & 15) << 4 | (l[i] & 15));
+      q[i + 256] = static_cast<uint8_t>((h[i] & 240) | l[i] >> 4);
+    }
+  }
+  return tile;
+}
+
 inline Kind kind_named(const std::string& name) {
   int kind = 0;
   while (name != kKinds[kind].name) ++kind;

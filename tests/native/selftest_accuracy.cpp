@@ -27,7 +27,7 @@ class Worst {
   std::map<std::string, double> worst_;
 };
 
-// Element [column, i] of a tile, by the words of layout.h.
+// Element [column, i] of a tile, by the words of layout.h; of kP8 of the high plane alone.
 double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
   const int block = i / kBlock, at = i % kBlock;
   if (kind == kF32) {
@@ -51,6 +51,7 @@ double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
   if (kind != kQ8) {
     const uint8_t byte = q[at % 16 / 4 * 64 + column * 4 + at % 4];
     number = (at < 16 ? byte & 15 : byte >> 4) - 8;
+    if (kind == kP8) return (16 * number + 7.5) * double(half_to_float(half));
   } else {
     number = q[at / 4 * 64 + column * 4 + at % 4] - 128;
   }
@@ -67,6 +68,8 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
         Array<Act> acts(size_t(rows) * blocks);
         for (int r = 0; r < rows; ++r)
           kernels.quantize(x.get() + size_t(r) * k, k, static_cast<Kind>(kind), acts.get() + r, rows);
+        for (Act& act : acts)
+          if (kind == kP8) act.offset = offset_of_high(act.offset);
         kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), rows,
                              y.get(), kTile, kTile);
         for (int r = 0; r < rows; ++r)
@@ -81,7 +84,7 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
             }
             worst.offer(std::string("linear_") + kKinds[kind].name, std::fabs(y[size_t(r) * kTile + c] - sum) / size);
           }
-        if (kind == kF32) continue;
+        if (kind == kF32 || kind == kP8) continue;
         for (int r = 0; r < rows; ++r)
           for (int i = 0; i < k; ++i) {  // in steps: half of one, and a little
             const Act& act = acts[size_t(i / kBlock) * rows + r];

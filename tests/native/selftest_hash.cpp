@@ -48,6 +48,46 @@ void hash_linear(const Kernels& kernels, Random random) {
     }
 }
 
+// Two planes give the bits that their bytes give; the high one alone what a packed kQ4 gives, 16 times.
+void hash_planes(const Kernels& kernels, Random random) {
+  Hash hash;
+  for (const int k : {5, 32, 64, 97, 130, 192, 896}) {
+    for (const Make make : {Make::kOrdinary, Make::kSmallest, Make::kLargest}) {
+      const auto high = make_tile(random, kP8, k, make), low = make_low(random, k, make);
+      const auto tile = joined(high, low, k);
+      for (int rows = 1; rows <= kRowGroup; ++rows) {
+        const auto acts = make_acts(random, kP8, k, rows, make);
+        for (const int columns : {16, 3}) {
+          const size_t ld = 21;
+          Floats both(rows * ld), expected(rows * ld), alone(rows * ld), nibbles(rows * ld);
+          for (Floats* y : {&both, &expected, &alone, &nibbles}) std::fill(y->begin(), y->end(), 7.f);
+          kernels.linear[kP8]({high.get(), low.get()}, k, acts.get(), rows, both.get(), ld, columns);
+          kernels.linear[kQ8](tile.get(), k, acts.get(), rows, expected.get(), ld, columns);
+          kernels.linear[kP8](high.get(), k, acts.get(), rows, alone.get(), ld, columns);
+          kernels.linear[kQ4](high.get(), k, acts.get(), rows, nibbles.get(), ld, columns);
+          for (int r = 0; r < rows; ++r)
+            for (int c = 0; c < columns; ++c) nibbles[r * ld + c] *= 16;
+          if (std::memcmp(both.get(), expected.get(), both.bytes()) ||
+              std::memcmp(alone.get(), nibbles.get(), alone.bytes()))
+            throw std::runtime_error(std::string(kernels.name) + ": planes differ from their bytes, k " +
+                                     std::to_string(k) + ", rows " + std::to_string(rows));
+          hash.add(both);
+          hash.add(alone);
+        }
+      }
+      Floats y(k), z(k);
+      for (const int row : {0, 7, 15}) {
+        kernels.embed(kP8, {high.get(), low.get()}, k, row, y.get());
+        kernels.embed(kQ8, tile.get(), k, row, z.get());
+        if (std::memcmp(y.get(), z.get(), y.bytes()))
+          throw std::runtime_error(std::string(kernels.name) + ": rows of planes differ from those of their bytes");
+        hash.add(y);
+      }
+    }
+    hash.print("planes/k=" + std::to_string(k));
+  }
+}
+
 void hash_rows(const Kernels& kernels, Random random) {
   Hash hash;
   for (const int k : {1, 7, 16, 24, 33, 64, 100, 900}) {
@@ -282,6 +322,7 @@ void hash_delta(const Kernels& kernels, Random random) {
 
 void print_hashes(const Kernels& kernels) {
   hash_linear(kernels, Random(1));
+  hash_planes(kernels, Random(9));
   hash_rows(kernels, Random(2));
   hash_attention(kernels, Random(3));
   hash_functions(kernels, Random(7));

@@ -10,7 +10,7 @@ namespace edgespec {
 struct Model {
   static constexpr int kHidden = 96, kHeads = 4, kKv = 2, kDim = 24, kRotary = 20, kInner = 80, kVocab = 100, kCut = 40;
   static constexpr int kPositions = 2048, kLayers = 2;
-  enum Gate { kEmbed = 2 * kLayers, kLoad, kStore, kLm, kGroup, kGates = kGroup + 3 };
+  enum Gate { kEmbed = 2 * kLayers, kLoad, kStore, kLm, kGroup, kPlane = kGroup + 3, kGates };
   std::vector<Array<uint8_t>> weights;
   Program program;
 
@@ -27,12 +27,10 @@ struct Model {
       text += "gate index=" + std::to_string(2 * layer + 1) + " skip=" + (channels ? "4" : "3") + "\n";
       text += "quantize x=0 norm=" + vector(kHidden) + (layer ? " center=1 beta=" + vector(kHidden) : "") +
               " eps=1e-5 k=96 kind=" + form + " out=0\n";
-      text += "glu act=0 gate=" + std::to_string(matrix(kInner, kHidden, kind)) +
-              " up=" + std::to_string(matrix(kInner, kHidden, kind)) + " kind=" + kind +
-              " n=80 k=96 out=2 fn=" + (layer ? "gelu_tanh" : "silu") + "\n";
+      text += "glu act=0 " + named("gate", kInner, kHidden, kind) + " " + named("up", kInner, kHidden, kind) +
+              " kind=" + kind + " n=80 k=96 out=2 fn=" + (layer ? "gelu_tanh" : "silu") + "\n";
       if (channels) text += "quantize x=2 k=80 kind=c8 out=2\n";
-      text += "linear act=2 w=" + std::to_string(matrix(kHidden, kInner, kind)) + " kind=" + kind +
-              " n=96 k=80 out=0 add=1\n";
+      text += "linear act=2 " + named("w", kHidden, kInner, kind) + " kind=" + kind + " n=96 k=80 out=0 add=1\n";
     }
     const std::string norm = vector(kHidden), last = "x=0 norm=" + norm + " eps=1e-5 k=96 ";
     text += "gate index=6 skip=1\nstore x=0 k=96\n";
@@ -43,8 +41,8 @@ struct Model {
     // three heads over the LM head; three with LM heads of their own; two by way of a narrower layer
     text += "floats 3 96\nfloats 4 288\nfloats 5 96\nfloats 6 192\n";
     const std::string wide = "norm " + last + "out=3 rows=1\nquantize x=3 k=96 kind=" + form +
-                             " out=0 rows=2\nlinear act=0 w=" + std::to_string(matrix(3 * kHidden, kHidden, kind)) +
-                             " kind=" + kind + " n=288 k=96 out=4 rows=1 bias=" + vector(3 * kHidden) +
+                             " out=0 rows=2\nlinear act=0 " + named("w", 3 * kHidden, kHidden, kind) + " kind=" + kind +
+                             " n=288 k=96 out=4 rows=1 bias=" + vector(3 * kHidden) +
                              "\nactivate x=4 k=288 fn=gelu rows=1\nsplit x=4 base=3 n=96 times=3 out=5\n";
     text += "gate index=8 skip=7\n" + wide + "quantize x=5 k=96 kind=q4 out=3 rows=2 times=3\n";
     text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96 times=3\n";
@@ -55,9 +53,9 @@ struct Model {
       text += "logits act=3 w=" + std::to_string(matrix(kCut, kHidden)) + " kind=q4 n=40 k=96" + first;
     }
     text += "gate index=10 skip=8\nquantize " + last + "kind=" + form + " out=0 rows=1\n";
-    text += "linear act=0 w=" + std::to_string(matrix(kInner, kHidden, kind)) + " kind=" + kind +
+    text += "linear act=0 " + named("w", kInner, kHidden, kind) + " kind=" + kind +
             " n=80 k=96 out=2 rows=1\nsilu x=2 k=80\nquantize x=2 k=80 kind=" + form + " out=2 rows=2\n";
-    text += "linear act=2 w=" + std::to_string(matrix(2 * kHidden, kInner, kind)) + " kind=" + kind +
+    text += "linear act=2 " + named("w", 2 * kHidden, kInner, kind) + " kind=" + kind +
             " n=192 k=80 out=6 rows=1\nsplit x=6 n=96 times=2 out=5\n";
     text += "quantize x=5 k=96 kind=q4 out=3 rows=2 times=2\nlogits act=3 w=" + std::to_string(matrix(kCut, kHidden)) +
             " kind=q4 n=40 k=96 times=2 cap=9\n";
@@ -68,13 +66,13 @@ struct Model {
   // Llama's: a norm before the matrices, with a window.
   std::string plain_attention(const std::string& kind, const std::string& form, int cos, int sin) {
     std::string text = "gate index=0 skip=5\nquantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=" + form +
-                       " out=0\nheads act=0 w=" +
-                       std::to_string(matrix((kHeads + 2 * kKv) * round_up(kDim, kTile), kHidden, kind, kDim)) +
-                       " kind=" + kind + " k=96 bias=" + vector((kHeads + 2 * kKv) * kDim) +
+                       " out=0\nheads act=0 " +
+                       named("w", (kHeads + 2 * kKv) * round_up(kDim, kTile), kHidden, kind, kDim) + " kind=" + kind +
+                       " k=96 bias=" + vector((kHeads + 2 * kKv) * kDim) +
                        " dim=24 heads=4 kv=2 rotary=20 cos=" + std::to_string(cos) + " sin=" + std::to_string(sin) +
                        " eps=1e-5 layer=0 scale=0.2\nattend out=1 layer=0 heads=4 kv=2 dim=24 window=90\n";
     text += "quantize x=1 k=96 kind=" + form + " out=1\n";
-    return text + "linear act=1 w=" + std::to_string(matrix(kHidden, kHeads * kDim, kind)) + " kind=" + kind +
+    return text + "linear act=1 " + named("w", kHidden, kHeads * kDim, kind) + " kind=" + kind +
            " n=96 k=96 out=0 add=1\n";
   }
   // Norms of whole projections and after the output, a small window, capped scores.
@@ -83,20 +81,28 @@ struct Model {
     text += "gate index=2 skip=11\nquantize x=0 k=96 kind=" + form + " out=0\n";
     const int widths[] = {kHeads * kDim, kKv * kDim, kKv * kDim};
     for (int i = 0; i < 3; ++i)
-      text += "linear act=0 w=" + std::to_string(matrix(widths[i], kHidden, kind)) + " kind=" + kind +
+      text += "linear act=0 " + named("w", widths[i], kHidden, kind) + " kind=" + kind +
               " n=" + std::to_string(widths[i]) + " k=96 out=" + std::to_string(7 + i) + "\n";
     text += "norm x=7 norm=" + vector(widths[0]) + " eps=1e-5 k=96 out=10\n";
     text += "norm x=8 norm=" + vector(widths[1]) + " eps=1e-5 k=48 out=11\n";
     text += "heads qx=10 kx=11 vx=9 dim=24 heads=4 kv=2 rotary=20 cos=" + std::to_string(cos) +
             " sin=" + std::to_string(sin) + " qnorm=" + vector(kDim) + " knorm=" + vector(kDim) +
             " eps=1e-5 layer=1 scale=0.2\nattend out=1 layer=1 heads=4 kv=2 dim=24 window=7 cap=3\n";
-    text += "quantize x=1 k=96 kind=" + form +
-            " out=1\nlinear act=1 w=" + std::to_string(matrix(kHidden, kHeads * kDim, kind)) + " kind=" + kind +
-            " n=96 k=96 out=7\n";
+    text += "quantize x=1 k=96 kind=" + form + " out=1\nlinear act=1 " + named("w", kHidden, kHeads * kDim, kind) +
+            " kind=" + kind + " n=96 k=96 out=7\n";
     return text + "norm x=7 norm=" + vector(kHidden) + " center=1 beta=" + vector(kHidden) +
            " eps=1e-5 k=96 out=0 add=1\n";
   }
 
+  // A matrix by the key of its step, of two planes with the low one.
+  std::string named(const std::string& key, int n, int k, const std::string& kind, int dim = 0) {
+    std::string text = key + "=" + std::to_string(matrix(n, k, kind, dim));
+    if (kind_named(kind) != kP8) return text;
+    Array<uint8_t> low(tiles_of(n) * low_bytes(k));
+    for (uint8_t& byte : low) byte = static_cast<uint8_t>(random_.next());
+    text += (key == "w" ? " low=" : " " + key + "low=") + std::to_string(keep(std::move(low)));
+    return key == "up" ? text : text + " plane=" + std::to_string(kPlane);
+  }
   // A packed matrix; rows beyond head_dim in each head are zero.
   int matrix(int n, int k, const std::string& name = "q4", int dim = 0) {
     const Kind kind = kind_named(name);
@@ -187,6 +193,8 @@ struct Given {
 // The cache of some slots and what it takes to run passes on it.
 class Runner {
  public:
+  bool high = false;  // of two planes only the high one is read
+
   Runner(const Model& model, const Format& format, int slots, int tokens)
       : model_(model), format_(format), slots_(slots) {
     layout_.keys = format.keys;
@@ -229,6 +237,7 @@ class Runner {
     }
     bool gates[Model::kGates] = {};
     for (const int gate : wanted.gates) gates[gate] = true;
+    gates[Model::kPlane] = !high;
     Floats start(wanted.hidden.size() * Model::kHidden);
     for (size_t r = 0; r < wanted.hidden.size(); ++r)
       std::copy(wanted.hidden[r].begin(), wanted.hidden[r].end(), start.get() + r * Model::kHidden);

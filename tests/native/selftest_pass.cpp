@@ -114,8 +114,9 @@ void passes(bool brief) {
   };
   int tried = 0;
   const auto check = [&](const Model& model, const Format& format, const std::string& kind,
-                         const std::vector<int>& sizes) {
+                         const std::vector<int>& sizes, bool high = false) {
     Runner runner(model, format, 3, 2 * tokens);
+    runner.high = high;
     const auto expected = reference(runner, tokens);
     const std::string name = kind + ", " + format.name();
     for (const int rows : sizes) pass_chunks(runner, expected, rows, 1 + tried++ % 4, name);
@@ -137,6 +138,7 @@ void passes(bool brief) {
           format.ring && format.values == kKvInt8 ? every : std::vector<int>{2, 3, 15, 16, 17, 33, 40});
   for (int kind = kQ8; kind < kF32; ++kind)
     check(Model(kKinds[kind].name, 2), formats[1], kKinds[kind].name, {3, 16, 40});
+  check(Model("p8", 2), formats[1], "p8, high planes alone", {3, 16, 40}, true);
 
   // long enough for several parts of a sequence that are merged
   Runner runner(model, formats[2], 1, 1700);

@@ -325,7 +325,7 @@ def test_the_keys_of_json() -> None:
 
 KINDS = ("eagle", "mtp", "dflash", "assistant")
 BITS = {spec.kind: spec.native_bits for spec in SPECS.values()}  # of a weight, with its share of a scale
-HEADS = {name: "q8" if spec.size else spec.kind for name, spec in SPECS.items()}  # of drafters
+HEADS = {name: "p8" if spec.size else spec.kind for name, spec in SPECS.items()}  # of drafters
 NORMS = 0.02  # of all weights, which the planner takes for matrices
 
 

@@ -153,11 +153,11 @@ def test_a_bundle_is_what_was_chosen(tmp_path: Path, head: Any) -> None:
     sizes = manifest.memory["weight_bytes"]
     assert sizes["target"] + sizes["heads"] == mixed["bytes"] <= size
     index = json.loads((tmp_path / "out" / str(part.index)).read_text("utf-8"))
-    kinds = {name: entry["kind"] for name, entry in index["matrices"].items() if entry["kind"] in ("q4", "q8")}
+    kinds = {name: entry["kind"] for name, entry in index["matrices"].items() if entry["kind"] in ("q4", "p8")}
     fine = {
         name.split(".")[2] + "." + name.split(".")[3]
         for name, kind in kinds.items()
-        if ".layers." in name and kind == "q8"
+        if ".layers." in name and kind == "p8"
     }
     wanted = (name.split(".") for name in mixed["int8"] if name != HEAD)
     assert fine == {f"{layer}.{'self_attn' if kind == 'attention' else 'mlp'}" for kind, layer in wanted}
@@ -186,7 +186,7 @@ def test_an_embedding_of_its_own_is_chosen_by_itself(
     found = write_model(tmp_path, arch, ModelSpec("int4", head=head, fine=mixer.matrices[EMBEDDING])).part
     assert (found.embedding_format, found.head_format, found.fine) == ("int8", head, 0)
     index = json.loads((tmp_path / INDEX).read_text("utf-8"))["matrices"]
-    assert index[arch.embedding]["kind"] == "q8"
+    assert index[arch.embedding]["kind"] == "p8"
     assert {entry["kind"] for name, entry in index.items() if ".layers." in name} == {"q4"}
     size = (tmp_path / found.weights).stat().st_size
     assert size == mixer.bytes([EMBEDDING])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.device import main
-from edgespec.runtimes.files.formats import BLOCK_FORMATS, SPECS
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, KINDS, SPECS
 from tests.support import arm64
 from tests.support.selftest import (
     ARM,
@@ -39,7 +39,8 @@ from tests.support.selftest import (
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
-    **{f"linear_{spec.kind}": 1.2e-7 for spec in SPECS.values() if spec.size},
+    **{f"linear_{kind}": 1.2e-7 for kind, spec in KINDS.items() if spec.size},
+    "linear_p8": 2e-4,  # of the high plane alone, whose middle is rounded in every block
     "linear_c8": 8e-8,
     "linear_f32": 2e-7,
     "exponential": 6e-7,  # -10 <= x <= 0

@@ -4,8 +4,14 @@ import java.nio.FloatBuffer
 
 /** The contract between decoding and a model: what the loop and the drafters may ask of it. */
 
-/** Sub-layers a self-draft leaves out; layers whose attention and whose MLP are skipped, ascending. */
-data class SkipSet(val attention: List<Int> = emptyList(), val mlp: List<Int> = emptyList()) {
+/**
+ * What a self-draft leaves out: layers whose attention and whose MLP are skipped, and layers of which only the high planes of
+ * int8 weights are read (of the head: [highHead]), ascending.
+ */
+data class SkipSet(
+    val attention: List<Int> = emptyList(), val mlp: List<Int> = emptyList(),
+    val highAttention: List<Int> = emptyList(), val highMlp: List<Int> = emptyList(), val highHead: Boolean = false,
+) {
     val size: Int get() = attention.size + mlp.size
 }
 

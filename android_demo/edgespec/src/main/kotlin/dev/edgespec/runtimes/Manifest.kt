@@ -11,7 +11,7 @@ import java.security.MessageDigest
 
 /* The manifest of a bundle (`edgespec.json`): reading it with errors a person can act on. */
 
-const val SCHEMA = 3
+const val SCHEMA = 4
 private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: see Binding
 const val MANIFEST = "edgespec.json"
 val DRAFTERS = listOf("eagle", "mtp", "dflash") // methods whose drafter reads hidden states, a kind each
@@ -47,7 +47,7 @@ class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
     val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
-    val headFormat: String?, val embeddingFormat: String?,
+    val headFormat: String?, val embeddingFormat: String?, val planes: Boolean,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
@@ -270,7 +270,7 @@ private fun Reader.model(): ModelPart {
         },
         partOrNull("head_vocab") { HeadVocab(path("file"), int("size", 1)) }, flag("cut"),
         textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("tapped", 0), decoder,
-        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS),
+        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), flag("planes"),
     )
     val (layers, hidden) = found.facts.layers to found.facts.hidden
     if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")

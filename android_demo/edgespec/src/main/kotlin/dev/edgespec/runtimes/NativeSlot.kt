@@ -28,8 +28,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     private val kv = model.kv
     private val io = Binding(model.session)
     private val facts = model.facts
-    private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty())
-    private val plainGates = ByteArray(at.count) { if (it <= at.embed || it == at.lm) 1 else 0 }
+    private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty(), model.part.planes)
+    private val plainGates = ByteArray(at.count) { if (it <= at.embed || it == at.lm || it >= at.planes) 1 else 0 }
     private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
     private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, givenSize)
     private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
@@ -250,6 +250,10 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         gates.bytes.duplicate().put(plainGates)
         skip?.attention?.forEach { gates.bytes.put(2 * it, 0) }
         skip?.mlp?.forEach { gates.bytes.put(2 * it + 1, 0) }
+        if (!model.part.planes || skip == null) return
+        skip.highAttention.forEach { gates.bytes.put(at.planes + 2 * it, 0) }
+        skip.highMlp.forEach { gates.bytes.put(at.planes + 2 * it + 1, 0) }
+        if (skip.highHead) gates.bytes.put(at.planes + 2 * layers, 0)
     }
 
     /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
@@ -262,7 +266,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /** A pass over these layers only, from tokens or hidden states, to the LM head or a group of heads. */
     private fun <T> parts(first: Int, last: Int, loaded: Boolean, lmHead: Boolean = false, number: Int? = null, run: () -> T): T {
-        for (gate in plainGates.indices) gates.bytes.put(gate, if (gate in 2 * first until 2 * last) 1 else 0)
+        for (gate in plainGates.indices) gates.bytes.put(gate, if (gate in 2 * first until 2 * last || gate >= at.planes) 1 else 0)
         gates.bytes.put(if (loaded) at.load else at.embed, 1)
         gates.bytes.put(at.lm, if (lmHead) 1 else 0)
         if (number != null) gates.bytes.put(at.group(number), 1)
@@ -523,14 +527,15 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
  * whose layers are [tapped] has one more.  A drafter that is conditioned on it fuses what was tapped with [embed] on, and
  * goes on with its own hidden state with [load] on.
  */
-internal class Gates(layers: Int, groups: Int, tapped: Boolean) {
+internal class Gates(layers: Int, groups: Int, tapped: Boolean, hasPlanes: Boolean) {
     val embed = 2 * layers // look tokens up
     val load = embed + 1 // begin with the rows of `hidden_in` instead
     val hidden = embed + 2 // give the residual stream after the last layer
     val lm = embed + 3 // the model's own final norm and LM head
     private val first = embed + 4
     val auxHidden = first + groups // give the auxiliary hidden states, behind the columns of `hidden`
-    val count = auxHidden + if (tapped) 1 else 0
+    val planes = auxHidden + if (tapped) 1 else 0 // read low planes: of 2 a layer, of the head, of the embedding
+    val count = planes + if (hasPlanes) 2 * layers + 2 else 0
 
     fun group(number: Int): Int = first + number
 }

@@ -102,8 +102,10 @@ private fun rawPass(model: Model, slot: NativeSlot): Binding {
     val groups = model.part.heads.size + minOf(1, model.part.tapped.size)
     fun longs(vararg values: Long) = Bound.of(OnnxJavaType.INT64, values.size).also { it.longs.put(values) }
     val place = (PROMPT.size + 50).toLong()
-    val gates = Bound.of(OnnxJavaType.BOOL, 2 * facts.layers + 4 + groups)
-    for (at in 0 until 2 * facts.layers + 4) gates.bytes.put(at, if (at <= 2 * facts.layers || at == 2 * facts.layers + 3) 1 else 0)
+    val first = 2 * facts.layers + 4 + groups // of the planes' gates
+    val gates = Bound.of(OnnxJavaType.BOOL, first + if (model.part.planes) 2 * facts.layers + 2 else 0)
+    for (at in 0 until gates.bytes.capacity())
+        gates.bytes.put(at, if (at <= 2 * facts.layers || at == 2 * facts.layers + 3 || at >= first) 1 else 0)
     io.input("gates", gates)
     io.input("hidden_in", Bound.of(OnnxJavaType.FLOAT, 0, facts.hidden))
     io.input("control", longs(1, *model.kv.controls()))
