@@ -51,7 +51,8 @@ def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
     """Bytes of a matrix [n, k] in a weight file."""
     spec = SPECS[form]
     if native:
-        return Packed(spec.kind, n, k).nbytes
+        packed = Packed(spec.kind, n, k)
+        return packed.nbytes + packed.low_nbytes
     padded = -(-k // BLOCK) * BLOCK if spec.size else k
     size = int(n * padded * (spec.level_bytes + spec.stock_scale_bytes))
     return size + (4 * n if spec.family == "channels" else 0)

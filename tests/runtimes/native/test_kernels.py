@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.device import main
-from edgespec.runtimes.files.formats import BLOCK_FORMATS, KINDS, SPECS
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, KINDS
 from tests.support import arm64
 from tests.support.selftest import (
     ARM,
