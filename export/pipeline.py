@@ -51,7 +51,7 @@ from edgespec.export.quantization.calibration_text import (
 from edgespec.export.quantization.coded_keys import check_attention, prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint, resolve
-from edgespec.export.tokenizers.facts import check_same_vocabulary, sampling_part, tokenizer_facts
+from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.planning.cut import first_ids
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
@@ -107,6 +107,7 @@ class Exporter:
         self.codec = open_codec(self.target.source.path)
         self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
         self.sampling = sampling_part(self.target.source.path)
+        self.pooling = pooling_of(self.target.source.path)
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))
@@ -328,6 +329,7 @@ class Exporter:
             methods=made.methods,
             tokenizer=self.tokenizer,
             sampling=self.sampling,
+            pooling=self.pooling,
             parity=made.parity,
             cost=made.costs.as_dict() | {"threads": made.slot.model.threads, "depth": len(made.tokens)},
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},

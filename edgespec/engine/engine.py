@@ -14,6 +14,7 @@ from edgespec.decoding.settings import Settings, SettingsChanges
 from edgespec.decoding.stats import Stats
 from edgespec.engine.batch import Batches
 from edgespec.engine.conversation import Conversation
+from edgespec.engine.embedding import embed
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream, check_cancel
 from edgespec.engine.result import Chunk, Result
@@ -24,7 +25,11 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.chat import Message
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
+
+    from edgespec.runtimes.files.manifest import Pooling
 
 Prompt = str | Sequence[int]
 STATS_EVERY = 16  # rounds
@@ -180,6 +185,32 @@ class Engine(LoadedBundle):
             save=self.save_session,
             context=self.context,
         )
+
+    def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        cancel: threading.Event | None = None,
+    ) -> NDArray[np.float32]:
+        """Embed texts: the hidden states of each one's tokens behind the final norm, pooled -> float32 [n, dimensions].
+
+        A row has length one, and the same bits whatever else is embedded or decoded.
+
+        Args:
+            texts: each a text, or token ids.
+            pooling: ``mean`` of all tokens or the ``last`` one; None = as the model says, else mean.
+            dimensions: only so many first numbers, for models that were trained for it (arXiv 2205.13147); None = all.
+            cancel: set it to end with an error after the chunk at hand.
+
+        Raises:
+            BudgetError: the longest text does not fit the memory.
+            InvalidRequest: a bundle that gives no hidden states (the hint says what to do), an empty or too long text.
+        """
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
+            raise InvalidRequest(f"embed got {type(texts).__name__}: expected a list of texts")
+        return embed(self, [self._encode(text) for text in texts], pooling, dimensions, cancel)
 
     # -- session files -----------------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.server.chats import ChatWriter, CompletionWriter
+from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.messages import CountRequest, MessagesRequest, MessageWriter
 from edgespec.server.requests import ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest, ResponseWriter
 from edgespec.server.writer import Writer
 
-Kind = Literal["completion", "chat", "message", "count", "response"]
-Request = type[CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest]
+Kind = Literal["completion", "chat", "message", "count", "response", "embedding"]
+Request = type[CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest | EmbeddingRequest]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Api:
     Attributes:
         path: that is asked.
         request: what is asked.
-        writer: of its answers; None = tokens are counted.
+        writer: of its answers; None = no text is written.
         prefix: of their ids.
     """
 
@@ -37,5 +38,6 @@ APIS: dict[Kind, Api] = {
     "chat": Api("/v1/chat/completions", ChatRequest, ChatWriter, "chatcmpl-"),
     "message": Api("/v1/messages", MessagesRequest, MessageWriter, "msg_"),
     "count": Api("/v1/messages/count_tokens", CountRequest, None),
+    "embedding": Api("/v1/embeddings", EmbeddingRequest, None),
     "response": Api("/v1/responses", ResponsesRequest, ResponseWriter, "resp_"),
 }

@@ -112,6 +112,7 @@ class _Routes:
                 if api.writer
             ),
             Route(APIS["count"].path, self.count, methods=["POST"]),
+            Route(APIS["embedding"].path, self.embeddings, methods=["POST"]),
             Route("/v1/responses/{wanted}", self.response),
             Route("/v1/responses/{wanted}", self.forget, methods=["DELETE"]),
         ]
@@ -135,6 +136,7 @@ class _Routes:
                 "context": model.run.context,
                 "operators": model.run.operators,
                 "chat": model.manifest.tokenizer.chat_template,
+                "embeddings": model.embeds,
                 "loaded": model.jobs is not None,
             }
             found.append(self._described(model.name) | {"edgespec": own})
@@ -155,7 +157,7 @@ class _Routes:
             async with self.served.lent(model) as jobs:
                 job = await jobs.start(kind, read, client, owner)
         except EdgespecError as error:
-            self.served.metrics.refused(model, "invalid" if failure(error).status < 429 else "refused")
+            self._refused(model, error)
             raise
         if not read.stream:
             return await jobs.whole(job, request)
@@ -166,6 +168,20 @@ class _Routes:
     async def count(self, request: Request) -> Response:
         client = self.access.client(request)
         return JSONResponse({"input_tokens": await self.readers.count(client, await request.body())})
+
+    async def embeddings(self, request: Request) -> Response:
+        client, model = self.access.client(request), ""
+        try:
+            wanted, texts = await self.readers.embedding(client, await request.body())
+            request.scope[MODEL] = model = wanted.model
+            async with self.served.lent(model) as jobs:
+                return await jobs.embed(client, texts, wanted, request)
+        except EdgespecError as error:
+            self._refused(model, error)
+            raise
+
+    def _refused(self, model: str, error: EdgespecError) -> None:
+        self.served.metrics.refused(model, "invalid" if failure(error).status < 429 else "refused")
 
     async def response(self, request: Request) -> Response:
         self.access.client(request)

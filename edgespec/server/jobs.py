@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +19,7 @@ from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.drafts import Drafts
+from edgespec.server.embeddings import Embedder, Wanted, written
 from edgespec.server.errors import failure
 from edgespec.server.metrics import Metrics
 from edgespec.server.reading import Read
@@ -27,6 +29,31 @@ from edgespec.server.stored import Stored
 from edgespec.server.writer import Writer, as_json
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
+
+
+Found = TypeVar("Found")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found | None:
+    """Wait for some work; None = its client has gone, and it is cancelled."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK)
+            if not task.done() and await request.is_disconnected():
+                return None
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def in_pieces(pieces: Iterator[str]) -> Response:
+    """Answer with JSON that is written in pieces: a long answer must not keep others waiting."""
+    found = []
+    for piece in pieces:
+        found.append(piece)
+        await asyncio.sleep(0)
+    return Response("".join(found).encode("utf-8", "replace"), media_type="application/json")
 
 
 @dataclass
@@ -75,6 +102,7 @@ class Jobs:
         self.engine, self.name, self.shared = engine, name, shared
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
+        self.embedder = Embedder(engine, limits)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
@@ -147,26 +175,28 @@ class Jobs:
     async def whole(self, job: Job, request: Request) -> Response:
         """Answer in one piece."""
 
-        async def gather() -> None:
+        async def gather() -> bool:
             async for _ in self._events(job):
                 pass
+            return True
 
-        gathering = asyncio.create_task(gather())
         try:
-            while not gathering.done():
-                await asyncio.wait({gathering}, timeout=LOOK)
-                if not gathering.done() and await request.is_disconnected():
-                    return JSONResponse({}, 499)
-            gathering.result()
+            if await unless_gone(request, gather()) is None:
+                return JSONResponse({}, 499)
         finally:
             job.cancel()
-            gathering.cancel()
         self._keep(job)
-        written = []
-        for piece in job.writer.whole():  # a long answer must not keep others waiting
-            written.append(piece)
-            await asyncio.sleep(0)
-        return Response("".join(written).encode("utf-8", "replace"), media_type="application/json")
+        return await in_pieces(job.writer.whole())
+
+    async def embed(self, client: str, texts: Sequence[Sequence[int]], wanted: Wanted, request: Request) -> Response:
+        """Answer with embeddings."""
+        embedding = self.embedder.vectors(client, secrets.token_hex(12), texts, wanted)
+        if (found := await unless_gone(request, embedding)) is None:
+            self.metrics.refused(self.name, "cancelled")
+            return JSONResponse({}, 499)
+        tokens = sum(map(len, texts))
+        self.metrics.embedded(self.name, tokens)
+        return await in_pieces(written(found, wanted, tokens))
 
     async def stream(self, job: Job) -> AsyncIterator[bytes]:
         """Answer by server-sent events; whatever happens, the stream ends as the API says."""

@@ -66,6 +66,11 @@ class Metrics:
         """Count a request that gave no text."""
         self._requests.labels(model, why).inc()
 
+    def embedded(self, model: str, tokens: int) -> None:
+        """Count a request for embeddings."""
+        self._requests.labels(model, "embedded").inc()
+        self._prompt.labels(model).inc(tokens)
+
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edgespec.drafters.registry import complete
 from edgespec.engine.admission import held
+from edgespec.engine.embedding import why_no_embeddings
 from edgespec.engine.loading import load
 from edgespec.engine.methods import own_sampling
 from edgespec.errors import InvalidRequest
@@ -77,6 +78,11 @@ class Model:
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
         self.loading: asyncio.Future[None] | None = None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it gives embeddings."""
+        return why_no_embeddings(self.manifest.target.final_norm, self.run.operators) is None
 
     @property
     def busy(self) -> bool:
@@ -218,6 +224,7 @@ class Models:
             self._stopping = True
         for jobs in self._jobs():
             jobs.scheduler.stop(grace)
+            jobs.embedder.stop()
 
     def close(self) -> None:
         """Free all, once what runs has ended."""

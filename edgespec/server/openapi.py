@@ -54,7 +54,10 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
             "/v1/completions": _post("Texts", "CompletionRequest", "Completion", security),
             "/v1/chat/completions": _post("An answer", "ChatRequest", "ChatCompletion", security),
             "/v1/messages": _post("An answer", "MessagesRequest", "Message", security, "Error"),
-            "/v1/messages/count_tokens": _post("Tokens of a prompt", "CountRequest", "Count", security, "Error"),
+            "/v1/messages/count_tokens": _post(
+                "Tokens of a prompt", "CountRequest", "Count", security, "Error", stream=False
+            ),
+            "/v1/embeddings": _post("Embeddings of texts", "EmbeddingRequest", "Embeddings", security, stream=False),
             "/v1/responses": _post("An answer", "ResponsesRequest", "Response", security),
             "/v1/responses/{response}": _get("A stored answer", "Response", security, parameter="response")
             | {"delete": _get("Forget a stored answer", "Deleted", security, parameter="response")["get"]},
@@ -82,9 +85,11 @@ def _get(
     return {"get": made}
 
 
-def _post(what: str, asked: str, answer: str, security: list[Shape], error: str = "Failure") -> Shape:
+def _post(
+    what: str, asked: str, answer: str, security: list[Shape], error: str = "Failure", stream: bool = True
+) -> Shape:
     whole = _answer(what, "application/json", answer)
-    if answer != "Count":
+    if stream:
         whole["content"]["text/event-stream"] = {"schema": TEXT}
     made: Shape = {
         "summary": what,
@@ -123,7 +128,7 @@ def _answers(name: Shape) -> Shape:
     """Shapes of what is answered."""
     null: Shape = {"type": "null"}
     model = {"id": name, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
-    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG, loaded=FLAG)
+    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG, embeddings=FLAG, loaded=FLAG)
     usage = _object(
         prompt_tokens=WHOLE,
         completion_tokens=WHOLE,
@@ -214,6 +219,14 @@ def _other_answers(name: Shape, how: Shape) -> Shape:
             stop_sequence=_either(TEXT, null),
             usage=usage,
             edgespec=_list(how),
+        ),
+        "Embeddings": _object(
+            object={"const": "list"},
+            data=_list(
+                _object(object={"const": "embedding"}, index=WHOLE, embedding=_either(_list(NUMBER), TEXT)),
+            ),
+            model=name,
+            usage=_object(prompt_tokens=WHOLE, total_tokens=WHOLE),
         ),
         "Count": _object(input_tokens=WHOLE),
         "Response": response | {"additionalProperties": True},  # it repeats what was asked

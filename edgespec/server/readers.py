@@ -18,6 +18,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
+from edgespec.server.embeddings import Wanted
 from edgespec.server.errors import Busy, Refusal, Stopped
 from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
 from edgespec.server.scheduler import FairQueue
@@ -96,6 +97,11 @@ class Readers:
         """Count the tokens of a prompt; arguments and errors as of ``read``."""
         found, _ = await self._ask(client, "count", body)
         return int(found["count"])
+
+    async def embedding(self, client: str, body: bytes) -> tuple[Wanted, list[array[int]]]:
+        """Read what is to be embedded; arguments and errors as of ``read``."""
+        found, texts = await self._ask(client, "embedding", body)
+        return Wanted(**found["wanted"]), texts
 
     async def _ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
         found: dict[str, Any] = {"elsewhere": True}

@@ -32,6 +32,7 @@ from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.server.apis import APIS, Kind
+from edgespec.server.embeddings import EmbeddingRequest, Wanted
 from edgespec.server.errors import Refusal, failure
 from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
@@ -163,6 +164,8 @@ class Reader:
         form = APIS[kind].request
         made = {name: value for name, value in parsed(body).items() if name not in form.ignored}
         sent = form.model_validate(made)
+        if isinstance(sent, EmbeddingRequest):
+            return _texts(self._tokens(sent.model), sent)
         if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
             return {"previous": sent.previous_response_id}, []
         asked: Asked = sent.asked(earlier)
@@ -215,6 +218,16 @@ def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]
         COMPLETION_TOKENS,
         Plan(grammar=asked.grammar),
     )
+
+
+def _texts(tokens: _Tokens, sent: EmbeddingRequest) -> tuple[dict[str, Any], list[array[int]]]:
+    """Read what is to be embedded, as plain data for ``Wanted``, and the token ids of each text."""
+    known = tokens.known
+    texts = [tokens.codec.encode(one) if isinstance(one, str) else one for one in sent.texts]
+    for text in texts:
+        check_prompt(text, SamplingParams(), known.vocab, known.context)
+    wanted = Wanted(known.name, sent.encoding_format or "float", sent.edgespec.pooling, sent.dimensions)
+    return {"wanted": asdict(wanted)}, [array("i", text) for text in texts]
 
 
 def _compile(guidance: Guidance, grammar: Grammar) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
+import numpy as np
+
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import INDEX, STANDARD, ModelSpec, model_part
+from edgespec.export.bundle.model_part import FINAL_NORM, INDEX, STANDARD, ModelSpec, model_part
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.plan import WEIGHTS, StoragePlan
@@ -47,6 +49,9 @@ def write_model(
         ops.graph.save(file)
     errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
+    if part.final_norm is not None:
+        names = filter(None, (arch.final_norm.weight, arch.final_norm.bias))
+        np.stack([arch.source.read(name) for name in names]).astype("<f4").tofile(folder / FINAL_NORM)
     return WrittenModel(part, errors)
 
 

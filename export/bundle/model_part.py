@@ -17,12 +17,13 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import DecoderPart, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.manifest import DecoderPart, FinalNorm, Graph, HeadVocab, Layout, ModelFacts, ModelPart
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
+FINAL_NORM = "final_norm.bin"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,11 @@ def counted(arch: Architecture) -> ModelFacts:
     return arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
 
 
+def _final_norm(arch: Architecture) -> FinalNorm:
+    norm = arch.final_norm
+    return FinalNorm(file=FINAL_NORM, eps=arch.eps, centered=norm.centered, biased=norm.bias is not None)
+
+
 def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine: float | None = None) -> ModelPart:
     """Return the entry of a model.
 
@@ -177,6 +183,7 @@ def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine:
         min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),
         head_vocab=spec.head_vocab,
+        final_norm=None if spec.draft or arch.drafts else _final_norm(arch),
         cut=plan.only,
         tapped=list(plan.tapped),
         decoder=decoder,

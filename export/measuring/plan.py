@@ -65,6 +65,8 @@ def model_files(part: ModelPart, plans: Plans) -> dict[str, int]:
         files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:
         files[part.head_vocab.file] = 4 * part.head_vocab.size
+    if part.final_norm is not None:
+        files[part.final_norm.file] = 4 * part.facts.hidden * (1 + part.final_norm.biased)
     if part.attention is not None and part.attention.tables is not None:
         files[TABLES] = sum(4 * prod(table_shape(name, part.facts)) + 100 for name in part.attention.learnt)
     return files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, InvalidRequest
-from edgespec.runtimes.files.manifest import ModelFacts, SamplingPart, TokenizerFacts
+from edgespec.runtimes.files.manifest import ModelFacts, Pooling, SamplingPart, TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import read_object
 
@@ -181,6 +181,17 @@ def _read(file: Path) -> dict[str, Any]:
 def _ids(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [item for item in values if type(item) is int and item >= 0]  # -1 says none
+
+
+def pooling_of(folder: Path) -> Pooling | None:
+    """Read how sentence-transformers makes embeddings of a model; None = it says nothing, or has another way."""
+    try:
+        given = read_object(folder / "1_Pooling" / "config.json")
+    except BundleError:  # missing or damaged
+        return None
+    means, lasts = given.get("pooling_mode_mean_tokens"), given.get("pooling_mode_lasttoken")
+    others = [name for name, on in given.items() if name.startswith("pooling_mode_") and on]
+    return None if len(others) != 1 else "mean" if means else "last" if lasts else None
 
 
 FILE = "generation_config.json"

@@ -142,6 +142,21 @@ def read_head_tokens(folder: Path, part: ModelPart) -> NDArray[np.int64] | None:
     raise BundleError(f"{file}: expected {size} ascending tokens below {vocab}, as int32", "export the bundle again")
 
 
+def read_final_norm(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  # [1 or 2, hidden]
+    """Read the weights of a model's final norm, and its biases; None = the bundle has none.
+
+    Raises:
+        BundleError: not as many as the model is wide.
+    """
+    if (norm := part.final_norm) is None:
+        return None
+    found = np.fromfile(folder / norm.file, "<f4")
+    rows = 1 + norm.biased
+    if found.size != rows * part.facts.hidden:
+        raise BundleError(f"{folder / norm.file}: expected {rows} x {part.facts.hidden} numbers", "export it again")
+    return found.reshape(rows, -1)
+
+
 def _read_by_name(folder: Path) -> list[str]:
     """List the files of tokenizer and chat template that ``folder`` has: no entry of the manifest names them."""
     fixed = [name for name in TEXT_FILES if os.path.lexists(folder / name)]
@@ -153,4 +168,5 @@ def _named(part: ModelPart) -> list[str]:
     index = [part.index] if part.index else []
     tables = [part.attention.tables] if part.attention and part.attention.tables else []
     tokens = [part.head_vocab.file] if part.head_vocab else []
-    return [part.weights, *index, *tables, *tokens, *(graph.file for graph in part.graphs.values())]
+    norm = [part.final_norm.file] if part.final_norm else []
+    return [part.weights, *index, *tables, *tokens, *norm, *(graph.file for graph in part.graphs.values())]

@@ -33,6 +33,7 @@ from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPar
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
 from edgespec.runtimes.files.manifest_parts import DrafterKind as DrafterKind
 from edgespec.runtimes.files.manifest_parts import FileName as FileName
+from edgespec.runtimes.files.manifest_parts import FinalNorm as FinalNorm
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
@@ -45,6 +46,7 @@ MANIFEST = "edgespec.json"
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Precision = Literal["fp32", "fp16"]
+Pooling = Literal["mean", "last"]
 Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
@@ -132,6 +134,7 @@ class ModelPart(Part):
     heads: list[HeadGroup] = Field(default_factory=list)
     head_vocab: HeadVocab | None = Field(default=None, description="of heads; of a draft: of its only LM head")
     cut: bool = Field(default=False, description="the only LM head is the cut one: a draft")
+    final_norm: FinalNorm | None = Field(default=None, description="of a target")
     origin: Origin = "edgespec"
     tapped: Layers = Field(default_factory=list, description="of a target: after how many layers it can be tapped")
     decoder: DecoderPart | None = Field(default=None, description="of a drafter conditioned on the target")
@@ -233,6 +236,9 @@ class Manifest(Part):
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
     sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
+    pooling: Pooling | None = Field(
+        default=None, description="how embeddings of texts are made; None = it says nothing"
+    )
     parity: Parity = Field(default_factory=dict)
     cost: Times = Field(default_factory=dict)
     memory: Memory = Field(default_factory=dict)

@@ -136,6 +136,19 @@ class DecoderPart(Part):
         return FUSING[self.kind]
 
 
+class FinalNorm(Part):
+    """The norm before the LM head, by which the residual stream becomes what embeddings of texts are made of.
+
+    ``file``: its weights, float32 [hidden], and behind them biases if it is ``biased``.  ``centered``: a layer norm,
+    which takes the mean away first.
+    """
+
+    file: InsidePath
+    eps: Share
+    centered: bool = False
+    biased: bool = False
+
+
 class HeadVocab(Part):
     """The tokens that a cut LM head scores, in the order of its rows.
 

@@ -92,6 +92,14 @@ class NativeSlot(NativeRunner):
             start = stop
         super().prefill(tokens[start:])
 
+    def prefill_hidden(self, tokens: Ids) -> Rows:
+        """Append a chunk of tokens [n] -> the residual stream after the last layer, [n, hidden], a view."""
+        self.reserve(len(self.tokens) + len(tokens))
+        hidden = self._run_chunk(tokens, hidden=True).hidden
+        assert hidden is not None
+        self.tokens.extend(tokens.tolist())
+        return hidden
+
     def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         self._verify(tokens, parents)
         return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden)
@@ -295,7 +303,10 @@ class NativeSlot(NativeRunner):
     # -- one pass ----------------------------------------------------------------------------------------------------
 
     def _fill(self, chunk: Ids) -> Rows | None:
+        return self._run_chunk(chunk, aux_hidden=self.aux_hidden_sink is not None).aux_hidden
+
+    def _run_chunk(self, chunk: Ids, *, hidden: bool = False, aux_hidden: bool = False) -> Pass:
         self._plan(chunk, len(self.tokens))
         self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
-        return self._launch(len(chunk), rows=0, aux_hidden=self.aux_hidden_sink is not None, read=len(chunk)).aux_hidden
+        return self._launch(len(chunk), rows=0, hidden=hidden, aux_hidden=aux_hidden, read=len(chunk))

@@ -207,7 +207,7 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun Reader.manifest(): Manifest {
-    ignore("schema_version", "parity", "memory")
+    ignore("schema_version", "parity", "memory", "pooling")
     text("edgespec_version")
     val (bos, eos) = part("tokenizer") {
         flag("chat_template")
@@ -237,7 +237,7 @@ private fun Reader.manifest(): Manifest {
 }
 
 private fun Reader.model(): ModelPart {
-    ignore("quantizer", "fine", "converted")
+    ignore("quantizer", "fine", "converted", "final_norm")
     val decoder = partOrNull("decoder") {
         val kind = text("kind", DRAFTERS + ELSEWHERE)
         val borrows = ints("reads", 0).isNotEmpty()
