@@ -57,8 +57,10 @@ ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    431: "request_too_large",
     503: "overloaded_error",
 }
 

@@ -220,7 +220,8 @@ class Connection(HttpToolsProtocol):
         if self.cut or self.transport.is_closing():
             return
         if not any(one.response_started and not one.response_complete for one in self._cycles):
-            body = json.dumps(Failure(status, message, "invalid_request_error").body()).encode()
+            path = self.url.decode("latin-1") if self._begun else ""  # of the request that is cut
+            body = json.dumps(Failure(status, message, "invalid_request_error").body(path)).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)

@@ -1,0 +1,94 @@
+"""What is refused early, before a request is read, has the shape of the API that was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Served, start, stop
+from tests.server.test_connections import connect, request, rest, status
+
+KEY = "Authorization: Bearer k"
+OPENAI = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
+ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+EARLY: dict[str, tuple[bytes, int, str, str]] = {  # what is sent to PATH; status; type of OpenAI, of Anthropic
+    "no key": (request(b"{}", "Content-Length: 2", path="PATH"), 401, "invalid_request_error", "authentication_error"),
+    "no JSON": (
+        b"POST PATH HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+        415,
+        "invalid_request_error",
+        "invalid_request_error",
+    ),
+    "another host": (
+        b"POST PATH HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0\r\n\r\n",
+        403,
+        "invalid_request_error",
+        "permission_error",
+    ),
+    "announced as too large": (
+        request(b"", KEY, "Content-Length: 5000", path="PATH"),
+        413,
+        "invalid_request_error",
+        "request_too_large",
+    ),
+    "too large": (
+        request(b"fff\r\n" + b"x" * 4095 + b"\r\n" + b"0\r\n\r\n", KEY, "Transfer-Encoding: chunked", path="PATH"),
+        413,
+        "invalid_request_error",
+        "request_too_large",
+    ),
+    "headers too large": (
+        b"POST PATH HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000,
+        431,
+        "invalid_request_error",
+        "request_too_large",
+    ),
+    "too slow": (
+        request(b'{"model', KEY, "Content-Length: 99", path="PATH?beta=true"),
+        408,
+        "invalid_request_error",
+        "timeout_error",
+    ),
+    "a method that is none": (
+        f"PUT PATH HTTP/1.1\r\nHost: localhost\r\n{KEY}\r\nContent-Length: 0\r\n\r\n".encode(),
+        405,
+        "invalid_request_error",
+        "invalid_request_error",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server(chat_bundle: Path) -> Iterator[Served]:
+    options = ("--name", "it", "--arrive", "0.5", "--most-body", "3000", "--api-key", "k", "--idle", "0.5")
+    running = start(chat_bundle, *options)
+    yield running
+    stop(running)
+
+
+def answer(served: Served, sent: bytes) -> tuple[int, dict[str, Any]]:
+    with connect(served) as sock:
+        sock.sendall(sent)
+        found = rest(sock)
+    return status(found), json.loads(found.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize("what", EARLY)
+@pytest.mark.parametrize("path", OPENAI + ANTHROPIC)
+def test_an_early_error_has_its_apis_shape(server: Served, path: str, what: str) -> None:
+    sent, code, openai, anthropic = EARLY[what]
+    found, body = answer(server, sent.replace(b"PATH", path.encode()))
+    assert found == code
+    if path in ANTHROPIC:
+        assert body.keys() == {"type", "error"}
+        assert (body["type"], body["error"].keys()) == ("error", {"type", "message"})
+        assert body["error"]["type"] == anthropic
+    else:
+        assert body.keys() == {"error"}
+        assert body["error"].keys() == {"message", "type", "param", "code"}
+        assert body["error"]["type"] == openai
+    assert body["error"]["message"]
