@@ -25,6 +25,7 @@ from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import Accept, RowSampler, verify
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.predicted import Predicted
 from edgespec.engine.sharing import PrefillBudget
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
@@ -47,6 +48,8 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
     {"temperature": 1.1, "repetition_penalty": 0.6, "logit_bias": {"3": 4.5, "1": float("-inf"), "7": -2.0}},
     {"temperature": 0.0, "repetition_penalty": 2.0, "logit_bias": {"2": 1.5}},
+    {"temperature": 0.9, "presence_penalty": 0.7, "frequency_penalty": 1.3, "prompt": 1},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": -2.0, "frequency_penalty": 0.1, "prompt": 2},
 ]
 
 
@@ -257,6 +260,20 @@ def trees() -> Iterator[dict[str, Any]]:
             yield {"ranks": ranks, "most": most, "paths": paths, **placed}
 
 
+def predicted() -> Iterator[dict[str, Any]]:
+    """Guesses out of an expected text while another one grows: [its tokens, budget, guesses]."""
+    rng = np.random.default_rng(13)
+    for vocab in (3, 20, 500):
+        expected = rng.integers(0, vocab, 40).tolist()
+        text = [1, 2, *expected[:9], 0, 0, *expected[9:20], *expected[24:31], 1, *expected[4:12], *expected[36:], 2, 2]
+        drafter, steps, length = Predicted(expected, 2), [], 2
+        while length <= len(text):
+            budget = int(rng.integers(1, 7))
+            steps.append([length, budget, drafter.propose(text[:length], budget).tokens.tolist()])
+            length += int(rng.integers(1, 4))
+        yield {"expected": expected, "prompt": 2, "text": text, "steps": steps}
+
+
 def pace() -> Iterator[dict[str, Any]]:
     """Sizes of chunks of a prompt, on recorded seconds of a row and of a pass."""
     rng = np.random.default_rng(11)
@@ -276,6 +293,7 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "sampling": sampling,
     "verify": verification,
     "ngram": ngram,
+    "predicted": predicted,
     "adaptive": adaptive,
     "trees": trees,
     "manifests": manifests,

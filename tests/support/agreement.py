@@ -32,6 +32,7 @@ METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockw
 FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock does not choose what is exact
 TREE = {"method": "speculative", "branch": [2]}
 CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
+EXPECTED = "I will not be a woman of the state, and the world shall be so. What is the matter, sir?"
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 # the same text says nothing of a drafter's guesses; these no clock changes: no control, no search, no choice of a tree
 COUNTED = ("ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle")
@@ -59,6 +60,9 @@ def ways() -> list[dict[str, Any]]:
         {"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3}
     )
     found.append({"method": "blockwise", "cycles": 2})
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.4, "adaptive": False}
+    found += [{"method": "ngram", "prediction": EXPECTED, **penalties, **how} for how in ({}, SEEDED)]
+    found += [{**CHAIN, "prediction": EXPECTED, **how} for how in ({}, SEEDED)]
     return found
 
 

@@ -2,8 +2,6 @@ package dev.edgespec.control
 
 import dev.edgespec.decoding.*
 
-private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE + its own bucket
-
 /**
  * Asks its proposers in order; the first whose proposal has guesses, or layers already run, wins the round and observes it
  * as it was.  For the others it is a round without guesses whose pending token is the last one accepted.  A proposer that
@@ -12,7 +10,7 @@ private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE 
 class Chain(private val proposers: List<Drafter>) : Wrapper {
     override val name = "chain"
     override val wants: Set<State> get() = proposers.indices.filter { it !in out }.flatMap { proposers[it].wants }.toSet()
-    private val won = IntArray(proposers.size) // rounds by proposer
+    val won = IntArray(proposers.size) // rounds by proposer
     private val failed = HashMap<String, String>() // why proposers were left out, by name
     private val out = HashSet<Int>()
     private val took = DoubleArray(proposers.size) // milliseconds of each in this round
@@ -60,18 +58,17 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
                 won[at]++
                 winner = at
                 proposer = one.maker
-                return proposal.copy(bucket = at * STRIDE + proposal.bucket)
+                return proposal
             }
         }
         return Proposal.EMPTY
     }
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
-        val (winner, bucket) = whose(proposal)
         val elsewhere = Verdict(IntArray(0), verdict.nextToken)
         each { at, one ->
             if (at == winner) {
-                one.observe(proposal.copy(bucket = bucket), verdict, output)
+                one.observe(proposal, verdict, output)
             } else {
                 one.observe(Proposal.EMPTY, elsewhere, row(output, verdict.rows))
             }
@@ -80,11 +77,10 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
 
     /** Everyone learns what the pass took; a pass that began while drafting says nothing to the others. */
     override fun timed(proposal: Proposal, time: RoundTime) {
-        val (winner, bucket) = whose(proposal)
         each { at, one ->
             val own = time.copy(draftMs = took[at])
             if (at == winner) {
-                one.timed(proposal.copy(bucket = bucket), own)
+                one.timed(proposal, own)
             } else if (proposal.headStart == null) {
                 one.timed(Proposal.EMPTY, own)
             }
@@ -120,10 +116,6 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
     private fun each(run: (Int, Drafter) -> Unit) {
         for ((at, one) in proposers.withIndex()) if (at !in out) attempt(at) { run(at, one) }
     }
-
-    /** Number of the proposer and its own bucket; nobody's is -1. */
-    private fun whose(proposal: Proposal): Pair<Int, Int> =
-        if (proposal.empty) -1 to 0 else proposal.bucket / STRIDE to proposal.bucket % STRIDE
 
     /** The speed that the costly proposers after this one promise; 1 = plain decoding's. */
     private fun bar(at: Int, budget: Int): Double =

@@ -15,7 +15,8 @@ private const val NEAR = 8.0
 data class SamplingParams(
     val temperature: Double = 0.0, val topK: Int = 0, val topP: Double = 1.0, val minP: Double = 0.0,
     val repetitionPenalty: Double = 1.0, val logitBias: Map<Int, Double> = emptyMap(), val seed: Long? = null,
-    val acceptance: String = "rejection", val verification: String = "token",
+    val acceptance: String = "rejection", val verification: String = "token", val presencePenalty: Double = 0.0,
+    val frequencyPenalty: Double = 0.0, val prompt: Int = 0, // tokens that these two do not count; a request sets it
 ) {
     init {
         fun need(valid: Boolean, name: String, value: Any?, allowed: String) {
@@ -27,6 +28,8 @@ data class SamplingParams(
         need(minP in 0.0..1.0, "min_p", minP, "0 <= min_p <= 1 (0 = off)")
         // logits are float32: a factor beyond this would make infinities of them
         need(repetitionPenalty in 1e-6..1e6, "repetition_penalty", repetitionPenalty, "a number from 0.000001 to 1000000")
+        need(presencePenalty in -2.0..2.0, "presence_penalty", presencePenalty, "a number from -2 to 2 (0 = off)")
+        need(frequencyPenalty in -2.0..2.0, "frequency_penalty", frequencyPenalty, "a number from -2 to 2 (0 = off)")
         need(
             logitBias.all { (token, bias) -> token >= 0 && (bias == Double.NEGATIVE_INFINITY || abs(bias) <= 1e30) },
             "logit_bias", logitBias, "{token >= 0: number up to 1e30, or -inf}",
@@ -37,8 +40,9 @@ data class SamplingParams(
 
     val greedy: Boolean get() = temperature == 0.0 // whether there is nothing random
 
-    /** Whether single logits are changed, by bias or by repetition penalty. */
-    val adjusts: Boolean get() = logitBias.isNotEmpty() || repetitionPenalty != 1.0
+    val counts: Boolean get() = presencePenalty != 0.0 || frequencyPenalty != 0.0 // whether it matters how often a token is in the text
+    val readsPrefix: Boolean get() = repetitionPenalty != 1.0 || counts // whether the tokens before decide too
+    val adjusts: Boolean get() = logitBias.isNotEmpty() || readsPrefix // whether single logits are changed
     val plainGreedy: Boolean get() = greedy && !adjusts // whether the token is the argmax of the raw row
 
     /** Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching. */
@@ -67,7 +71,7 @@ fun argmax(row: FloatArray, size: Int = row.size): Int {
     return best
 }
 
-/** [vocab]: [logits] after logit bias and repetition penalty; the same array if there are none. */
+/** [vocab]: [logits] after logit bias and penalties; the same array if there are none. */
 fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): FloatArray {
     if (!params.adjusts) return logits
     val row = logits.copyOf()
@@ -75,6 +79,11 @@ fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Flo
     if (params.repetitionPenalty != 1.0) {
         val factor = params.repetitionPenalty.toFloat()
         eachDifferent(prefix) { row[it] = if (row[it] < 0) row[it] * factor else row[it] / factor }
+    }
+    if (params.counts) {
+        val times = HashMap<Int, Int>()
+        for (at in params.prompt until prefix.size) times.merge(prefix[at], 1, Int::plus)
+        for ((token, count) in times) row[token] -= (params.presencePenalty + params.frequencyPenalty * count).toFloat()
     }
     return row
 }
@@ -231,8 +240,7 @@ class RowSampler(
     fun position(row: Int): Int =
         tokens.size + if (proposal.parents == null) row else proposal.depth(row - 1)
 
-    // only the repetition penalty reads the prefix
-    private fun seen(row: Int): List<Int> = if (params.repetitionPenalty != 1.0) prefix(row) else emptyList()
+    private fun seen(row: Int): List<Int> = if (params.readsPrefix) prefix(row) else emptyList()
     private fun supportOf(row: Int): Support = support(output.logits.row(row), params, seen(row))
     /** The token that plain decoding emits there. */
     fun choose(row: Int): Int = if (plain) likeliest(row) else supportOf(row).draw(noise, position(row))

@@ -130,7 +130,7 @@ class Drawing(
             val rows = level(expanded, guesses.toIntArray(), parents.toIntArray())
             val below = Tokens()
             for ((at, node) in expanded.withIndex()) {
-                val path = if (params.repetitionPenalty != 1.0) pathTo(node, parents::at).map(guesses::at) else emptyList()
+                val path = if (params.readsPrefix) pathTo(node, parents::at).map(guesses::at) else emptyList()
                 val (chosen, support) = choose(cut(rows.row(at)), Prefix(tokens, path), tokens.size + depth, width)
                 val q = if (sampled) support!!.spread(vocab) else null
                 for (token in chosen) {

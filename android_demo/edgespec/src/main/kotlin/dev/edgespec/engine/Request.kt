@@ -2,7 +2,9 @@ package dev.edgespec.engine
 
 import dev.edgespec.EdgespecError
 import dev.edgespec.control.Auto
+import dev.edgespec.control.Chain
 import dev.edgespec.decoding.*
+import dev.edgespec.drafters.Predicted
 import dev.edgespec.planning.Admission
 import dev.edgespec.runtimes.*
 import kotlin.math.abs
@@ -14,6 +16,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     private val stats = Stats()
     private val lane: Lane
     private val drafter: Drafter
+    private var predicted: Chain? = null // asks the prediction before the drafter
     private val rounds: Rounds
     private val decoder: StreamDecoder
     private val written = Tokens()
@@ -39,7 +42,12 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
                 lane.drafter(choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts)
             }
             val eos = if (settings.ignoreEos) emptySet() else engine.eos
-            rounds = Rounds(lane.target, drafter, prompt, settings, settings.gamma ?: choice.gamma, eos, stats)
+            if (!settings.prediction.isNullOrEmpty() && settings.method != "ar") {
+                val expected = engine.codec.encode(settings.prediction, withSpecial = false)
+                predicted = Chain(listOf(Predicted(expected, prompt.size), drafter))
+            }
+            val how = settings.copy(sampling = settings.sampling.copy(prompt = prompt.size))
+            rounds = Rounds(lane.target, predicted ?: drafter, prompt, how, settings.gamma ?: choice.gamma, eos, stats)
             decoder = StreamDecoder(engine.codec::decode, prompt, settings.stop)
             lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
             takeUp(lane.target, ends, draft = false)
@@ -136,7 +144,8 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     private fun reason(): String {
         val dropped = stats.droppedReason
         val reading = draftAttention?.let { "drafts read $it keys, verification ${engine.attention.name}" }
-        val said = if (dropped != null) listOf("drafter dropped: $dropped") else listOfNotNull(reading, drafter.reason)
+        val sure = predicted?.let { "the prediction guessed in ${it.won[0]} rounds" }
+        val said = if (dropped != null) listOf("drafter dropped: $dropped") else listOfNotNull(reading, sure, drafter.reason)
         return (listOf(choice.reason) + said).filter { it.isNotEmpty() }.joinToString("; ")
     }
 }

@@ -79,6 +79,18 @@ class DrawingTest {
     }
 
     @Test
+    fun `guesses out of an expected text are those of the Python side`() {
+        for (case in vectors("predicted")) {
+            val drafter = Predicted(case.ints("expected"), case.int("prompt"))
+            val text = case.ints("text")
+            for (step in case["steps"].asJsonArray.map { it.asJsonArray }) {
+                val found = drafter.propose(Tokens(text.copyOf(step[0].asInt)), step[1].asInt)
+                assertArrayEquals(step[2].ints(), found.tokens, "$case")
+            }
+        }
+    }
+
+    @Test
     fun `trees of heads' guesses are those of the Python side`() {
         for (case in vectors("trees")) {
             val ranks = case["ranks"].asJsonArray.map { it.asJsonArray.doubles().asList() }

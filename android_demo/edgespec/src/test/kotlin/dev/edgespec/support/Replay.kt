@@ -35,7 +35,7 @@ internal fun settings(case: JsonObject): Settings {
         adaptive = given["adaptive"]?.asBoolean ?: true,
         fallback = given["fallback"]?.asBoolean ?: true,
         proposer = if (method == "proposer") LastToken() else null,
-        ignoreEos = true,
+        ignoreEos = true, prediction = given["prediction"]?.asString,
     )
 }
 

@@ -56,6 +56,8 @@ fun paramsOf(given: JsonObject, seed: Long? = null) = SamplingParams(
     repetitionPenalty = given["repetition_penalty"]?.asDouble ?: 1.0,
     logitBias = given["logit_bias"]?.asJsonObject?.entrySet()?.associate { it.key.toInt() to it.value.asString.toDouble() } ?: emptyMap(),
     seed = seed, acceptance = given["acceptance"]?.asString ?: "rejection", verification = given["verification"]?.asString ?: "token",
+    presencePenalty = given["presence_penalty"]?.asDouble ?: 0.0, frequencyPenalty = given["frequency_penalty"]?.asDouble ?: 0.0,
+    prompt = given["prompt"]?.asInt ?: 0,
 )
 
 /** Equal up to the last bits, which the logarithms of two libraries may give otherwise. */
