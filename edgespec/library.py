@@ -193,14 +193,15 @@ def load(
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
         DeviceError: the device is not there, or gives wrong numbers.
         ExportError: a model that cannot be exported.
-        InvalidRequest: a context or an attention that this bundle does not have, an unknown option, or one of another
-            type.
+        InvalidRequest: neither a bundle nor a model, where the nearest name is suggested; a context or an attention
+            that this bundle does not have, an unknown option, or one of another type.
         StoreError: the n-gram store is damaged, newer than this version, or of another tokenizer.
     """
     from edgespec.engine import loading
 
     if isinstance(bundle, (str, os.PathLike)):
-        bundle = located(bundle) or (ready(bundle, progress) if is_model(bundle) else bundle)
+        there = not is_model(bundle) and Path(bundle).expanduser().exists()
+        bundle = located(bundle) or (bundle if there else ready(bundle, progress))
     return loading.load(bundle, options, **changes)
 
 

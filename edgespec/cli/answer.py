@@ -153,20 +153,24 @@ def drain(stream: Stream) -> None:
         stream.close()
 
 
-def conclude(engine: Engine, result: Result, settings: Settings, stats: bool) -> None:
+def conclude(engine: Engine, result: Result, settings: Settings, stats: bool, chatting: bool = False) -> None:
     """One line about a result, or all of it, and whether its text was cut."""
     for line in result_lines(result) if stats else [summary(result)]:
         click.echo(line, err=True)
-    if (notice := cut(engine, result, settings)) is not None:
+    if (notice := cut(engine, result, settings, chatting)) is not None:
         click.echo(notice, err=True)
 
 
-def cut(engine: Engine, result: Result, settings: Settings) -> str | None:
-    """Say what cut a text short, and what to do; None = it came to its own end, or somebody stopped it."""
+def cut(engine: Engine, result: Result, settings: Settings, chatting: bool = False) -> str | None:
+    """Say what cut a text short, and what to do; None = it came to its own end, or somebody stopped it.
+
+    ``chatting``: commands of a chat can be typed.
+    """
+    longer = "/set max_new_tokens N" if chatting else "--max-new-tokens N"
     memory = result.finish == "length" and engine.ends_by_itself(settings)
     why = {
         "context": f"the context of {engine.context} tokens is full",
-        "length": "no more fit the memory" if memory else "--max-new-tokens N allows more",
+        "length": "no more fit the memory" if memory else f"{longer} allows more",
         "stop": "a stop string came",
     }
     if result.finish not in why or (settings.grammar is None and result.finish == "stop"):

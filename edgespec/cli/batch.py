@@ -47,23 +47,48 @@ class Line:
     error: EdgespecError | None = None
 
 
-def answer_file(engine: Engine, source: Path, output: Path, settings: Settings, as_json: bool) -> None:
+def read_input(source: Path) -> list[tuple[int, str]]:
+    """Read the lines of a JSONL file that are not blank, each with its number, from 1.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is empty.
+    """
+    try:
+        content = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidRequest(f"{source}: cannot be read: {error.strerror}", HINT) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{source}: cannot be read: {error}", "convert it to UTF-8") from error
+    # not splitlines: JSON strings may hold U+2028 and other ends of lines as they are
+    found = [(at, line.strip()) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not found:
+        raise InvalidRequest(f"{source}: has no prompts", HINT)
+    return found
+
+
+def answer_file(
+    engine: Engine, asked: list[tuple[int, str]], source: Path, output: Path, settings: Settings, as_json: bool
+) -> None:
     """Answer every prompt of a JSONL file into another one, in order; what was answered before is kept.
 
     Args:
         engine: of the bundle.
-        source: an object a line: ``prompt`` or ``messages``, and where wanted ``id`` and ``seed``.
+        asked: of ``read_input``, an object each: ``prompt`` or ``messages``, and where wanted ``id`` and ``seed``.
+        source: where they were read.
         output: an object a line: ``index``, ``id``, ``key``, and ``text``, ``finish``, ``tokens``, ``prompt_tokens``,
             ``method_used``, ``exact``; or ``error``, and the others go on.
         settings: of all answers.
         as_json: print the sum as JSON.
 
     Raises:
-        InvalidRequest: no readable input, or an output of other prompts or other settings.
+        InvalidRequest: an output of other prompts or other settings, or one that cannot be written.
     """
     if str(output) == "-":
         raise InvalidRequest("--output -: expected a file: what it holds is not made again", "name a file")
-    lines = _read(engine, source, settings)
+    same = f"{engine.bundle.manifest.model_dump_json()}{settings.changed(batch=1)}"  # a batch changes no text
+    decides = hashlib.sha256(same.encode()).digest()
+    lines = [_line(engine, number, at, line, decides) for number, (at, line) in enumerate(asked)]
     try:
         done, failed = _resume(output, [line.key for line in lines])
         count = {"prompts": len(lines), "answered_before": done, "answered": 0, "failed": failed, "tokens": 0}
@@ -136,24 +161,6 @@ def _failed(line: Line) -> dict[str, Any]:
     assert line.error is not None
     what = {"type": type(line.error).__name__, "message": line.error.message, "hint": line.error.hint}
     return {"index": line.number, "id": line.id, "key": line.key, "error": what}
-
-
-def _read(engine: Engine, source: Path, settings: Settings) -> list[Line]:
-    """Read all prompts, and encode them."""
-    try:
-        content = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise InvalidRequest(f"{source}: cannot be read: {error.strerror}", HINT) from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{source}: cannot be read: {error}", "convert it to UTF-8") from error
-    # not splitlines: JSON strings may hold U+2028 and other ends of lines as they are
-    found = [(at, line.strip()) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not found:
-        raise InvalidRequest(f"{source}: has no prompts", HINT)
-    same = f"{engine.bundle.manifest.model_dump_json()}{settings.changed(batch=1)}"  # a batch changes no text
-    decides = hashlib.sha256(same.encode()).digest()
-    return [_line(engine, number, at, line, decides) for number, (at, line) in enumerate(found)]
 
 
 def _line(engine: Engine, number: int, at: int, text: str, decides: bytes) -> Line:

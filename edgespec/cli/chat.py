@@ -63,10 +63,11 @@ class Chat:
     ) -> None:
         self.engine, self.conversation, self.settings, self.shown = engine, conversation, settings, shown
         self.tools = tools
-        self.ended = False
+        self.ended = self.typed = False
 
     def talk(self) -> None:
         """Answer what is typed until the chat is ended."""
+        self.typed = True
         asked = [str(message["content"]) for message in self.conversation.messages if message.get("role") == "user"]
         click.echo("/help lists the commands; Alt-Enter begins a new line", err=True)
         pressed = False  # Ctrl-C, and nothing since
@@ -154,7 +155,7 @@ class Chat:
             text, calls = read_answer(stream, shape)
             said: dict[str, Any] = {"role": "assistant", "content": text}
             conversation.messages.append(said | ({"tool_calls": [one.as_message() for one in calls]} if calls else {}))
-        conclude(self.engine, stream.result, settings, "stats" in self.shown)
+        conclude(self.engine, stream.result, settings, "stats" in self.shown, self.typed)
         return stream.result, calls
 
     def status(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -51,6 +51,7 @@ def line_editor(
         complete: what may replace the text before the cursor.
     """
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.application import create_app_session
     from prompt_toolkit.completion import Completer, Completion
     from prompt_toolkit.enums import DEFAULT_BUFFER
     from prompt_toolkit.filters import Condition, has_completions, has_focus
@@ -58,6 +59,8 @@ def line_editor(
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.key_binding.key_processor import KeyPressEvent
     from prompt_toolkit.output import create_output
+    from prompt_toolkit.output.plain_text import PlainTextOutput
+    from prompt_toolkit.utils import is_dumb_terminal
 
     class Words(Completer):
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
@@ -75,7 +78,8 @@ def line_editor(
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    with _terminal() as terminal:
+    dumb = is_dumb_terminal()  # it takes no escape sequences, and is asked for a line
+    with _terminal() as terminal, create_app_session(output=PlainTextOutput(terminal)) if dumb else nullcontext():
         editor: PromptSession[str] = PromptSession(
             multiline=True,
             prompt_continuation=lambda width, *_: "." * (width - 1) + " ",
@@ -84,7 +88,7 @@ def line_editor(
             complete_while_typing=False,
             complete_in_thread=False,
             key_bindings=keys,
-            output=create_output(terminal),
+            output=None if dumb else create_output(terminal),
         )
         is_command = Condition(lambda: editor.default_buffer.text.startswith("/"))
         editor.complete_while_typing = is_command & ~has_completions

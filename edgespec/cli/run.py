@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import at_terminal, conclude, drain, end, read_tools, template_options
-from edgespec.cli.batch import answer_file
+from edgespec.cli.batch import answer_file, read_input
 from edgespec.cli.chat import Chat
 from edgespec.cli.common import (
     COMMON,
@@ -134,6 +134,7 @@ def command(
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
+    asked = read_input(options["input"]) if options["input"] else []
     with progress() as report:
         folder = ready(bundle, report)
     if typed and not chat and not read_manifest(folder).tokenizer.chat_template:
@@ -143,7 +144,7 @@ def command(
         settings = make_settings(method, options, engine.defaults)
         if options["input"]:
             many = settings.changed(batch=options["batch"])
-            answer_file(engine, options["input"], options["output"], many, as_json)
+            answer_file(engine, asked, options["input"], options["output"], many, as_json)
         elif chat or typed:
             _chat(engine, texts, settings, session, bundle, as_json, options)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -193,6 +194,7 @@ def read_answer(stream: Stream, shape: AnswerShape) -> tuple[str, list[Call]]:
     from edgespec.runtimes.text.answer import AnswerReader
 
     reader, text, calls = AnswerReader(shape), "", list[list[str]]()
+    dumb = os.environ.get("TERM") == "dumb"
 
     def take(pieces: Sequence[Any]) -> None:
         nonlocal text
@@ -205,7 +207,7 @@ def read_answer(stream: Stream, shape: AnswerShape) -> tuple[str, list[Call]]:
                 text += piece.text
                 click.echo(piece.text, nl=False)
             elif piece.kind == "reasoning":
-                click.echo(click.style(piece.text, dim=True), nl=False)
+                click.echo(piece.text if dumb else click.style(piece.text, dim=True), nl=False)
 
     try:
         for chunk in stream:

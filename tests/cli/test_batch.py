@@ -127,6 +127,8 @@ def test_answers_follow_a_grammar(command: Command, demo: Path, prompts: Path, t
 ])  # fmt: skip
 def test_wrong_files(command: Command, demo: Path, more: tuple[str, ...], code: int, part: str) -> None:
     command("run", demo, *more).refused(code, part)
+    if code == 1:  # before anything is loaded
+        command("run", "builtin:none", *more).refused(code, part)
 
 
 def test_an_output_that_is_a_folder_is_named(command: Command, demo: Path, prompts: Path, tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: 
     command("run", "tinyy", "--prompt", "x").refused(1, "no such bundle or model", "edgespec list")
     library.ready(model)
     command("run", "tinyy", "--prompt", "x").refused(1, "did you mean tiny?")
+    with pytest.raises(InvalidRequest, match="no such bundle or model") as caught:
+        edgespec.load("tinyy")
+    assert caught.value.hint == "did you mean tiny?"
     (model / "config.json").write_text("{}", "utf-8")
     with pytest.raises(EdgespecError):
         library.ready(model)
@@ -143,6 +146,15 @@ def test_a_chat_model_chats_at_a_terminal(cache: Path, model: Path, demo: Path, 
         terminal.wait_for("tokens at")
         terminal.type("/exit\r")
         assert terminal.end() == 0
+    assert terminal.escapes
+    assert "/set max_new_tokens N allows more" in terminal.shown
+    with Terminal(["-m", "edgespec", "run", model, *ASKED], tmp_path, kind="dumb") as terminal:
+        terminal.wait_for("you>")
+        terminal.type("how?\r")
+        terminal.wait_for("tokens at")
+        terminal.type("/exit\r")
+        assert terminal.end() == 0
+    assert not terminal.escapes
     with Terminal(["-m", "edgespec", "run", demo, *ASKED], tmp_path) as terminal:
         assert terminal.end() == 2
     assert "has no chat template" in terminal.shown

@@ -62,12 +62,18 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def with_template(template: str, folder: Path) -> Path:
     """Export the embedded model with a template of conversations."""
+    source = source_with_template(folder, template)
+    Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
+    return folder / "bundle"
+
+
+def source_with_template(folder: Path, template: str = TEMPLATE) -> Path:
+    """Copy the embedded model, and give it a template of conversations."""
     source = folder / "model"
     shutil.copytree(resolve("builtin:shakespeare"), source)
     own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": template}
     (source / "tokenizer_config.json").write_text(json.dumps(own), "utf-8")
-    Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
-    return folder / "bundle"
+    return source
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""``python -m tests.stress kills|life|engines|hostile``: what takes too long for the suite."""
+"""``python -m tests.stress kills|life|engines|hostile|clients``: what takes too long for the suite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.process import one_arena
 from tests.conftest import DRAFT, HEAD_METHODS, OPERATORS, TARGET
 from tests.server.conftest import start, stop
-from tests.stress import attacks, hostile
+from tests.stress import attacks, clients, hostile
 from tests.stress.jobs import JOBS
 from tests.stress.kills import EVENTS, Place, disturb
 from tests.stress.life import Life, live, open_and_close
@@ -43,6 +43,10 @@ def main() -> int:
     enemies = commands.add_parser("hostile", help="clients that mean harm at a server that decodes")
     enemies.add_argument("--seconds", type=float, default=60)
     enemies.add_argument("--threads", type=int, default=2, help="that decode")
+    many = commands.add_parser("clients", help="many clients at a server, with cached prompts and tools")
+    many.add_argument("--count", type=int, default=64)
+    many.add_argument("--seconds", type=float, default=60)
+    many.add_argument("--threads", type=int, default=2, help="that decode")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edgespec-stress-") as name:
         work = Path(name)
@@ -60,6 +64,8 @@ def main() -> int:
             bad = sum(len(tally.wrong) for tally in found.values())
         elif options.command == "hostile":
             report, bad = attacked(work, options.seconds, options.threads, options.seed)
+        elif options.command == "clients":
+            report, bad = crowded(work, options.count, options.seconds, options.threads)
         else:
             bundles = [bundle(work / layout, layout) for layout in OPERATORS]
             if options.command == "life":
@@ -91,6 +97,15 @@ def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[
     return found.report() | {"said": said[-2000:], "bad": bad[:20]}, len(bad) + (share > HEALTH) + (
         found.growth() > GROWN
     )
+
+
+def crowded(work: Path, count: int, seconds: float, threads: int) -> tuple[dict[str, Any], int]:
+    """Make a server that many clients use for so long."""
+    os.environ.pop("EDGESPEC_PROMPT_CACHE", None)
+    found, said = clients.crowd(clients.bundle(work), count, seconds, threads)
+    bad = len(found.wrong) + ("Traceback" in said)
+    say(f"{count} clients: {dict(found.answers)}, {bad} wrong, memory {found.growth():+.1%}")
+    return found.report() | {"said": said[-2000:]}, bad + (found.growth() > GROWN)
 
 
 def bundle(folder: Path, operators: Operators) -> Path:

@@ -26,17 +26,19 @@ class Terminal:
         arguments: of Python.
         cwd: where.
         stdout: a file for its stdout; None = the terminal.
+        kind: what the terminal calls itself.
 
     Attributes:
-        shown: all that the terminal has shown.
+        shown: all that the terminal has shown, without escape sequences.
+        escapes: how many of those came.
     """
 
-    def __init__(self, arguments: Sequence[object], cwd: Path, stdout: Path | None = None) -> None:
+    def __init__(self, arguments: Sequence[object], cwd: Path, stdout: Path | None = None, kind: str = "xterm") -> None:
         import fcntl
         import pty
         import termios
 
-        self.shown = ""
+        self.shown, self.escapes = "", 0
         self._seen = 0
         self._left = b""
         self._half, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
@@ -48,7 +50,7 @@ class Terminal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "INPUTRC")}
-        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8", "TERM": kind}
         environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody here tells where the cursor is
         output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
         self._process = subprocess.Popen(
@@ -116,5 +118,6 @@ class Terminal:
             whole, escape = re.fullmatch(r"(.*?)(\x1b(?:\[[?0-9;]*)?)?", self._half, re.DOTALL).groups()  # type: ignore[union-attr]
             self._half = escape or ""
             # without the escapes of bracketed paste and of the editor
+            self.escapes += whole.count("\x1b")
             self.shown += re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]|\r", "", whole)
         return self._process.poll() is None or bool(reads)
