@@ -63,8 +63,9 @@ def write_cache(slot: Slot, tokens: int) -> None:
     """Put something into the cache of so many tokens: pages that nobody wrote take no memory."""
     slot.reserve(tokens)
     if isinstance(slot, NativeRunner):
-        assert slot._cache is not None
-        slot._cache.array[..., : slot.kv.nbytes(slot.model.facts, tokens)] = 0
+        slot._own(0, tokens)
+        for array in slot._arrays(tokens):
+            array[:] = 0
     elif isinstance(slot, StockSlot):
         for bound in slot._kv.values():
             bound.array[:, :, :tokens] = 0
@@ -153,10 +154,6 @@ def main() -> None:
     figures["loaded"] = status()
     text = zipf_text(engine.bundle.manifest.target.facts.vocab, context - LEFT)
     prompt = text[: None if arguments.prefill else 64].tolist()
-    if arguments.batch > 1:  # a batch grows with its requests, whose first ones here are short
-        sessions = engine._batches._take(engine, arguments.batch)
-        sessions.batch.grow(context)
-        engine._batches._idle[arguments.batch] = sessions
     decode(engine, prompt, arguments, LEFT // 2)
     figures["decoded"] = status()
     for slot in slots_of(engine):

@@ -54,6 +54,8 @@ class PrefillRequest:
     left: int  # tokens to be read
     # whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up
     draft: bool = False
+    anywhere: bool = False  # whether the target may take them up from another slot that has read the same
+    taken: int = 0  # set by who drives the request: tokens that the target took up so
 
 
 @dataclass(slots=True)
@@ -207,7 +209,13 @@ def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: St
     tapped = guard.tapped
     held = reused = target.follow(tokens[: min(len(tokens) - 1, known)])
     while left := len(tokens) - 1 - held:
-        count = min(left, (yield PrefillRequest(left)) or left) if pieces else left
+        count = left
+        if pieces:
+            asked = PrefillRequest(left, anywhere=tapped is None)
+            most = yield asked
+            held += asked.taken
+            reused += asked.taken
+            count = min(left - asked.taken, most or left)
         if tapped is not None:
             tapped.aux_hidden_sink = guard.absorb
         try:

@@ -126,6 +126,7 @@ def held(engine: LoadedBundle, method: str = AR, own: Place | None = None) -> tu
     pools = [pool.held() for pool in places.pools]
     # sessions that are in use for something else, such as to be saved
     busy += sum(used for used, _ in pools) - sum(place.session.kv_bytes for place in places.taken if place.session)
+    busy -= places.shared_bytes()
     loaded = sorted({place.method for place in others} - {method, AR})
     busy += sum(allowance.extra([name], 1) for name in loaded)
     return busy, engine.grammar_bytes + sum(idle for _, idle in pools)

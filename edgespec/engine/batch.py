@@ -39,7 +39,7 @@ class BatchSessions:
 
     def __init__(self, engine: LoadedBundle, width: int) -> None:
         self.batch = NativeBatch(engine.model, width, context=engine.context)
-        self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width, width)
+        self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width, width, together=True)
         self._pools = engine.places.pools  # what lies in a batch counts as all else does
         self._pools.append(self.pool)
 

@@ -15,6 +15,7 @@ from edgespec.decoding.target import common_prefix
 from edgespec.engine.sessions import Session
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.process import trim_memory
+from edgespec.runtimes.slots.native_batch import BatchSlot, shared_bytes
 
 MOST_IDLE = 4  # finished conversations whose KV is kept
 TRIM_EVERY = 5.0  # seconds between two times that free memory goes back to the system, where an engine has no request
@@ -27,7 +28,8 @@ class _Found:
 
     Attributes:
         common: tokens that its text begins with, too.
-        reused: tokens that need not be read again, fewer than ``common`` where states go back to a checkpoint.
+        lent: those of them that may be taken up: the prompt's last one is read in any case.
+        reused: tokens that need not be read again, fewer than ``lent`` where states go back to a checkpoint.
         goes_on: whether it goes on from all that was asked, rather than only begins like it.  What was answered last
             may be left out (a template without earlier thoughts, another try), and a tokenizer may end the question
             otherwise.  Few tokens are read again in about the time of a pass: that is neither much to lose nor to gain.
@@ -36,7 +38,8 @@ class _Found:
     def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
         self.session, text = session, session.target.tokens
         self.common = common_prefix(text, prompt) if session.owner == owner else 0
-        self.reused = session.target.cropped(self.common)
+        self.lent = min(self.common, max(len(prompt) - 1, 0))
+        self.reused = session.target.cropped(self.lent)
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
 
 
@@ -47,10 +50,17 @@ class SessionPool:
         make: a new session.
         most_idle: idle ones whose KV is kept.
         most: sessions that there can be, busy ones included; None = any number.
+        together: whether one thread drives all requests, so that those that run lend what they have read, too.
     """
 
-    def __init__(self, make: Callable[[], Session], most_idle: int = MOST_IDLE, most: int | None = None) -> None:
-        self._make, self._most_idle, self._most = make, most_idle, most
+    def __init__(
+        self,
+        make: Callable[[], Session],
+        most_idle: int = MOST_IDLE,
+        most: int | None = None,
+        together: bool = False,
+    ) -> None:
+        self._make, self._most_idle, self._most, self._together = make, most_idle, most, together
         self._idle: list[Session] = []  # the one that was used last is last
         self._busy: list[Session] = []
         self._lock = threading.Lock()
@@ -118,13 +128,26 @@ class SessionPool:
         if session.owner != owner:
             session.forget()
         session.owner, session.asked = owner, len(prompt)
-        own = _Found(session, prompt, owner).reused
-        lenders = [_Found(one, prompt, owner) for one in self._idle if not one.foreign]
-        nearest = max(lenders, key=lambda one: one.reused, default=None)
-        if nearest is not None and nearest.reused >= own + _WORTH:
-            session.target.begin_like(nearest.session.target, nearest.common)
+        lenders = self._lenders(session, prompt)
+        _take_over(session, _Found(session, prompt, owner).reused, lenders)
         session.shared = max((one.common for one in lenders), default=0)
         self._busy.append(session)
+
+    def _lenders(self, session: Session, prompt: Sequence[int]) -> list[_Found]:
+        """Sessions that may lend this one what they hold of a prompt."""
+        some = [*self._idle, *self._busy] if self._together else self._idle
+        return [_Found(one, prompt, session.owner) for one in some if one is not session and not one.foreign]
+
+    def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
+        """Let a busy session whose text is the beginning of a prompt hold what another one has read of it by now.
+
+        Returns:
+            tokens that it holds more.
+        """
+        with self._lock:
+            held = len(session.target.tokens)
+            _take_over(session, held, self._lenders(session, prompt))
+            return len(session.target.tokens) - held
 
     def add(self, session: Session) -> None:
         """Add an idle session that was made elsewhere, whose text is a conversation to be continued."""
@@ -210,6 +233,13 @@ class SessionPool:
             self._make = _closed
 
 
+def _take_over(session: Session, held: int, lenders: Sequence[_Found]) -> None:
+    """Let a session of which ``held`` tokens are of use begin like the one that has most, if that is worth it."""
+    nearest = max(lenders, key=lambda one: one.reused, default=None)
+    if nearest is not None and nearest.reused >= held + _WORTH:
+        session.target.begin_like(nearest.session.target, nearest.lent)
+
+
 def _closed() -> Session:
     raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
 
@@ -223,12 +253,14 @@ class Place:
         tokens: of prompt and answer.
         grammar: bytes of its own grammar.
         session: the one that it has; None = not yet.
+        read: whether its prompt is read: blocks that it shares with others are shared as long as it runs.
     """
 
     method: str
     tokens: int
     grammar: int = 0
     session: Session | None = None
+    read: bool = False
 
 
 class Places:
@@ -247,6 +279,11 @@ class Places:
     def kv_bytes(self) -> int:
         """Bytes of KV of all sessions."""
         return sum(pool.kv_bytes() for pool in list(self.pools))
+
+    def shared_bytes(self) -> int:
+        """Bytes of KV that running requests have in common, which are counted for each: of all but the first."""
+        slots = [place.session.target for place in self.taken if place.session and place.read]
+        return shared_bytes([slot for slot in slots if isinstance(slot, BatchSlot)])
 
     def shrink(self, most: int) -> None:
         """Free idle sessions, of all pools those not used for longest, until they have at most so many bytes of KV."""

@@ -305,6 +305,7 @@ class Stream:
         if isinstance(asked, PrefillRequest):
             self._asked = asked
         self.reading = self._asked is not None
+        self._place.read = not self.reading
         return asked
 
     def read(self, width: int) -> PassRequest | PrefillRequest | None:
@@ -317,10 +318,13 @@ class Stream:
     def _fill(self, asked: PrefillRequest) -> PrefillRequest | PassRequest | Round:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
-        rows = asked.left if asked.left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
+        if asked.anywhere and self._joint:
+            asked.taken = self._sessions.catch_up(self._session, self.tokens)
+        left = asked.left - asked.taken
+        rows = left if left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
         if not asked.draft:
             rows = min([rows, *(kept.rows(rows) for name, kept in self._kept.items() if name != "draft")])
-        found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, asked.left))
+        found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, left))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
             pace.took(rows, self.read_at - start)

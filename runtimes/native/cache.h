@@ -20,11 +20,14 @@ struct CodeTables {
 
 class Cache {
  public:
-  Cache(uint8_t* base, const KvLayout& layout) : base_(base), layout_(layout) {}
+  // A header, and blocks in order behind it or, where there is a table, at the numbers that it says.
+  Cache(uint8_t* header, const KvLayout& layout) : Cache(header, header + layout.header_bytes(), nullptr, layout) {}
+  Cache(uint8_t* header, uint8_t* blocks, const int32_t* table, const KvLayout& layout)
+      : base_(header), blocks_(blocks), table_(table), layout_(layout) {}
 
   uint8_t* keys(int64_t block, int layer, int head) const {
-    return base_ + layout_.header_bytes() + size_t(block) * layout_.block_bytes() + layout_.layer_start(layer) +
-           head * layout_.head_bytes(layer);
+    const size_t number = table_ ? size_t(table_[block]) : size_t(block);
+    return blocks_ + number * layout_.block_bytes() + layout_.layer_start(layer) + head * layout_.head_bytes(layer);
   }
   uint8_t* codes(int64_t block, int layer, int head) const {
     return keys(block, layer, head) + key_bytes(layout_.keys, layout_.dim_of(layer));
@@ -62,7 +65,8 @@ class Cache {
   void put_value(const Kernels& k, uint8_t* block, int dim, int token, const float* value) const;
   void move_key(KvFormat format, int dim, const uint8_t* from, int a, uint8_t* to, int b) const;
 
-  uint8_t* base_;
+  uint8_t *base_, *blocks_;
+  const int32_t* table_;
   const KvLayout& layout_;
 };
 

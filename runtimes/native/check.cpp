@@ -50,6 +50,8 @@ void Pass::check() const {
     const int64_t *move = in_.moves + m * 3, most = move[1] == kCommitted ? capacity_ : capacity_ - 1;
     if (move[0] < 0 || move[0] >= in_.slots || move[1] < kCommitted || move[2] < 0 || std::max(move[1], move[2]) > most)
       fail("a move is out of range");
+    for (const int64_t place : {move[1], move[2]})
+      if (move[1] != kCommitted) check_blocks(move[0], place, place + 1);
   }
 
   int64_t last = 0;
@@ -88,8 +90,18 @@ void Pass::check() const {
   });
 }
 
+// Blocks of tokens [first, end) must lie in the pool.
+void Pass::check_blocks(int64_t slot, int64_t first, int64_t end) const {
+  if (!in_.layout.table) return;
+  for (int64_t block = first / kKvBlock; block * kKvBlock < end; ++block)
+    if (const int32_t number = table(slot)[block]; number < 0 || number >= blocks_)
+      fail("block " + std::to_string(block) + " of slot " + std::to_string(slot) + " is number " +
+           std::to_string(number) + " of a pool of " + std::to_string(blocks_));
+}
+
 void Pass::see() {
-  const int64_t *positions = plan(1), *visible = plan(3), *parents = plan(4), *places = plan(5);
+  const int64_t *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4), *places = plan(5);
+  int64_t end = 0;  // of the tokens that the rows of a slot read or write
   auto& rows = scratch_.visible;
   rows.resize(in_.rows);
   for (int r = 0; r < in_.rows; ++r) {
@@ -107,6 +119,8 @@ void Pass::see() {
     else if (places[r] >= v.high)  // else it is one of those that are seen anyway
       v.beyond.push_back({places[r], positions[r], 0});
     if (v.end() > capacity_) fail("row " + std::to_string(r) + " sees more tokens than its cache holds");
+    end = std::max({r && slots[r] == slots[r - 1] ? end : 0, v.end(), places[r] + 1});
+    if (active_.attends && (r + 1 == in_.rows || slots[r + 1] != slots[r])) check_blocks(slots[r], 0, end);
   }
 }
 

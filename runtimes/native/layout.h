@@ -91,6 +91,8 @@ inline int rows_in_group(int rows, int group) {
 // [states][recent keys][blocks of 128 tokens], a block = [layer][kv head][keys | codes | values].  Everything of a
 // token range lies together, so that growing a cache is copying its bytes to the front of a larger one.  Layers whose
 // heads are of different sizes have neither codes nor recent keys.
+// Sequences that share blocks lie in one pool: of each [states][recent keys][table], to 64 bytes, then the blocks of
+// all.  The table has the number of each of the sequence's blocks, int32.
 //   keys f32, f16: 8 tiles [head_dim][16].          int8: 8 tiles [head_dim / 4][16][4] of k + 128, then 128 scales.
 //   int4: 8 tiles [head_dim / 8][16][4], low nibble = first four dimensions.      (scale and zero point per channel)
 //   nomad: [head_dim / d_sub][64], byte b: low nibble = token (b & 1) * 32 + b / 2, high nibble = that + 64.
@@ -110,6 +112,7 @@ struct KvLayout {
   int layers = 0, heads = 0, dim = 0;   // dim is head_dim rounded up to 16, that of the largest
   std::vector<int> dims;                // of each layer, rounded up; empty: all are `dim`
   int window = 0, sinks = 0, ring = 0;  // ring: rows, a multiple of 16; 0 without exact recent keys
+  int table = 0;                        // blocks of a sequence of a pool; 0: each has its own, in order
 
   int states = 0, state_width = 0;
   size_t state_matrix = 0;  // float32 numbers of a delta rule's matrices
@@ -132,6 +135,7 @@ struct KvLayout {
     return at;
   }
   size_t block_bytes() const { return layer_start(layers); }
+  size_t slot_bytes() const { return (header_bytes() + size_t(table) * 4 + 63) / 64 * 64; }  // in a pool
   int64_t capacity(size_t bytes) const {
     if (bytes < header_bytes()) return 0;
     if (!block_bytes()) return int64_t(1) << 40;  // no attention: nothing is kept of a token

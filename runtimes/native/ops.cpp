@@ -26,8 +26,9 @@ constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent ke
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
 //   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read
-//   codes, window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with;
-//   cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded), then the weights.
+//   codes + 2 x blocks of each slot's table, window, sinks, ring), tables float [..] (what the keys' format, then the
+//   codes' format was learnt with; cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded),
+//   then the weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
 //   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
 //   gates; W: columns of the stores that they leave on).
@@ -113,7 +114,9 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.keys = format(c[1]);
   layout.values = format(c[2]);
   layout.codes = format(c[3]);
-  in.read_codes = c[4] != 0;
+  if (c[4] < 0 || c[4] / 2 > kMostRecent) throw std::invalid_argument("edgespec: a table of too many blocks");
+  in.read_codes = c[4] % 2 != 0;
+  layout.table = static_cast<int>(c[4] / 2);
   for (const int i : {5, 6, 7})
     if (c[i] < 0 || c[i] > kMostRecent)
       throw std::invalid_argument(

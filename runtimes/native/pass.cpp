@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 namespace edgespec {
 namespace {
@@ -21,6 +22,14 @@ Cut cut_of(Op op) {
   return cuts[static_cast<int>(op)];
 }
 
+// Blocks that slots with tables may refer to.
+int64_t pool_blocks(const PassInputs& in) {
+  const size_t each = in.layout.slot_bytes(), block = in.layout.block_bytes();
+  if (!in.layout.table) return 0;
+  if (in.kv_bytes < each) throw std::invalid_argument("edgespec: a pool that is too small for its tables");
+  return block ? int64_t(in.slots * (in.kv_bytes - each) / block) : INT32_MAX;
+}
+
 // Columns of gate and up that are made together: what shares a scale for the next matrix.
 int glu_columns(Kind kind) { return is_wide(kind) ? 2 * kBlock : kBlock; }
 
@@ -34,7 +43,8 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
       out_(out),
       scratch_(scratch),
       active_(program.active(in.gates, in.gate_count)),
-      capacity_(in.layout.capacity(in.kv_bytes)) {
+      blocks_(pool_blocks(in)),
+      capacity_(in.layout.table ? int64_t(in.layout.table) * kKvBlock : in.layout.capacity(in.kv_bytes)) {
   check();
   scratch_.floats.resize(program.floats.size());
   scratch_.acts.resize(program.acts.size());

@@ -34,7 +34,7 @@ struct PassInputs {
   // [count][3]: slot, from, to.  From kCommitted: so many tokens of the slot are committed, its states may hold them.
   const int64_t* moves = nullptr;
   int move_count = 0;
-  uint8_t* kv = nullptr;  // [slots][kv_bytes]
+  uint8_t* kv = nullptr;  // [slots][kv_bytes], a pool where the layout has tables
   int slots = 0;
   size_t kv_bytes = 0;
   KvLayout layout;
@@ -138,6 +138,7 @@ class Pass {
 
   void check() const;
   void check_states() const;
+  void check_blocks(int64_t slot, int64_t first, int64_t end) const;
   int next_phase(int members);
   void count_phase();
   int cut(int units, int members);
@@ -159,7 +160,15 @@ class Pass {
   size_t source(const Step& s, int row) const {
     return s.rows == 2 ? size_t(s.first) * in_.heads + row : s.rows ? in_.head_rows[row] : row;
   }
-  Cache cache(int slot) const { return Cache(in_.kv + size_t(slot) * in_.kv_bytes, in_.layout); }
+  Cache cache(int slot) const {
+    const KvLayout& layout = in_.layout;
+    return layout.table ? Cache(in_.kv + slot * layout.slot_bytes(), in_.kv + in_.slots * layout.slot_bytes(),
+                                table(slot), layout)
+                        : Cache(in_.kv + size_t(slot) * in_.kv_bytes, layout);
+  }
+  const int32_t* table(int64_t slot) const {
+    return reinterpret_cast<const int32_t*>(in_.kv + slot * in_.layout.slot_bytes() + in_.layout.header_bytes());
+  }
   // Activations of a row group, for a matrix of that kind.
   const void* group_acts(int id, Kind kind, int k, int group) const;
 
@@ -215,7 +224,8 @@ class Pass {
   const PassOutputs& out_;
   Scratch& scratch_;
   const Active active_;
-  int64_t capacity_;
+  int64_t blocks_;    // of the pool
+  int64_t capacity_;  // tokens of a slot
   float* float_[kBuffers] = {};
   void* act_[kBuffers] = {};
   size_t next_ = 0;  // step to look at next

@@ -14,7 +14,8 @@ import numpy as np
 from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOP, VISIBLE, NativeRunner
+from edgespec.runtimes.files.session_file import fill
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOKEN, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 
@@ -66,20 +67,22 @@ class NativeSlot(NativeRunner):
         if not same:
             return self.crop(0)
         back = other._lost(same)  # to a checkpoint
-        (array,) = self.take_up(other.tokens[:same], same if back else other.furthest)
-        assert other._cache is not None
-        array[:] = other._cache.array[0, : len(array)]
+        self._copy(other, same, same if back else other.furthest)
         self._since = other._since
         if self._checkpoints and other._checkpoints:
             self._checkpoints.share(other._checkpoints, same)
         return self._restart(same) if back else same
 
+    def _copy(self, other: NativeSlot, tokens: int, furthest: int) -> None:
+        """Hold the first tokens of another slot."""
+        arrays = self.take_up(other.tokens[:tokens], furthest)
+        fill(arrays, other._whole()[: self.kv.nbytes(self.model.facts, tokens)])
+
     def remember(self) -> None:
         """Keep the states of the text as it is now."""
         if self._checkpoints and not self.revocable and (self._held == len(self.tokens)).all():
-            assert self._cache is not None
             self._settle()
-            self._checkpoints.take(self._cache.array[0], len(self.tokens))
+            self._checkpoints.take(self._head, len(self.tokens))
 
     def prefill(self, tokens: Sequence[int]) -> None:
         past = len(self.tokens)
@@ -127,7 +130,7 @@ class NativeSlot(NativeRunner):
             plan[POSITION] = past + depths_of(parents.tolist())
 
     def _move(self, rows: list[tuple[int, int]]) -> None:
-        self._moves = [(0, at, to) for at, to in rows]
+        self._moves = [(self.number, at, to) for at, to in rows]
 
     def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
         past, n = len(self.tokens), len(tokens)
@@ -151,8 +154,7 @@ class NativeSlot(NativeRunner):
         """
         number, found = self._group(group)
         r = len(hidden)
-        plan = self._attach("plan", "plan", (6, r), np.int64)
-        plan[:], plan[PARENT] = 0, -1  # no layer runs: the rows stand nowhere
+        self._nowhere(r)
         self._load(hidden, r)
         with self._parts((), load=True, group=number), self._top(top):
             output = self._launch(r, rows=r, times=found.count, columns=self._head_size(found))
@@ -204,11 +206,18 @@ class NativeSlot(NativeRunner):
     # -- a drafter conditioned on a target ---------------------------------------------------------------------------
 
     def embed(self, tokens: Ids) -> Rows:
-        self._plan(tokens, 0)  # no layer runs: the rows stand nowhere
+        plan = self._nowhere(len(tokens))
+        plan[TOKEN], plan[POSITION] = tokens, np.arange(len(tokens))
         with self._parts((), load=False):
             hidden = self._launch(len(tokens), rows=0, hidden=True).hidden
         assert hidden is not None
         return hidden.copy()
+
+    def _nowhere(self, n: int) -> Ids:  # [6, n]
+        """Plan rows that no layer runs over."""
+        plan = self._attach("plan", "plan", (6, n), np.int64)
+        plan[:], plan[PARENT] = 0, -1
+        return plan
 
     def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
         n = len(inputs)
@@ -227,8 +236,8 @@ class NativeSlot(NativeRunner):
             return self._likeliest(self._launch(n, rows=n - 1, first=1))
 
     def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
-        plan = self._plan(np.zeros(1, np.int64), rows)
         self._borrow(other)
+        plan = self._plan(np.zeros(1, np.int64), rows)
         self._load(inputs, 1)
         # its own place is one that it sees anyway: nothing is written there
         plan[VISIBLE], plan[PLACE], plan[PARENT] = rows, rows - 1, -1
@@ -294,8 +303,7 @@ class NativeSlot(NativeRunner):
     def _restart(self, most: int = 0) -> int:
         """Forget the text behind the last checkpoint of at most so many tokens, or all of it; returns what is left."""
         self._held[:] = 0
-        assert self._cache is not None
-        left = self._checkpoints.restore(self._cache.array[0], most) if self._checkpoints else 0
+        left = self._checkpoints.restore(self._head, most) if self._checkpoints else 0
         del self.tokens[left:]
         self._moves, self._furthest, self._certain, self._since = [], left, left, left
         return left

@@ -1,6 +1,6 @@
 """Several sequences over native operators whose passes run together: the weights are read once for all of them.
 
-One array [S, bytes] holds the caches.  A slot of the batch is a ``NativeSlot`` over its row, with all it can do alone;
+One pool holds the caches.  A slot of the batch is a ``NativeSlot`` over its blocks there, with all it can do alone;
 ``forward`` gathers the rows of many slots into one plan.  A row has the same bits whatever stands beside it.
 """
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import LONGEST_PASS
+from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
+from edgespec.runtimes.slots.blocks import BlockPool
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT, grown
-from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
+from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, grown
+from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Ids
 
 
@@ -43,23 +44,22 @@ class NativeBatch:
         model: the session and shared buffers, of native operators.
         width: how many slots.
         context: most tokens of each sequence.
-        reserve: tokens to allocate for at once; the caches of all slots grow when one needs more.
 
     Attributes:
         slots: [width].
+        pool: their memory.
+        capacity: tokens of a slot, and the rows after them.
     """
 
-    def __init__(self, model: Model, width: int, *, context: int | None = None, reserve: int = 256) -> None:
+    def __init__(self, model: Model, width: int, *, context: int | None = None) -> None:
         if width < 1 or model.graph.operators != "native":
             raise InvalidRequest(f"a batch of {width}: expected at least one slot, and native operators")
         self.model, self.width = model, width
-        self._array = np.zeros((width, 0), np.uint8)  # [width, bytes]; pages never written cost nothing
-        self.capacity = 0
-        self._runner = _Runner(model, context=context)
+        rows, self.capacity = grown(model, min(context or model.facts.context, model.facts.context), 0)
+        self.pool = BlockPool(model, width, rows // KV_BLOCK)
+        self._runner = _Runner(model, self.pool, context, self.capacity)
         self._context, self._closing = context, False
-        self.slots: list[BatchSlot] = []
-        for number in range(width):
-            self.slots.append(BatchSlot(self, number, context, reserve))
+        self.slots = [BatchSlot(self, number, context) for number in range(width)]
 
     def close(self) -> None:
         self._closing = True
@@ -67,12 +67,22 @@ class NativeBatch:
             slot.close()
         vars(self).clear()
 
-    def renew(self, number: int) -> None:
-        """Put a new slot where one was closed; the memory of its row goes back to the system."""
+    def renew(self, number: int, blocks: Sequence[int]) -> None:
+        """Put a new slot where one was closed, and free its memory."""
         if not self._closing:
-            row = self._array.shape[1]
-            give_back_pages(self._array, number * row, (number + 1) * row)
-            self.slots[number] = BatchSlot(self, number, self._context, 0)
+            self.pool.release(blocks)
+            self.pool.clear(number)
+            self.slots[number] = BatchSlot(self, number, self._context)
+
+    def take_block(self) -> int:
+        """Give a slot a block of the pool -> its number."""
+        before = self.pool.bound
+        number = self.pool.take()
+        if self.pool.bound is not before:
+            self._runner.attach()
+            for slot in self.slots:
+                slot.attach()
+        return number
 
     def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
         """Run the passes of several slots as one, as ``forward`` or ``forward_best`` of each of them would.
@@ -94,7 +104,7 @@ class NativeBatch:
         if (rows := sum(len(item.tokens) for item in wanted)) > LONGEST_PASS:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
         for item in wanted:
-            item.slot.make_room(len(item.tokens))  # before any plan: all caches move when one grows
+            item.slot.make_room(len(item.tokens))  # before anything is planned
         plans: list[Ids] = []  # [6, n] each
         runner, first = self._runner, [0] * len(wanted)
         at = 0
@@ -110,86 +120,128 @@ class NativeBatch:
         output = runner.gathered(np.concatenate(plans, axis=1), best)
         return [_part(output, first[i], item) for i, item in enumerate(wanted)]
 
-    def grow(self, tokens: int) -> None:
-        """Make room for this many tokens in every slot, and the rows after them."""
-        facts, kv = self.model.facts, self.model.kv
-        need, capacity = grown(self.model, tokens, self.capacity)
-        if need:
-            # a block of tokens lies together: what is there already is the beginning of the larger cache
-            array = own_pages((self.width, kv.nbytes(facts, need)), np.uint8)
-            for number, slot in enumerate(self.slots):
-                row = self._array.shape[1]
-                used = min(kv.nbytes(facts, slot.furthest), row)
-                array[number, :used] = self._array[number, :used]
-                give_back_pages(self._array, number * row, (number + 1) * row)  # so that no text is there twice
-            self._array, self.capacity = array, capacity
-            self._runner.attach(array, self.capacity)
-        for slot in self.slots:
-            if slot.capacity != self.capacity:
-                slot.attach(self._array[slot.number : slot.number + 1], self.capacity)
-
     @property
     def kv_bytes(self) -> int:
         return sum(slot.kv_bytes for slot in self.slots)
 
 
 class BatchSlot(NativeSlot):
-    """A slot of a batch: its cache is a row of the batch's array.
+    """A slot of a batch: its blocks are some of the batch's pool, which other slots may refer to as well.
 
     Attributes:
         batch: whose.
-        number: which row.
     """
 
-    def __init__(self, batch: NativeBatch, number: int, context: int | None, reserve: int) -> None:
-        self.batch, self.number = batch, number
-        self._written = 0  # tokens: the most that this row of the array has held
+    def __init__(self, batch: NativeBatch, number: int, context: int | None) -> None:
+        self.batch, self.number, self.table_bits = batch, number, 2 * batch.pool.entries
+        self._numbers: list[int] = []  # of the blocks in the pool
+        self._shared = 0  # blocks from here on are nobody else's
         super().__init__(batch.model, context=context, reserve=0)
-        if reserve:
-            batch.grow(reserve)
-        self.attach(batch._array[number : number + 1], batch.capacity)
+        self.attach()
+
+    def attach(self) -> None:
+        """Use the pool where it lies now."""
+        pool = self.batch.pool
+        self._cache = self._bind("kv", pool.bound)
+        self._head, self._table = pool.head(self.number), pool.table(self.number)
+        self.capacity = self.batch.capacity
 
     def reserve(self, tokens: int) -> None:
-        if self in self.batch.slots:  # else it is being made
-            self.batch.grow(tokens)
+        """Leave it to what is written: there is a block when a token comes."""
 
     @property
     def kv_bytes(self) -> int:
-        kept = self._checkpoints.nbytes if self._checkpoints else 0
-        return kept + min(self.kv.nbytes(self.model.facts, max(self._written, self.furthest)), self._row)
+        """Bytes of its head, its checkpoints and its blocks; of one that it shares its part."""
+        pool = self.batch.pool
+        kept = len(self._head) + (self._checkpoints.nbytes if self._checkpoints else 0)
+        return kept + round(pool.block_bytes * float((1 / pool.counts[self._numbers]).sum()))
 
     def close(self) -> None:
-        batch, number = self.batch, self.number
+        batch, number, blocks = self.batch, self.number, self._numbers
         super().close()
-        batch.renew(number)
+        batch.renew(number, blocks)
 
-    def attach(self, cache: NDArray[np.uint8], capacity: int) -> None:
-        """Use this cache [1, bytes] from now on."""
-        self._row = cache.shape[1]
-        self._cache = self._bind("kv", Bound(cache))
-        self.capacity = capacity
+    def crop(self, length: int) -> int:
+        same = super().crop(length)
+        self._moves = [move for move in self._moves if move[2] < same]
+        self._keep_blocks(max([same, *(at + 1 for _, at, _ in self._moves)]))
+        return same
+
+    def _keep_blocks(self, tokens: int) -> None:
+        """Give back the blocks behind so many tokens."""
+        kept = -(-tokens // KV_BLOCK)
+        gone = self._numbers[kept:]
+        del self._numbers[kept:]
+        self._table[kept : kept + len(gone)] = -1
+        self.batch.pool.release(gone)
+
+    def _own(self, first: int, end: int) -> None:
+        at, have = first // KV_BLOCK, len(self._numbers)
+        if at >= self._shared and end <= KV_BLOCK * have:
+            return
+        pool = self.batch.pool
+        for block in range(at, min(self._shared, have)):
+            old = self._numbers[block]
+            if pool.counts[old] > 1:
+                self._numbers[block] = new = self.batch.take_block()
+                pool.block(new)[:] = pool.block(old)
+                self._table[block] = new
+                pool.release([old])
+        self._shared = min(self._shared, at)
+        for block in range(have, -(-end // KV_BLOCK)):
+            self._numbers.append(self.batch.take_block())
+            self._table[block] = self._numbers[block]
+
+    def _copy(self, other: NativeSlot, tokens: int, furthest: int) -> None:
+        if not (isinstance(other, BatchSlot) and other.batch is self.batch):
+            super()._copy(other, tokens, furthest)
+            return
+        pool, whole = self.batch.pool, tokens // KV_BLOCK
+        pool.refer(other._numbers[:whole])
+        self._keep_blocks(0)
+        self._hold(other.tokens[:tokens], furthest)
+        self._numbers = other._numbers[:whole]
+        self._table[:whole] = self._numbers
+        self._shared, other._shared = whole, max(other._shared, whole)
+        self._own(tokens, tokens)  # the rest of them is a part of a block
+        if tokens % KV_BLOCK:
+            pool.block(self._numbers[whole])[:] = pool.block(other._numbers[whole])
+        self._head[:] = other._head
+
+    def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:
+        return [self._head, *self._blocks(0, -(-tokens // KV_BLOCK))]
+
+    def _blocks(self, first: int, last: int) -> list[NDArray[np.uint8]]:
+        return [self.batch.pool.block(number) for number in self._numbers[first:last]]
+
+    def _whole(self) -> NDArray[np.uint8]:
+        pool = self.batch.pool
+        return np.concatenate([*self._arrays(len(self.tokens)), np.zeros(pool.block_bytes, np.uint8)])
 
     def make_room(self, rows: int) -> None:
-        """Grow if so many rows more do not fit."""
+        """Refuse so many rows more if they do not fit."""
         self._need_room(len(self.tokens) + rows)
-
-    def _need_room(self, rows: int) -> None:
-        super()._need_room(rows)
-        self._written = max(self._written, rows)
 
     def planned(self, tokens: Ids, parents: Ids | None) -> Ids:
         """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here."""
         self._verify(tokens, parents)
-        plan = self.model.buffer("plan", (6, len(tokens)), np.int64).array.copy()
-        plan[SLOT] = self.number
-        return plan
+        return self.model.buffer("plan", (6, len(tokens)), np.int64).array.copy()
 
     def take_moves(self) -> list[tuple[int, int, int]]:
         """Hand over the moves (slot, from, to) that come before the next pass."""
         moves, self._moves = self._moves, []
         if self.model.facts.delta:
-            moves = [*moves, (0, COMMITTED, self._committed())]
-        return [(self.number, *move[1:]) for move in moves]
+            moves = [*moves, (self.number, COMMITTED, self._committed())]
+        return moves
+
+
+def shared_bytes(slots: Sequence[BatchSlot]) -> int:
+    """Bytes of blocks that slots have in common: of each block, once less than there are slots that refer to it."""
+    found = 0
+    for batch in {slot.batch for slot in slots}:
+        numbers = [number for slot in slots if slot.batch is batch for number in slot._numbers]
+        found += (len(numbers) - len(set(numbers))) * batch.pool.block_bytes
+    return found
 
 
 class _Runner(NativeSlot):
@@ -197,17 +249,19 @@ class _Runner(NativeSlot):
 
     commits = False
 
-    def __init__(self, model: Model, *, context: int | None) -> None:
+    def __init__(self, model: Model, pool: BlockPool, context: int | None, capacity: int) -> None:
         self._gathered = np.zeros((6, 0), np.int64)
+        self._pool, self.table_bits = pool, 2 * pool.entries
         super().__init__(model, context=context, reserve=0)
+        self.capacity = capacity
+        self.attach()
 
     def reserve(self, tokens: int) -> None:
-        """Leave it to the batch."""
+        """Leave it to the slots."""
 
-    def attach(self, caches: NDArray[np.uint8], capacity: int) -> None:
-        """Use these caches [S, bytes] from now on."""
-        self._cache = self._bind("kv", Bound(caches))
-        self.capacity = capacity
+    def attach(self) -> None:
+        """Use the pool where it lies now."""
+        self._cache = self._bind("kv", self._pool.bound)
 
     def add_moves(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Make these moves before the next pass."""

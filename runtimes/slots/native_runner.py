@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass, SkipSet
+from edgespec.decoding.target import Pass, SkipSet, common_prefix
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
 from edgespec.runtimes.files.kv import state_bytes
@@ -85,9 +85,12 @@ class NativeRunner(Slot):
     """The cache of a slot and running passes over it; ``NativeSlot`` says which.
 
     ``commits``: passes are told how many tokens are committed, which the states of delta rules hold afterwards.
+    ``number``: among the slots of its cache.  ``table_bits``: of the control, where blocks lie in a pool: twice as many
+    as a slot's table has.
     """
 
     commits = True
+    number, table_bits = 0, 0
 
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
@@ -104,8 +107,9 @@ class NativeRunner(Slot):
         self._gates = self._bind("gates", Bound(self._plain.copy())).array
         self._bind("hidden_in", Bound(np.zeros((0, self._columns_in), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
+        self._control[READ_CODES] = self.table_bits
         self._bind("tables", model.key_tables)
-        commits = [(0, COMMITTED, 0)] if self.commits and model.facts.delta else []
+        commits = [(self.number, COMMITTED, 0)] if self.commits and model.facts.delta else []
         self._no_moves = self._bind("moves", Bound(np.array(commits, np.int64).reshape(-1, 3)))
         self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
         # codes of keys are exact only for the newest tokens, which would have to be copied as well
@@ -116,6 +120,7 @@ class NativeRunner(Slot):
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
         self._since = 0  # tokens before which no row of states or exact keys is there, only what the next one reads
         self._cache: Bound | None = None
+        self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
         self._skip: SkipSet | None = None
         self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
         self.reserve(reserve)
@@ -133,6 +138,7 @@ class NativeRunner(Slot):
             held = self._cache.array
             array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
         self._cache = self._bind("kv", Bound(array))
+        self._head = array[0, : self.kv.header_bytes(self.model.facts)]
         self.capacity = capacity
 
     @property
@@ -142,8 +148,9 @@ class NativeRunner(Slot):
 
     def stand_in(self, tokens: int) -> None:
         self.reserve(tokens)
-        assert self._cache is not None
-        self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
+        self._own(0, tokens)
+        for array in self._arrays(tokens):
+            array[:] = 0  # untouched pages would cost no reading
         self.tokens, self._moves = [0] * tokens, []
         if self._checkpoints:
             self._checkpoints.crop(0)
@@ -152,59 +159,70 @@ class NativeRunner(Slot):
 
     def held(self) -> list[NDArray[Any]]:
         self._settle()
-        return [self._memory()]
+        return self._arrays(len(self.tokens))
 
     def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
         self.reserve(len(tokens))
+        self._own(common_prefix(self.tokens, tokens), len(tokens))  # what they begin with is there already
+        self._hold(tokens, furthest)
+        return self._arrays(len(tokens))  # not ``held``: there is nothing yet that a pass could bring up to the tokens
+
+    def _hold(self, tokens: Sequence[int], furthest: int) -> None:
+        """Say that the cache has these tokens."""
         if self._checkpoints:
             self._checkpoints.crop(0)
         self.tokens, self._moves = list(tokens), []
         self._certain, self._furthest, self._since = len(tokens), furthest, 0
-        return [self._memory()]  # not ``held``: there is nothing yet that a pass could bring up to the tokens
 
-    def _memory(self) -> NDArray[np.uint8]:  # [bytes]
-        """View what the slot's tokens take of the cache."""
+    def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:  # [bytes] each
+        """View what so many tokens take of the cache: the head, then their blocks."""
+        return [self._whole()[: self.kv.nbytes(self.model.facts, tokens)]]
+
+    def _whole(self) -> NDArray[np.uint8]:  # [bytes]
+        """View all of the cache, or copy it if it does not lie together: the head, then at least one block."""
         assert self._cache is not None
-        return self._cache.array[0, : self.kv.nbytes(self.model.facts, len(self.tokens))]
+        return self._cache.array[0]
+
+    def _own(self, first: int, end: int) -> None:
+        """See to it that tokens ``first`` to ``end`` can be written, and no other slot reads what is written there."""
 
     def part(self, start: int, stop: int) -> list[NDArray[Any]]:
         if self._moves:
             self._settle()
-        first, block = self.kv.header_bytes(self.model.facts), self.kv.block_bytes(self.model.facts)
-        return [self._memory()[first + start // KV_BLOCK * block : first - (-stop // KV_BLOCK) * block]]
+        return self._blocks(start // KV_BLOCK, -(-stop // KV_BLOCK))
+
+    def _blocks(self, first: int, last: int) -> list[NDArray[np.uint8]]:  # [bytes] each
+        """View blocks of the cache."""
+        head, block = len(self._head), self.kv.block_bytes(self.model.facts)
+        return [self._whole()[head + first * block : head + last * block]]
 
     def state(self) -> NDArray[np.uint8]:  # [bytes]
         facts = self.model.facts
         if not self.stateful:
             return super().state()
         self._settle()
-        assert self._cache is not None
-        cache = self._cache.array[0]
-        states = copy_states(facts, cache, len(self.tokens)) if facts.convolutions else np.zeros(0, np.float32)
-        return np.concatenate([states.view(np.uint8), cache[state_bytes(facts) : self.kv.header_bytes(facts)]])
+        states = copy_states(facts, self._head, len(self.tokens)) if facts.convolutions else np.zeros(0, np.float32)
+        return np.concatenate([states.view(np.uint8), self._head[state_bytes(facts) :]])
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
         facts = self.model.facts
         if not self.stateful:
             return super().put_state(state)
-        assert self._cache is not None
-        cache = self._cache.array[0]
-        recent = cache[state_bytes(facts) : self.kv.header_bytes(facts)]
+        recent = self._head[state_bytes(facts) :]
         cut = len(state) - len(recent)
         if cut < 0 or cut % 4 or (cut > 0) != bool(facts.convolutions):
             return False
         recent[:] = state[cut:]
         self._since = len(self.tokens)
-        return not cut or put_states(facts, cache, len(self.tokens), state[:cut].view(np.float32))
+        return not cut or put_states(facts, self._head, len(self.tokens), state[:cut].view(np.float32))
 
     @property
     def furthest(self) -> int:
         return max(len(self.tokens), self._furthest)
 
     def snapshot(self) -> dict[str, Rows]:
-        assert self._cache is not None
         self._settle()
-        return read_cache(self._cache.array[0], self.kv, self.model.facts, len(self.tokens))
+        return read_cache(self._whole(), self.kv, self.model.facts, len(self.tokens))
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -220,18 +238,19 @@ class NativeRunner(Slot):
     @property
     def _held(self) -> Ids:  # [layers with a delta rule]
         """How many tokens the states of each layer hold, in place."""
-        assert self._cache is not None
-        return tokens_held(self._cache.array[0], self.model.facts)
+        return tokens_held(self._head, self.model.facts)
 
     def _plan(self, tokens: Ids, past: int) -> Ids:  # [n] -> [6, n]
         """Bind the plan of a chain after ``past`` tokens; callers change what differs."""
         n = len(tokens)
         if past + n > self.capacity:
             self._need_room(past + n)
+        if n:
+            self._own(past, past + n)
         plan = self._attach("plan", "plan", (6, n), np.int64)
         plan[TOKEN] = tokens
         plan[POSITION] = plan[PLACE] = np.arange(past, past + n)
-        plan[SLOT] = 0
+        plan[SLOT] = self.number
         plan[VISIBLE] = past
         plan[PARENT] = np.arange(-1, n - 1)
         return plan
@@ -304,15 +323,16 @@ class NativeRunner(Slot):
         if not isinstance(other, NativeRunner):
             raise InvalidRequest("this drafter reads keys and values of native operators alone", "use another method")
         other._settle()
-        if self._bound["kv"] is not other._bound["kv"]:
+        if self._bound["kv"] is not other._bound["kv"] or self.number != other.number:
             for name in ("kv", "tables"):
                 self._bind(name, other._bound[name])
-            self._control[1:] = other.kv.controls()
+            self.number, self.table_bits = other.number, other.table_bits
+            self._control[1:] = other._control[1:]
 
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""
         kv = self.kv
-        self._control[READ_CODES] = on
+        self._control[READ_CODES] = self.table_bits + on
         self._control[WINDOW] = kv.draft_window if on else kv.window
         self._control[SINKS] = kv.sinks if self._control[WINDOW] else 0
 

@@ -46,15 +46,19 @@ class Bound:
         self.value = ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def own_pages(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+def own_pages(shape: tuple[int, ...], dtype: type[np.generic], sparse: bool = False) -> NDArray[Any]:
     """Make a zeroed array on pages of its own, which go back to the system with it; pages never written cost nothing.
 
     Caches come, grow and go with the requests: malloc, from which numpy takes memory, would keep the holes.
+
+    ``sparse``: most of it may never be written, so it may be larger than the memory.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size < LEAST_PAGES:
         return np.zeros(shape, dtype)
     private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    if sparse and sys.platform == "linux":
+        private["flags"] |= getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13
     try:
         pages = mmap.mmap(-1, size, **private)
     except OSError as error:  # as numpy says it

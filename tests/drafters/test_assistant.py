@@ -148,9 +148,9 @@ class Fork(Drafter):
 
 
 def test_two_lanes(native: None, opened: Callable[[str], Made]) -> None:
-    """Caches that lie in one array, and move when one of them grows."""
+    """Caches whose blocks lie in one pool."""
     made = opened("accepted")
-    lanes = NativeBatch(made.model, 2, reserve=1)
+    lanes = NativeBatch(made.model, 2)
     first, second = (Recorder(slot, open_slot(made.drafter, reserve=1)) for slot in lanes.slots)
     text, _ = made.write(first, prompt(12), 6)
     made.write(second, prompt(70, 3), 6)

@@ -343,7 +343,9 @@ class Feeds {
     layout.ring = !differ && bytes.below(2) ? 48 : 0;
     layout.window = bytes.below(layout.ring / 2 + 1);
     layout.sinks = bytes.below(kSinkRows + 1);
-    const size_t kv = layout.header_bytes() + layout.block_bytes() * (1 + bytes.below(3));
+    const int blocks = 1 + bytes.below(3);
+    layout.table = bytes.below(2) ? blocks : 0;
+    const size_t kv = (layout.table ? layout.slot_bytes() : layout.header_bytes()) + layout.block_bytes() * blocks;
     const std::vector<size_t> sizes = weight_sizes(program, kPositions);
     const size_t places = size_t(layout.layers) * layout.heads;
     const size_t floats =
@@ -359,11 +361,16 @@ class Feeds {
     auto& in = context.inputs;
     in.resize(kInputs);
     in[kKv] = tensor(abi::kUint8, {slots_, int64_t(kv)});
+    for (int i = 0; i < slots_ * layout.table; ++i) {  // mostly blocks of its own
+      uint8_t* slot = in[kKv].memory->get() + i / layout.table * layout.slot_bytes();
+      reinterpret_cast<int32_t*>(slot + layout.header_bytes())[i % layout.table] =
+          bytes.next() % 16 ? i : int32_t(bytes.odd());
+    }
     in[kTables] = tensor(abi::kFloat, {int64_t(floats)});
     for (size_t i = 0; i < floats; ++i) numbers_of<float>(in[kTables])[i] = float(i % 13) / 8 - .5f;
     in[kControl] = tensor(abi::kInt64, {8});
-    const int64_t control[] = {bytes.below(3), layout.keys,   layout.values, layout.codes,
-                               read_codes,     layout.window, layout.sinks,  layout.ring};
+    const int64_t control[] = {bytes.below(3), layout.keys,  layout.values, layout.codes, read_codes + 2 * layout.table,
+                               layout.window,  layout.sinks, layout.ring};
     std::copy_n(control, 8, numbers_of<int64_t>(in[kControl]));
     choose_gates(bytes);
     constexpr uint8_t kFills[] = {0x3c, 0x3c, 0x3c, 0xbc, 0x00, 0x7f, 0xff};

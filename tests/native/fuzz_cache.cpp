@@ -34,6 +34,7 @@ void use(Bytes bytes) {
   if (!layout.layers && !layout.states) return;
   const size_t blocks = layout.layers ? 1 + size_t(bytes.below(3)) : 0;
   const size_t size = layout.header_bytes() + blocks * layout.block_bytes();
+  const bool pool = bytes.below(2);
   if (size > kMostCache) return;
   const int64_t capacity = layout.layers ? layout.capacity(size) : 1000;
   if (layout.layers && capacity != int64_t(blocks) * kKvBlock) fail("another capacity");
@@ -45,7 +46,10 @@ void use(Bytes bytes) {
     for (float& x : kept.back()) x = bytes.number();
     if (kept.back().size()) tables.of[format] = kept.back().get();
   }
-  const Cache cache(memory.get(), layout);
+  int32_t table[3] = {};
+  for (size_t i = 0; i < blocks; ++i) table[i] = int32_t(blocks - 1 - i);
+  uint8_t* const whole = memory.get() + layout.header_bytes();
+  const Cache cache = pool ? Cache(memory.get(), whole, table, layout) : Cache(memory.get(), layout);
   Floats key(size_t(layout.dim)), value(size_t(layout.dim));
   while (bytes.left()) {
     const int64_t from = bytes.below(int(capacity)), to = bytes.below(int(capacity));

@@ -190,12 +190,12 @@ struct Given {
   std::vector<Logits> logits, hidden;
 };
 
-// The cache of some slots and what it takes to run passes on it.
+// The cache of some slots and what it takes to run passes on it.  Blocks of a pool lie in the wrong order.
 class Runner {
  public:
   bool high = false;  // of two planes only the high one is read
 
-  Runner(const Model& model, const Format& format, int slots, int tokens)
+  Runner(const Model& model, const Format& format, int slots, int tokens, bool pool = false)
       : model_(model), format_(format), slots_(slots) {
     layout_.keys = format.keys;
     layout_.codes = format.codes;
@@ -206,8 +206,11 @@ class Runner {
     layout_.ring = format.ring;
     layout_.window = format.ring ? 16 : 0;
     layout_.sinks = format.ring ? 4 : 0;
-    bytes_ = layout_.header_bytes() + layout_.block_bytes() * ((tokens + kKvBlock - 1) / kKvBlock);
+    const int blocks = (tokens + kKvBlock - 1) / kKvBlock;
+    layout_.table = pool ? blocks : 0;
+    bytes_ = (pool ? layout_.slot_bytes() : layout_.header_bytes()) + layout_.block_bytes() * blocks;
     kv_ = std::make_unique<Array<uint8_t>>(bytes_ * slots);
+    wipe();
     Random random(99);
     for (const KvFormat f : {format.keys, format.codes}) {
       const size_t floats = CodeTables::floats(f, layout_.dim);
@@ -301,7 +304,29 @@ class Runner {
     return given;
   }
 
-  void wipe() { std::memset(kv_->get(), 0, kv_->bytes()); }
+  void wipe() {
+    std::memset(kv_->get(), 0, kv_->bytes());
+    for (int slot = 0; slot < slots_; ++slot)
+      for (int block = 0; block < layout_.table; ++block)
+        table(slot)[block] = (layout_.table - block) * slots_ - slot - 1;
+  }
+
+  // Where the blocks of a slot of a pool lie.
+  int32_t* table(int slot) {
+    return reinterpret_cast<int32_t*>(kv_->get() + slot * layout_.slot_bytes() + layout_.header_bytes());
+  }
+
+  // A slot of a pool begins with what another one holds: whole blocks are referred to, the rest is copied.
+  void begin_like(int slot, int other, int tokens) {
+    const int whole = tokens / kKvBlock;
+    std::memcpy(kv_->get() + slot * layout_.slot_bytes(), kv_->get() + other * layout_.slot_bytes(),
+                layout_.header_bytes());
+    std::copy_n(table(other), whole, table(slot));
+    uint8_t* blocks = kv_->get() + slots_ * layout_.slot_bytes();
+    if (tokens % kKvBlock)
+      std::memcpy(blocks + table(slot)[whole] * layout_.block_bytes(),
+                  blocks + table(other)[whole] * layout_.block_bytes(), layout_.block_bytes());
+  }
 
  private:
   void go(const PassInputs& in, const PassOutputs& out, int threads) {

@@ -1,4 +1,7 @@
-// Whole passes: rows, threads, slots, trees, moves, KV formats.
+// Whole passes: rows, threads, slots, trees, moves, KV formats, blocks of a pool.
+#include <stdexcept>
+#include <utility>
+
 #include "selftest_model.h"
 
 namespace edgespec {
@@ -99,6 +102,34 @@ void pass_tree(Runner& runner, const std::vector<Logits>& expected, int start, i
     same(expected[next + i], logits[i], name + ", after moves, token " + std::to_string(next + i));
 }
 
+// Two slots go on from the beginning of a third, which goes on itself.
+void pass_shared(Runner& runner, const std::vector<Logits>& expected, int threads, const std::string& name) {
+  constexpr int kCommon = kKvBlock + 5;
+  const int left = std::min(11, static_cast<int>(expected.size()) - kCommon);
+  runner.wipe();
+  for (int from = 0; from < kCommon; from += 19) runner.run(chain(from, std::min(19, kCommon - from)), threads);
+  for (const int slot : {1, 2}) runner.begin_like(slot, 0, kCommon);
+  std::vector<Row> rows;
+  for (int slot = 0; slot < 3; ++slot) {
+    const auto more = chain(kCommon, left, slot, static_cast<int>(rows.size()));
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  const auto logits = runner.run(rows, threads);
+  for (size_t r = 0; r < rows.size(); ++r)
+    same(expected[rows[r].position], logits[r], name + ", shared blocks, slot " + std::to_string(rows[r].slot));
+
+  for (const int32_t wrong : {-1, 1000, INT32_MIN, INT32_MAX}) {
+    int32_t& entry = runner.table(1)[0];
+    const int32_t right = std::exchange(entry, wrong);
+    bool refused = false;
+    try {
+      runner.run(chain(kCommon, 1, 1), threads);
+    } catch (const std::invalid_argument&) { refused = true; }
+    if (!refused) fail(name + ": block " + std::to_string(wrong) + " is not refused");
+    entry = right;
+  }
+}
+
 }  // namespace
 
 void passes(bool brief) {
@@ -115,20 +146,25 @@ void passes(bool brief) {
   int tried = 0;
   const auto check = [&](const Model& model, const Format& format, const std::string& kind,
                          const std::vector<int>& sizes, bool high = false) {
-    Runner runner(model, format, 3, 2 * tokens);
-    runner.high = high;
+    Runner runner(model, format, 3, 2 * tokens), pool(model, format, 3, 2 * tokens, true);
+    runner.high = pool.high = high;
     const auto expected = reference(runner, tokens);
     const std::string name = kind + ", " + format.name();
     for (const int rows : sizes) pass_chunks(runner, expected, rows, 1 + tried++ % 4, name);
     for (const int threads : {1, 3}) pass_slots(runner, expected, threads, name);
     for (const int start : {0, 29, 45, 125})
       if (start + 15 < tokens) pass_tree(runner, expected, start, 2, name);
+    pass_slots(pool, expected, 3, name + ", a pool");
+    pass_tree(pool, expected, tokens > 125 + 15 ? 125 : 29, 2, name + ", a pool");
+    if (tokens > kKvBlock + 5) pass_shared(pool, expected, 2, name);
   };
   std::vector<int> every;
   for (int rows = 1; rows <= 40; ++rows) every.push_back(rows);
   const Model model("q4", 1);
   if (brief) {
     for (const int i : {0, 4, 9}) check(model, formats[i], "q4", {3, 40});
+    Runner plain(model, formats[5], 1, 150), pool(model, formats[5], 3, 150, true);
+    pass_shared(pool, reference(plain, 144), 2, "q4, " + formats[5].name());
     pass_parts(model, "q4");
     pass_parts(Model("q4x64", 4), "q4x64");
     return;

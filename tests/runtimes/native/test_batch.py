@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
-from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.shared import Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written, use_operators
 
@@ -95,15 +96,25 @@ def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -
             np.testing.assert_array_equal(mine[name], values)
 
 
-def test_growth_keeps_what_every_slot_holds(model: Model) -> None:
-    batch = NativeBatch(model, 3, reserve=1)
-    small = batch.kv_bytes
+@pytest.mark.parametrize("at_once", [True, False])
+def test_growth_keeps_what_every_slot_holds(model: Model, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the system gives room for all there may be, or the pool grows by copying."""
+
+    def refused(shape: tuple[int, ...], dtype: type[np.generic], sparse: bool = False) -> Any:
+        if sparse:
+            raise MemoryError
+        return own_pages(shape, dtype)
+
+    if not at_once:
+        monkeypatch.setattr("edgespec.runtimes.slots.blocks.own_pages", refused)
+    batch = NativeBatch(model, 3)
+    small, first = batch.kv_bytes, batch.pool.bound
     for number, slot in enumerate(batch.slots):
         slot.prefill(text(model, 20 + number, number))
     before = [slot.snapshot() for slot in batch.slots]
     batch.slots[1].prefill(text(model, 400, 7))
     assert batch.kv_bytes > small
-    assert len({slot.capacity for slot in batch.slots}) == 1
+    assert (batch.pool.bound is first) == at_once
     for number in (0, 2):
         for name, values in batch.slots[number].snapshot().items():
             np.testing.assert_array_equal(values, before[number][name])

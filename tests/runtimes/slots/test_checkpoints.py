@@ -107,7 +107,6 @@ def test_a_slot_of_a_batch_goes_back_alone(slot: NativeSlot, name: str) -> None:
     first, second = batch.slots
     read(first, TEXT[:200], marks=(60,))
     read(second, TEXT[100:300], marks=(70,))
-    batch.grow(600)
     assert read(first, TEXT[:61] + TEXT[:30]) == 60
     assert read(second, TEXT[100:171] + TEXT[:30]) == 70
     assert follows(first, slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from edgespec.errors import SessionError
 from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
@@ -142,11 +143,18 @@ def begun_like(lender: Slot, other: Slot, fresh: Slot, text: list[int], length: 
     assert lender.tokens == text
 
 
+def slots_of(model: Model, count: int, batch: bool) -> Sequence[NativeSlot]:
+    """Slots each with memory of its own, or those of a batch, which share blocks."""
+    return NativeBatch(model, count).slots if batch else [NativeSlot(model) for _ in range(count)]
+
+
+@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
 @pytest.mark.parametrize("length", [0, 1, 100, 128, 290, 300, 1000])
-def test_a_slot_begins_like_another(writer: Callable[..., Written], native: None, name: str, length: int) -> None:
-    found = writer("native", name)
-    lender, other, fresh, alike = (found.slot("native") for _ in range(4))
+def test_a_slot_begins_like_another(
+    writer: Callable[..., Written], native: None, name: str, length: int, batch: bool
+) -> None:
+    lender, other, fresh, alike = slots_of(writer("native", name).model("native"), 4, batch)
     assert isinstance(lender, NativeSlot)
     text = np.random.default_rng(1).integers(0, lender.vocab_size, 300).tolist()
     other.prefill(text[50:350])
@@ -163,10 +171,12 @@ def test_a_slot_begins_like_another(writer: Callable[..., Written], native: None
     go_on_alike(lender, alike)
 
 
+@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
-def test_rows_that_are_still_to_be_moved_are_not_lent(writer: Callable[..., Written], native: None, name: str) -> None:
-    found = writer("native", name)
-    lender, other, fresh = (found.slot("native") for _ in range(3))
+def test_rows_that_are_still_to_be_moved_are_not_lent(
+    writer: Callable[..., Written], native: None, name: str, batch: bool
+) -> None:
+    lender, other, fresh = slots_of(writer("native", name).model("native"), 3, batch)
     text = np.random.default_rng(1).integers(0, lender.vocab_size, 204).tolist()
     lender.prefill(text[:200])
     lender.forward(np.array([*text[200:202], 1, text[202], 2, text[203]]), np.array([-1, 0, 1, 1, 3, 3]))
@@ -177,14 +187,15 @@ def test_rows_that_are_still_to_be_moved_are_not_lent(writer: Callable[..., Writ
     go_on_alike(fresh, other)
 
 
-def test_a_slot_with_a_ring_begins_like_another(writer: Callable[..., Written], native: None) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_slot_with_a_ring_begins_like_another(writer: Callable[..., Written], native: None, batch: bool) -> None:
     """Exact keys of the newest tokens alone are kept: no further back than they reach."""
     found = writer("native", "llama_tied_gqa")
     kv = ATTENTION["int8"].__class__("int8", "int8", window=64, sinks=4)
     model = Model(found.model("native").folder, found.model("native").part, "native", 1, kv)
     text = np.random.default_rng(1).integers(0, model.facts.vocab, 300).tolist()
     for length in (300, 300 - LONGEST_PASS, 100):
-        lender, other, fresh = (NativeSlot(model) for _ in range(3))
+        lender, other, fresh = slots_of(model, 3, batch)
         lender.prefill(text)
         assert lender.cropped(length) == (length if length > 100 else 0)
         begun_like(lender, other, fresh, text, length)
