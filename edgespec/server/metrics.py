@@ -37,6 +37,12 @@ class Metrics:
             "edgespec_requests", "Texts and refused requests, by how they ended.", ["model", "end"], registry=own
         )
         self._prompt = Counter("edgespec_prompt_tokens", "Tokens of prompts.", ["model"], registry=own)
+        self._reused = Counter(
+            "edgespec_reused_prompt_tokens",
+            "Tokens of prompts that were not read: another text in memory, or the disk, had them.",
+            ["model"],
+            registry=own,
+        )
         self._tokens = Counter("edgespec_tokens", "Tokens written, by method.", each, registry=own)
         self._drafted = Counter("edgespec_drafted_tokens", "Guesses that were verified.", each, registry=own)
         self._accepted = Counter("edgespec_accepted_tokens", "Accepted guesses.", each, registry=own)
@@ -79,6 +85,7 @@ class Metrics:
         stats, method = result.stats, result.method_used
         self._requests.labels(model, "late" if late else result.finish).inc()
         self._prompt.labels(model).inc(stats.prompt_tokens)
+        self._reused.labels(model).inc(stats.reused_tokens)
         self._tokens.labels(model, method).inc(len(result.tokens))
         self._drafted.labels(model, method).inc(stats.drafted)
         self._accepted.labels(model, method).inc(stats.accepted)

@@ -125,6 +125,27 @@ def test_what_a_batch_holds_counts_for_whoever_comes(bundle: Path, within: Calla
     engine.close()
 
 
+def test_a_common_beginning_counts_once_as_soon_as_it_is_read(bundle: Path, within: Callable[[int], Engine]) -> None:
+    """Four run in the room of little more than two; each comes in with room for all of its own."""
+    one, two = (peak(bundle, LONG + NEW, batch) for batch in (1, 2))
+    engine = within(two + (two - one) // 2)
+    batch = RunningBatch(engine, 4)
+    for number in range(4):
+        stream = batch.join([*[5] * (LONG - 1), 6 + number], Settings(method="ar", max_new_tokens=NEW, ignore_eos=True))
+        while stream.reading:
+            list(batch.round())
+    assert len(batch.streams) == 4
+    assert engine.kv_bytes() < 2 * (two - one)
+    while batch.streams:
+        list(batch.round())
+    for number in range(2):
+        batch.join([7 + number] * LONG, Settings(method="ar", max_new_tokens=NEW, ignore_eos=True))
+    with pytest.raises(BudgetError):
+        batch.join([9] * LONG, Settings(method="ar", max_new_tokens=NEW, ignore_eos=True))
+    batch.close()
+    engine.close()
+
+
 def test_conversations_keep_what_fits(bundle: Path, within: Callable[[int], Engine]) -> None:
     """Room for two: both are gone on with.  Room for one: the other one's memory is taken, and the budget is held."""
     one, two = (peak(bundle, LONG + NEW, batch) for batch in (1, 2))
