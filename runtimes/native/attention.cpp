@@ -68,8 +68,10 @@ void Pass::plan_attention(const Step& s) {
   for (const Group& group : groups_)
     splits_ = std::max(splits_, static_cast<int>((group.end + kSplit - 1) / kSplit - group.begin / kSplit));
   item_heads_ = splits_ >= kManySplits ? s.kv : 1;
-  // for the whole cache at once: memory that is given back piece by piece, as the text grows, stays in malloc's hands
-  const size_t most_splits = std::max<size_t>(splits_, (capacity_ + kSplit - 1) / kSplit);
+  // for the whole cache at once: memory that is given back piece by piece, as the text grows, stays in malloc's hands;
+  // of a pool, where each slot could have the longest text but few do, in steps
+  size_t most_splits = in_.layout.table ? 1 : (capacity_ + kSplit - 1) / kSplit;
+  while (most_splits < static_cast<size_t>(splits_)) most_splits *= 2;
   scratch_.partial.get(size_t(in_.rows) * s.heads * most_splits * partial_stride(dim_) * 4);
 }
 

@@ -245,7 +245,7 @@ class NativeRunner(Slot):
         n = len(tokens)
         if past + n > self.capacity:
             self._need_room(past + n)
-        if n:
+        if n and self.table_bits:
             self._own(past, past + n)
         plan = self._attach("plan", "plan", (6, n), np.int64)
         plan[TOKEN] = tokens

@@ -361,11 +361,8 @@ class Feeds {
     auto& in = context.inputs;
     in.resize(kInputs);
     in[kKv] = tensor(abi::kUint8, {slots_, int64_t(kv)});
-    for (int i = 0; i < slots_ * layout.table; ++i) {  // mostly blocks of its own
-      uint8_t* slot = in[kKv].memory->get() + i / layout.table * layout.slot_bytes();
-      reinterpret_cast<int32_t*>(slot + layout.header_bytes())[i % layout.table] =
-          bytes.next() % 16 ? i : int32_t(bytes.odd());
-    }
+    header_ = layout.header_bytes(), each_ = layout.slot_bytes(), blocks_ = layout.table;
+    for (int i = 0; i < slots_ * blocks_; ++i) number(i) = i;
     in[kTables] = tensor(abi::kFloat, {int64_t(floats)});
     for (size_t i = 0; i < floats; ++i) numbers_of<float>(in[kTables])[i] = float(i % 13) / 8 - .5f;
     in[kControl] = tensor(abi::kInt64, {8});
@@ -380,6 +377,11 @@ class Feeds {
       std::memset(in.back().memory->get(), fill, size);
     }
     chain(0, 1 + bytes.below(18));
+  }
+
+  // A slot refers to a block that is another one's, or none.
+  void break_table(Bytes& bytes) {
+    if (blocks_) number(bytes.below(slots_ * blocks_)) = bytes.next() % 2 ? 0 : int32_t(bytes.odd());
   }
 
   // The next pass: rows behind what the last one left, as a tree; half of the last ones moved, and committed.
@@ -404,6 +406,11 @@ class Feeds {
 
  private:
   static constexpr int kPositions = 256;
+
+  int32_t& number(int i) {  // of a slot's block, one slot after the other
+    uint8_t* slot = context.inputs[kKv].memory->get() + size_t(i / blocks_) * each_;
+    return reinterpret_cast<int32_t*>(slot + header_)[i % blocks_];
+  }
 
   void chain(int past, int rows) {
     past_ = past;
@@ -440,7 +447,8 @@ class Feeds {
   }
 
   const Program& program_;
-  int slots_ = 1, rows_ = 0;
+  int slots_ = 1, rows_ = 0, blocks_ = 0;
+  size_t header_ = 0, each_ = 0;
   int64_t past_ = 0;
 };
 

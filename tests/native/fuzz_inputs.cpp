@@ -54,6 +54,7 @@ void use(Bytes bytes) {
   Feeds feeds(program, bytes);
   if (feeds.too_large) fail("a kept program is too large");
   Operator node(text);  // weights differ from pass to pass
+  if (bytes.next() % 8 == 1) feeds.break_table(bytes);
   for (int changes = bytes.next() % 2 ? 0 : bytes.below(3); changes; --changes) change(feeds.context, bytes);
   node.run(feeds.context);
   for (int pass = 0; pass < 2 && bytes.left(); ++pass) {
