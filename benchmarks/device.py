@@ -39,7 +39,11 @@ from edgespec.runtimes.files.formats import SPECS
 from tests.support.selftest import ARM, COMMON, PLAIN, build, host_compiler, host_isas, knows
 
 MOST = 128  # rows of a pass; threads
-_FORMATS = {spec.kind: spec.name for spec in SPECS.values() if spec.size}  # by what the program calls their matrices
+# by what the program calls their matrices
+FORMATS = {spec.kind: spec.name for spec in SPECS.values() if spec.size} | {
+    "q8": "int8, one plane",
+    "p8 high": "int8, high plane",
+}
 _KEYS = {"f16": "float16", "int8": "int8"}  # and keys and values
 
 
@@ -200,7 +204,7 @@ def _shares(one: dict[str, Any]) -> dict[str, Any]:
     for name, form in one["formats"].items():
         reads, products = form["bytes"] / one["read_gb_s"] / 1e6, form["products"] / one["dots_gmac_s"] / 1e6  # ms
         least = {row: max(reads, products * int(row)) for row in form["ms"]}
-        found[_FORMATS[name]] = _cells(form, least, "share_of_roofs")
+        found[FORMATS[name]] = _cells(form, least, "share_of_roofs")
     return found
 
 
@@ -234,7 +238,7 @@ def _table(found: dict[str, Any]) -> str:
         ]
         for threads, one in about.get("threads", {}).items():
             lines.append(f"  {threads} threads: memory {one['read_gb_s']} GB/s, products {one['dots_gmac_s']} GMAC/s")
-            for weights in [name for name in _FORMATS.values() if name in one]:
+            for weights in [name for name in FORMATS.values() if name in one]:
                 lines += _lines(weights, one[weights], "share_of_roofs", "of the roofs")
             if about := one.get("attention"):
                 where = f"{about['heads']}, depth {about['depth']}"

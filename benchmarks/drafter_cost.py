@@ -125,7 +125,11 @@ class _Measured:
             folder, arch, ModelSpec("int4", head=head, draft=arch.drafts is not None, plan=plan, head_vocab=vocab)
         )
         native = storage_plans(arch, "int4", head, plan)["native"]
-        sizes = {key: matrix.packed.nbytes for key, matrix in native.matrices.items() if matrix.packed}
+        sizes = {
+            key: matrix.packed.nbytes + matrix.packed.low_nbytes
+            for key, matrix in native.matrices.items()
+            if matrix.packed
+        }
         slot = open_slot(Model(folder, written.part, "native", self.threads), reserve=DEPTH + 64)
         slot.stand_in(DEPTH)
         return slot, sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, SupportsIndex, TypedDict, get_args
+from typing import Any, Literal, SupportsIndex, TypedDict, get_args
 
 from edgespec.errors import InvalidRequest, unknown_name
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -15,6 +15,7 @@ from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.ort.session import check_threads, default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 
+WeightPrecision = Literal["full", "high"]  # of int8 weights: both planes, or the high one
 LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
 GAMMA = 8  # most guesses a round that adaptive control takes
 
@@ -27,6 +28,7 @@ class LoadChanges(TypedDict, total=False):
     strict: bool
     check: bool
     operators: WantedOperators
+    precision: WeightPrecision
     device: DeviceName
     device_precision: Precision | None
     attention: Attention | None
@@ -47,6 +49,8 @@ class LoadOptions:
             step, on native ones nothing.
         check: compare the SHA-256 of every file first.
         operators: auto, stock or native.
+        precision: full, or high: of int8 weights in two planes only the high one is read, a model of 4 bits with a text
+            of its own, in the memory that it takes; native operators.
         device: cpu, or webgpu where the bundle has graphs for it (``edgespec export --device webgpu``) and this machine
             a GPU; its first use of a bundle is compared with the CPU.
         device_precision: fp16 or fp32: which of its graphs for the device; None = fp16 where it has them and the
@@ -69,6 +73,7 @@ class LoadOptions:
     strict: bool = True
     check: bool = True
     operators: WantedOperators = "auto"
+    precision: WeightPrecision = "full"
     device: DeviceName = "cpu"
     device_precision: Precision | None = None
     attention: Attention | None = None
@@ -88,6 +93,8 @@ class LoadOptions:
             raise InvalidRequest(
                 f"operators {self.operators!r}: expected one of {', '.join(get_args(WantedOperators))}"
             )
+        if self.precision not in get_args(WeightPrecision):
+            raise InvalidRequest(f"precision {self.precision!r}: expected full or high")
         if not isinstance(self.device, str):
             raise InvalidRequest(f"device is {self.device!r}: expected a name", "`edgespec devices` shows them")
         if not (self.ngram_store is None or isinstance(self.ngram_store, (str, os.PathLike))):
@@ -118,6 +125,8 @@ class LoadOptions:
         if on_cpu and self.device_precision is not None:
             raise InvalidRequest(f"device precision {self.device_precision}: device cpu has none", "leave it out")
         kind = choose_operators(self.operators if on_cpu else "stock", manifest.target).kind
+        if self.precision == "high":
+            _check_planes(manifest, kind)
         return RunOptions(
             operators=kind,
             context=self.context or (most if on_cpu else min(most, LONGEST_ON_DEVICE)),
@@ -126,6 +135,19 @@ class LoadOptions:
             threads=self.threads or default_threads(),
             strict=self.strict or kind == "native",
             device=self.device,
+        )
+
+
+def _check_planes(manifest: Manifest, kind: Operators) -> None:
+    """Refuse high precision where there are no planes of weights."""
+    part = manifest.target
+    if kind != "native" or part.layout != "native":
+        raise InvalidRequest("precision high reads planes of native operators, and this is stock's", "leave it out")
+    if not part.planes:
+        older = " in one plane, of an older export" if "int8" in (part.format, part.head_format) or part.fine else ""
+        raise InvalidRequest(
+            f"precision high: this bundle's weights are {part.format}{older}, expected int8 in two planes",
+            "export with `--format int8`",
         )
 
 

@@ -235,6 +235,9 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # w
 attention_option = option(
     "--attention", "How native operators keep keys.  [default: what the bundle was exported for]", ATTENTIONS
 )
+precision_option = option(
+    "--precision", "Of int8 weights: full, or high, their upper 4 bits: half the memory.", ["full", "high"], "full"
+)
 check_option = option("--no-check", "Do not compare the files' SHA-256.", bool)
 prompts_option = option("--prompts", "A prompt a line, or .jsonl.  [default: the bundle's]", PATH)
 
@@ -255,6 +258,7 @@ loading_options = group(
         ["fp32", "fp16"],
     ),
     operators_option,
+    precision_option,
     attention_option,
     option("--draft-attention", "Coarser keys that only self-drafts read; the text does not change.", DRAFT_ATTENTIONS),
     option(

@@ -95,7 +95,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
         *(("differs", line) for line in manifest.provenance.get("approximations", [])),
         ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
-        ("size", show_bytes(sum(entry.size for entry in manifest.files.values()))),
+        ("size", _size(manifest)),
         ("KV", f"{show_bytes(facts.kv_bytes_per_token)} a token"),
         *([("sampling", _sampling(manifest.sampling))] if manifest.sampling else []),
         *([("states", f"{show_bytes(state_bytes(facts))}, at every length")] if facts.convolutions else []),
@@ -187,6 +187,13 @@ def _format(part: ModelPart) -> str:
     words += f", {part.fine:.0%} of the layers int8" if part.fine else ""
     words += f", embedding {part.embedding_format}" if part.embedding_format else ""
     return words + (f", head {part.head_format}" if part.head_format else "")
+
+
+def _size(manifest: Manifest) -> str:
+    """Show the bytes of a bundle, and what a run with the high planes alone leaves out of them."""
+    size, high = (sum(entry.size for entry in each.files.values()) for each in (manifest, manifest.at_high_precision()))
+    planes = f"; {show_bytes(high)} with --precision high, int8's upper 4 bits" if high < size else ""
+    return show_bytes(size) + planes
 
 
 def _parity(parity: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from edgespec.cli.common import (
     make_load_options,
     operators_option,
     option,
+    precision_option,
     table_console,
     threads_option,
 )
@@ -187,6 +188,7 @@ MOST_LINES = 12
     option("--device", "cpu, webgpu, or a file of `calibrate -o`.", default="cpu"),
     threads_option,
     operators_option,
+    precision_option,
     option(
         "--attention",
         "How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
@@ -282,7 +284,13 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
         if options[name]:
             raise click.UsageError(f"--{name.rstrip('s').replace('_', '-')} is for models that are not exported yet")
     load = replace(make_load_options(options), context=None, budget=None) if here else None
-    return [bundle_option(source, options["methods"], load)]
+    found = bundle_option(source, options["methods"], load)
+    target = found.manifest.target
+    native = options["operators"] != "stock" and options["device"] != "webgpu" and target.layout == "native"
+    if not (native and target.planes):
+        return [found]
+    high = replace(found, manifest=found.manifest.at_high_precision(), profile=None)
+    return [high] if options["precision"] == "high" else [found, high]
 
 
 def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
@@ -327,7 +335,7 @@ def _show(plan: Plan, everything: bool) -> None:
         rate = one.speed.tokens_per_second
         table.add_row(
             "pick" if one is plan.pick else "" if one.fits else "too large",
-            one.format,
+            one.format + (" high" if one.precision == "high" else ""),
             one.use.method,
             one.use.attention or "",
             str(one.use.context),
@@ -340,10 +348,17 @@ def _show(plan: Plan, everything: bool) -> None:
     console.width = max(console.width, 110)  # a narrower table says nothing
     console.print(table)
     if left := len(plan.candidates) - len(shown):
-        click.echo(f"{left} more with --all or --json; every one is lossless")
+        own = (
+            ", those with the high planes alone to a text of their own"
+            if any(one.precision == "high" for one in plan.candidates)
+            else ""
+        )
+        click.echo(f"{left} more with --all or --json; every one is lossless{own}")
     if plan.pick is None:
         return
     click.echo(f"pick: {label(plan.pick)}: {plan.reason}")
+    if plan.pick.precision == "high":
+        click.echo("run it: --precision high")
     if typed := export_command(plan.pick.option, plan.pick.use.method):
         click.echo(f"make it: {typed}")
     for hint in plan.hints:

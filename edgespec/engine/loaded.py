@@ -80,6 +80,9 @@ class LoadedBundle:
         self.bundle, self.options = bundle, options or LoadOptions()
         manifest, target, options = bundle.manifest, bundle.manifest.target, self.options
         self.run = run = options.resolve(manifest)
+        if options.precision == "high":
+            self.bundle = bundle = replace(bundle, manifest=manifest.at_high_precision())
+            manifest, target = bundle.manifest, bundle.manifest.target
         on_cpu = run.device == "cpu"
         self.operators: OperatorChoice = choose_operators(options.operators if on_cpu else "stock", target)
         self.attention: AttentionChoice = choose_attention(
@@ -109,7 +112,8 @@ class LoadedBundle:
         self._model: Model | None = model
         self._process = os.getpid()
         self._drafts: dict[str, Model] = {}
-        self.approximations = [] if target.format == "fp32" else [f"{target.format} weights", "8-bit activations"]
+        weights = "the high 4 bits of int8 weights" if target.high_alone else f"{target.format} weights"
+        self.approximations = [] if target.format == "fp32" else [weights, "8-bit activations"]
         self.approximations += manifest.provenance.get("approximations", [])
         if isinstance(model, DeviceModel):
             self.approximations += model.approximations

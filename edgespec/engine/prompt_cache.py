@@ -51,6 +51,8 @@ def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
         "operators": graph.operators,
         "graph": files[graph.file].sha256,
     }
+    if part.high_alone:
+        found["planes"] = "high"
     if graph.operators == "native":
         tables = part.attention.tables if part.attention else ""
         kv = ", ".join(f"{name} {value}" for name, value in asdict(model.kv).items() if value)

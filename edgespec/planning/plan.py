@@ -16,7 +16,7 @@ from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.formats import FORMATS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import choose_operators
-from edgespec.runtimes.options import LoadOptions, RunOptions
+from edgespec.runtimes.options import LoadOptions, RunOptions, WeightPrecision
 from edgespec.runtimes.ort.session import default_threads
 
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
@@ -85,7 +85,8 @@ class PlanRequest:
 class PlannedRun:
     """One way to run one bundle, with what it is predicted to take.
 
-    ``approximates``: keys are kept coarser than anybody asked for, which changes the text.
+    ``approximates``: how far the text is from the bundle's own, unasked: 1 by coarser keys, 2 by weights of which only
+    the high planes are read; 3 by both.
     """
 
     option: Option
@@ -93,12 +94,17 @@ class PlannedRun:
     memory: Memory
     speed: Speed
     fits: bool
-    approximates: bool = False
+    approximates: int = 0
 
     @property
     def format(self) -> str:
         """Of the weights."""
         return self.option.manifest.target.format
+
+    @property
+    def precision(self) -> WeightPrecision:
+        """Which planes of int8 weights are read."""
+        return "high" if self.option.manifest.target.high_alone else "full"
 
     @property
     def rate(self) -> float:
@@ -118,6 +124,7 @@ class PlannedRun:
             "bundle": self.option.name,
             "method": self.use.method,
             "format": self.format,
+            "precision": self.precision,
             "operators": self.use.operators,
             "attention": self.use.attention,
             "context": self.use.context,
@@ -166,7 +173,8 @@ def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> Planne
     """Predict the memory and the speed of a way to run a bundle."""
     memory, speed = request.memory(option, use), speed_of(option.manifest, use, request.profile_of(option))
     coarser = use.attention is not None and request.load.attention is None
-    return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser)
+    high = option.manifest.target.high_alone and request.load.precision == "full"
+    return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser + 2 * high)
 
 
 def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> int:
@@ -311,8 +319,10 @@ def _why(
         words.append(f"{best.format} {best.use.method} would be faster but needs {show_bytes(best.memory.peak)}")
     if request.load.context is None and pick.use.context < min(CONTEXT, most):
         words.append(f"context cut to {pick.use.context} tokens to fit")
-    if pick.approximates:
+    if pick.approximates & 1:
         words.append("with the bundle's own keys nothing fits: int8 keys and values change its text a little")
+    if pick.approximates & 2:
+        words.append("with both planes of its weights nothing fits: the high ones alone are a model of 4 bits")
     if pick.speed.assumed:
         words.append(f"assumed: {', '.join(pick.speed.assumed)}")
     room, whole = largest_context(pick.option, pick.use, request), pick.option.manifest.target.facts.context
@@ -344,7 +354,8 @@ def _nothing_fits(
     if room := largest_context(closest.option, closest.use, request):
         hints.append(
             f"a shorter context: --context {room} fits with {closest.format} {closest.use.method}"
-            + (" and --attention int8" if closest.approximates else "")
+            + (" and --attention int8" if closest.approximates & 1 else "")
+            + (" and --precision high" if closest.approximates & 2 else "")
         )
     elif request.load.attention not in (None, "int8") and request.memory(own.option, coarser).peak <= request.budget:
         hints.append("keys and values in 8 bits: --attention int8")
@@ -364,4 +375,5 @@ def label(candidate: PlannedRun) -> str:
     """Name a candidate in a few words."""
     use = candidate.use
     keys = f" {use.attention} keys" if use.attention else ""
-    return f"{candidate.format} {use.method}{keys}"
+    planes = " of int8's high planes" if candidate.precision == "high" else ""
+    return f"{candidate.format}{planes} {use.method}{keys}"

@@ -37,7 +37,7 @@ def write_model(
     """
     trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
     share = fine_share(plans["native"], spec.fine) if spec.fine else None
-    part = model_part(arch, spec, chosen.quantizer_name if chosen else None, share)
+    part = model_part(arch, spec, chosen.quantizer_name if chosen else None, plans["native"].low_bytes, share)
     for name, graph in part.graphs.items():
         file = folder / graph.file.removeprefix(spec.prefix)
         if name == "native":

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name, has_planes
+from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
 from edgespec.export.emit.stock import native_only
 from edgespec.export.emit.wide_heads import least_length
 from edgespec.export.source.source import Checkpoint, ConfigOnly
@@ -151,11 +151,14 @@ def _final_norm(arch: Architecture) -> FinalNorm:
     return FinalNorm(file=FINAL_NORM, eps=arch.eps, centered=norm.centered, biased=norm.bias is not None)
 
 
-def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine: float | None = None) -> ModelPart:
+def model_part(
+    arch: Architecture, spec: ModelSpec, quantizer: str | None, low_bytes: int, fine: float | None = None
+) -> ModelPart:
     """Return the entry of a model.
 
     Args:
         quantizer: name of what chose its levels; None = they were rounded.
+        low_bytes: of the low planes of its int8 matrices.
         fine: share of the weights of layers that are int8, if ``spec.fine`` names any matrix.
     """
     facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
@@ -177,7 +180,7 @@ def model_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, fine:
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,
         layout=spec.layout,
-        planes=has_planes(spec.format, spec.head, spec.fine),
+        low_bytes=low_bytes,
         converted=converted_name("stock" if spec.layout == "native" else "native"),
         headroom=HEADROOM,
         min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong

@@ -50,11 +50,6 @@ def converted_name(operators: str) -> str:
     return f"model.{operators}.data"
 
 
-def has_planes(form: Format, head: Format | None, fine: frozenset[str]) -> bool:
-    """Tell whether a model has int8 matrices, which native operators have in two planes."""
-    return "int8" in (form, head) or bool(fine)
-
-
 @dataclass(frozen=True)
 class Stored:
     """Where a tensor lies in the weight file."""
@@ -142,7 +137,7 @@ class StoragePlan(WeightLayout):
     @property
     def planes(self) -> bool:
         """Whether any matrix is int8, which native operators have in two planes."""
-        return has_planes(self.form, self.head_form, self.fine)
+        return "int8" in (self.form, self.head_form) or bool(self.fine)
 
     def form_of(self, name: str) -> Format:
         """How a matrix is stored."""

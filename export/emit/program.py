@@ -244,6 +244,11 @@ class NativePlan(StoragePlan):
             self._low[f"{name}.low"] = packed.low_nbytes
         return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)
 
+    @property
+    def low_bytes(self) -> int:
+        """Bytes of the low planes."""
+        return sum(self._low.values())
+
     def place_low(self) -> None:
         """Place the low planes behind everything else: who reads high ones alone touches no page of them."""
         align: int | None = None

@@ -122,7 +122,9 @@ class PlannedModel:
         tokens = None if rows is None else HeadVocab(file=prefix + HEAD_TOKENS, size=rows)
         spec = ModelSpec(choice.format, head=choice.head, gated=gated, draft=heads is None, prefix=prefix,
                          layout=layout, plan=self.plan, head_vocab=tokens)  # fmt: skip
-        self.part = model_part(arch, spec, choice.quantizer.name if choice.quantizer else None)
+        self._plans = storage_plans(arch, choice.format, choice.head, self.plan)
+        quantizer = choice.quantizer.name if choice.quantizer else None
+        self.part = model_part(arch, spec, quantizer, self._plans["native"].low_bytes)
 
     def for_devices(self, devices: Sequence[DeviceName], skip: SkipSetPart | None) -> None:
         """Add graphs for devices."""
@@ -131,7 +133,7 @@ class PlannedModel:
 
     def files(self) -> dict[str, int]:
         """Its files and their sizes."""
-        return model_files(self.part, storage_plans(self.arch, self.choice.format, self.choice.head, self.plan))
+        return model_files(self.part, self._plans)
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""

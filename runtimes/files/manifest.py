@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import (
@@ -49,6 +49,7 @@ Precision = Literal["fp32", "fp16"]
 Pooling = Literal["mean", "last"]
 Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
+MODELS = "target", "draft", "drafter"
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 
@@ -126,7 +127,9 @@ class ModelPart(Part):
     weights: InsidePath
     index: InsidePath | None = None
     layout: Layout = "stock"
-    planes: bool = Field(default=False, description="int8 matrices of native operators are in two planes of 4 bits")
+    low_bytes: int = Field(
+        default=0, ge=0, le=1 << 50, description="low planes of int8 matrices, last in native operators' weight file"
+    )
     converted: FileName | None = Field(default=None, description="what graphs of the other layout call the weights")
     headroom: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, le=1, description="fewest rows that may reach the LM head")
@@ -138,6 +141,7 @@ class ModelPart(Part):
     origin: Origin = "edgespec"
     tapped: Layers = Field(default_factory=list, description="of a target: after how many layers it can be tapped")
     decoder: DecoderPart | None = Field(default=None, description="of a drafter conditioned on the target")
+    _high_alone: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _fits(self) -> ModelPart:
@@ -162,6 +166,35 @@ class ModelPart(Part):
         if self.decoder and self.decoder.columns <= facts.hidden:
             raise ValueError(f"decoder: {self.decoder.columns} columns, of which the embedding has {facts.hidden}")
         return self
+
+    @property
+    def planes(self) -> bool:
+        """Whether int8 matrices of native operators are in two planes of 4 bits."""
+        return self.low_bytes > 0
+
+    @property
+    def high_alone(self) -> bool:
+        """Whether only the high planes are read (``at_high_precision``)."""
+        return self._high_alone
+
+    def at_high_precision(self) -> ModelPart:
+        """Describe the same files as they are run with the high planes alone: a model of 4 bits."""
+        if not self.planes:
+            return self
+
+        def four(form: Format | None) -> Format | None:
+            return "int4" if form == "int8" else form
+
+        found = self.model_copy(
+            update={
+                "format": four(self.format),
+                "head_format": four(self.head_format),
+                "embedding_format": four(self.embedding_format),
+                "fine": None,
+            }
+        )
+        found._high_alone = True
+        return found
 
     @property
     def main(self) -> str:
@@ -250,6 +283,16 @@ class Manifest(Part):
     def models(self) -> list[ModelPart]:
         """Every model of the bundle, the target first."""
         return [part for part in (self.target, self.draft, self.drafter) if part]
+
+    def at_high_precision(self) -> Manifest:
+        """Describe the same files as they are run with the high planes alone; what export measured was not."""
+        parts = {name: part.at_high_precision() for name in MODELS if (part := getattr(self, name))}
+        files = dict(self.files)
+        for part in self.models:
+            if part.weights in files and part.layout == "native":
+                entry = files[part.weights]
+                files[part.weights] = entry.model_copy(update={"size": entry.size - part.low_bytes})
+        return self.model_copy(update={**parts, "files": files, "golden": [], "cost": {}})
 
     def beside(self, needs: str) -> ModelPart | None:
         """Return the model that guesses for a method which ``needs`` a "draft" or a "drafter"; None = there is none."""

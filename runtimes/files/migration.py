@@ -12,8 +12,8 @@ well: there the runtime reads both.
 
 3 -> 4:
 
-* A model says whether its int8 matrices have two planes (``planes``), with further gates of its native graph.  Before,
-  none had: kind q8, which native operators still multiply.
+* int8 matrices have two planes, and a model says how large the low ones are (``low_bytes``); its native graph has
+  further gates for them.  Before, there was one: kind q8, which native operators still multiply.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class NativeRunner(Slot):
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         self.kv = model.kv
-        self.planes = model.part.planes and not model.high_planes
+        self.planes = model.part.planes and not model.part.high_alone
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
         self._at = at = Gates(self.layers, len(model.part.heads), bool(model.part.tapped), model.part.planes)
@@ -103,7 +103,7 @@ class NativeRunner(Slot):
         self._columns_in = decoder.columns if decoder else model.facts.hidden  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
-        self._plain[at.planes] = not model.high_planes
+        self._plain[at.planes] = not model.part.high_alone
         self._gates = self._bind("gates", Bound(self._plain.copy())).array
         self._bind("hidden_in", Bound(np.zeros((0, self._columns_in), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array

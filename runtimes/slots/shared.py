@@ -90,7 +90,6 @@ class Model:
         threads: intra-op threads; None = all processors this process may use.
         kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
         checked: of the bundle that it is of.
-        high_planes: read the high planes of int8 matrices alone: a model of 4 bits; of native operators.
     """
 
     def __init__(
@@ -101,10 +100,8 @@ class Model:
         threads: int | None = None,
         kv: KvFormat | None = None,
         checked: Checked | None = None,
-        high_planes: bool = False,
     ) -> None:
         check_threads(threads)
-        self.high_planes = high_planes
         self.folder, self.part, self.facts = folder, part, part.facts
         self.graph = part.graphs[graph]
         self.kv = kv or ATTENTION[exact_attention(part)]

@@ -47,7 +47,7 @@ class Held {
 // Matrices of some layers, one after the other, each with the quantization of what it multiplies.
 class Layers {
  public:
-  Layers(Kind kind, const std::vector<Shape>& shapes, int layers) {
+  Layers(Kind kind, const std::vector<Shape>& shapes, int layers, bool high = false) : both_(!high) {
     Random random(5);
     int most = kTile, widest = 2 * kBlock;
     for (const auto& [n, k] : shapes) {
@@ -70,6 +70,12 @@ class Layers {
         for (size_t at = 0; at < weights_.back().size(); at += tile.size())
           std::memcpy(weights_.back().get() + at, tile.get(), tile.size());
         bytes += weights_.back().size();
+        if (kind == kP8) {
+          text.insert(text.size() - 1, " plane=0 low=" + std::to_string(weights_.size()));
+          weights_.emplace_back(tiles_of(n) * low_bytes(k));
+          for (uint8_t& byte : weights_.back()) byte = static_cast<uint8_t>(random.next());
+          bytes += both_ ? weights_.back().size() : 0;
+        }
         products += int64_t(n) * k;
       }
     // a decoder must have a head
@@ -89,6 +95,8 @@ class Layers {
     in.kv = kv.get();
     in.kv_bytes = kv.bytes();
     in.slots = 1;
+    in.gates = &both_;
+    in.gate_count = 1;
     for (const auto& w : weights_) in.weights.push_back({w.get(), w.bytes()});
     for (size_t i = 1; held && i + 1 < in.weights.size(); ++i) in.weights[i].data = held_->get();
     return timed(program_, in, scratch_, 0, rows, threads);
@@ -98,6 +106,7 @@ class Layers {
   int64_t products = 0;  // of one row
 
  private:
+  bool both_;                            // planes of kP8
   std::vector<Array<uint8_t>> weights_;  // an embedding, the matrices, the head
   std::unique_ptr<Held> held_;
   Program program_;
@@ -126,6 +135,7 @@ void print_speed(int threads, int turns, int layers, int megabytes, const std::s
   for (int kind = kQ4; kind < kF32; ++kind)
     if (in_blocks(static_cast<Kind>(kind)))
       kinds.emplace(kKinds[kind].name, Layers(static_cast<Kind>(kind), shapes, layers));
+  kinds.emplace("p8 high", Layers(kP8, shapes, layers, true));
   double bandwidth = 0, dots = 0;
   Times times, held;
   for (int turn = -1; turn < turns; ++turn) {  // the first is not counted

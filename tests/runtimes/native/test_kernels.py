@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device import main
-from edgespec.runtimes.files.formats import BLOCK_FORMATS, KINDS
+from benchmarks.device import FORMATS, main
+from edgespec.runtimes.files.formats import KINDS
 from tests.support import arm64
 from tests.support.selftest import (
     ARM,
@@ -234,7 +234,7 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
     assert found["passes"].startswith("ok (")
     for isa in isas[1:]:
         for one in found["isas"][isa]["threads"].values():
-            assert set(one) == {"read_gb_s", "dots_gmac_s", "attention", *BLOCK_FORMATS}
+            assert set(one) == {"read_gb_s", "dots_gmac_s", "attention", *FORMATS.values()}
             # two layers, keys and values of 2 heads of 32 numbers: 2 bytes each, or 1 and a scale of 4 a token
             attention = one["attention"]
             assert (attention["depth"], attention["heads"]) == (2000, "4x2x32")
@@ -246,7 +246,7 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
                 assert cells["1"]["v"] == 1
                 products = 17 * 2 * 2 * 4 * 32 * 2000  # rows, layers, keys and values, heads, numbers, tokens
                 assert cells["17"]["gmac_s"] == pytest.approx(products / cells["17"]["ms"] / 1e6, rel=0.05, abs=0.01)
-            for form in BLOCK_FORMATS:
+            for form in FORMATS.values():
                 cells = one[form]["rows"]
                 assert set(cells) == {"1", "17"}
                 assert cells["1"]["v"] == 1
@@ -299,7 +299,7 @@ def test_a_device_gets_the_program_and_loses_it(
         f"{isa}: the same bits" for isa in program.isas
     ]
     rows = [line.split() for line in lines if line.split()[:2] == ["17", "rows"]]
-    columns = [*(8 for _ in BLOCK_FORMATS), 6, 6]  # of matrices, of attention
+    columns = [*(8 for _ in FORMATS), 6, 6]  # of matrices, of attention
     assert [len(row) for row in rows] == columns * len(program.isas[1:])
     assert list(place.iterdir()) == []
 

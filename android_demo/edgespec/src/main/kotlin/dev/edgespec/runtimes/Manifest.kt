@@ -270,7 +270,7 @@ private fun Reader.model(): ModelPart {
         },
         partOrNull("head_vocab") { HeadVocab(path("file"), int("size", 1)) }, flag("cut"),
         textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("tapped", 0), decoder,
-        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), flag("planes"),
+        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), (numberOrNull("low_bytes") ?: 0.0) > 0,
     )
     val (layers, hidden) = found.facts.layers to found.facts.hidden
     if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")
