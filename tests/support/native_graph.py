@@ -167,6 +167,7 @@ class Node:
         top: int = 0,
         read_codes: bool = False,
         moves: Sequence[tuple[int, int, int]] = (),
+        gates: Sequence[bool] = (),
     ) -> tuple[NDArray[Any], ...]:
         """logits, ids, values and hidden states; ``reach``: rows that reach the LM head, None = all.
 
@@ -179,7 +180,7 @@ class Node:
         feeds: Feeds = {
             "plan": rows.plan,
             "rows": np.array(range(len(rows)) if reach is None else reach, np.int64),
-            "gates": np.zeros(0, bool),
+            "gates": np.array(gates, bool),
             "moves": np.array(moves, np.int64).reshape(-1, 3),
             "control": np.array([top, *controls], np.int64),
             "tables": self.tables.reshape(-1),
@@ -238,7 +239,7 @@ class Raw:
 
     def __init__(self, made: Written, slots: int = 1, tokens: int = 128, path: Path | None = None) -> None:
         self.facts = made.part.facts
-        self.at = Gates(self.facts.layers, len(made.part.heads))
+        self.at = Gates(self.facts.layers, len(made.part.heads), planes=made.part.planes)
         self.session = make_session(path or made.folder / made.part.graphs["native"].file, 2, True)
         self.kv = Bound(np.zeros((slots, F32.nbytes(self.facts, tokens)), np.uint8))
 
@@ -260,7 +261,7 @@ class Raw:
     def gates(self, *on: int, off: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Give the gates of a plain pass, some of them changed."""
         gates = np.zeros(self.at.count, bool)
-        gates[: self.at.embed] = True
+        gates[: self.at.embed] = gates[self.at.planes] = True
         gates[[self.at.embed, self.at.lm, *on]] = True
         gates[list(off)] = False
         return gates
