@@ -104,8 +104,8 @@ def test_signatures(function: Callable[..., object], signature: str) -> None:
 
 def test_settings() -> None:
     assert defaults(LoadOptions) == {
-        "threads": None, "context": None, "strict": True, "check": True, "operators": "auto", "device": "cpu",
-        "device_precision": None, "attention": None, "draft_attention": None, "ngram_store": None,
+        "threads": None, "context": None, "strict": True, "check": True, "operators": "auto", "precision": "full",
+        "device": "cpu", "device_precision": None, "attention": None, "draft_attention": None, "ngram_store": None,
         "prompt_cache": True, "budget": None
     }  # fmt: skip
     assert defaults(Settings) == {
