@@ -1,7 +1,7 @@
 """A long prompt after a restart: time to the first token, beside what reading the prompt takes.
 
     python -m benchmarks.prompt_cache [--shapes qwen2.5-0.5b,qwen3.5-0.8b,lfm2-350m] [--attention f16,int8]
-    python -m benchmarks.prompt_cache BUNDLE [--tokens 10000] [--threads 2] [--runs 3]
+    python -m benchmarks.prompt_cache BUNDLE [--tokens 10000] [--threads 2] [--runs 3] [--method ar]
 
 Every cell, a shape (random weights, int4; written once) and a format of keys, has a cache folder of its own.  A first
 process reads the prompt, writes a short text, and ends when all is on the disk.  Then ``--runs`` processes load the
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=DEFAULT)
     parser.add_argument("bundle", type=Path, nargs="?", help="instead of shapes")
     parser.add_argument("--attention", default="f16,int8")
+    parser.add_argument("--method", default="ar")
     parser.add_argument("--tokens", type=int, default=10000, help="of the prompt")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3)
@@ -65,7 +66,7 @@ def _cell(bundle: Path, attention: str, arguments: argparse.Namespace) -> dict[s
         environment = os.environ | {"EDGESPEC_CACHE": f"{folder}/cache", "EDGESPEC_KEY": f"{folder}/key"}
         environment.pop("EDGESPEC_PROMPT_CACHE", None)
         command = [sys.executable, "-m", "benchmarks.prompt_cache", "--worker", str(bundle)]
-        command += ["--attention", attention]
+        command += ["--attention", attention, "--method", arguments.method]
         command += ["--tokens", str(arguments.tokens), "--threads", str(arguments.threads)]
         command += ["--worth", str(arguments.worth)]
 
@@ -100,7 +101,12 @@ def _ask(arguments: argparse.Namespace) -> dict[str, Any]:
     with edgespec.load(arguments.bundle, threads=arguments.threads, attention=arguments.attention) as engine:
         vocab = min(1000, engine.model.facts.vocab)
         prompt, other = ([rng.randrange(10, vocab) for _ in range(count)] for count in (arguments.tokens, OTHER))
-        how: dict[str, Any] = {"method": "ar", "max_new_tokens": ANSWER, "ignore_eos": True, "temperature": 0.0}
+        how: dict[str, Any] = {
+            "method": arguments.method,
+            "max_new_tokens": ANSWER,
+            "ignore_eos": True,
+            "temperature": 0.0,
+        }
         engine.generate(other, **how)
         start = perf_counter()
         with engine.stream(prompt, **how) as stream:

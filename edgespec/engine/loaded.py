@@ -130,7 +130,7 @@ class LoadedBundle:
         self._times: Times = {}
         self.paces = PrefillBudget(), PrefillBudget()
         wanted = options.prompt_cache and on_cpu
-        self.prompts = PromptCache(bundle, wanted, self.lock, self.paces)
+        self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
 

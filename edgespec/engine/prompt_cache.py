@@ -69,6 +69,7 @@ class PromptCache:
         wanted: whether it was asked for.
         lock: held while the model is used.
         paces: how fast prompts are read, by the target and by a draft.
+        left: bytes of a budget that are left; None = there is none.
 
     Attributes:
         on: whether prompts are found and kept at all.
@@ -80,11 +81,12 @@ class PromptCache:
         wanted: bool,
         lock: FairLock,
         paces: tuple[PrefillBudget, PrefillBudget],
+        left: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._bundle, self._paces = bundle, paces
         limit = prompt_limit() if wanted else 0
         self.on = limit > 0
-        self._writer = PromptWriter(lock, limit)
+        self._writer = PromptWriter(lock, limit, left)
         self._folders: dict[tuple[str, str | None], PromptFolder | None] = {}  # by weights and owner
         self._warned = False
 

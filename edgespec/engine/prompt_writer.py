@@ -49,18 +49,21 @@ class PromptWriter:
 
     Args:
         lock: held while a block is copied.
-        limit: bytes that all prompts may take.
+        limit: bytes that all prompts may take on the disk.
+        left: bytes of memory that states which wait may take; None = any number.
     """
 
-    def __init__(self, lock: FairLock, limit: int) -> None:
-        self._lock, self._limit = lock, limit
+    def __init__(self, lock: FairLock, limit: int, left: Callable[[], int | None]) -> None:
+        self._lock, self._limit, self._left = lock, limit, left
         self._waiting: deque[Wanted] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         _ALL.add(self)
 
     def add(self, wanted: Wanted) -> bool:
-        """Line up a text; False = too much waits already."""
+        """Line up a text; False = too much waits already, or its states do not fit the memory."""
+        if wanted.state.size and (left := self._left()) is not None and left < 0:  # they are there
+            return False
         with self._changed:
             states = sum(one.state.nbytes for one in self._waiting)
             if len(self._waiting) >= _MOST or states + wanted.state.nbytes > max(_MOST_STATES, wanted.state.nbytes):

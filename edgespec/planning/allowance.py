@@ -92,6 +92,10 @@ class Allowance:
             self.limit = found.available + resident_now()[0]
         self._renew()
 
+    def left(self) -> int | None:
+        """Bytes of a budget that was asked for which this process does not take now; None = there is none."""
+        return self.limit - sum(resident_now()) if self.asked and self.limit is not None else None
+
     def set_aside(self, size: int) -> None:
         """Keep so many bytes for what else this process does, such as serving."""
         self._aside += size

@@ -113,6 +113,19 @@ def test_states_are_found_again(
         assert got.stats.reused_tokens >= reused
 
 
+@pytest.mark.parametrize("left", [-1, 0])
+def test_states_that_wait_stay_within_a_budget(
+    native: None, chatty: Callable[[str], Path], folder: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    with load(chatty("lfm2_conv"), threads=1, budget="1GiB") as engine:
+        assert 0 < (engine.allowance.left() or 0) < 1 << 30
+        monkeypatch.setattr(engine.prompts._writer, "_left", lambda: left)
+        engine.generate("The harbour lights came on. " * 40, max_new_tokens=4)
+    assert bool(files(folder)) == (left == 0)
+    with load(chatty("lfm2_conv"), threads=1) as engine:
+        assert engine.allowance.left() is None
+
+
 @pytest.mark.parametrize("attention", ["f32", "int8", "int4"])
 def test_keys_in_other_formats(native: None, coded: Path, folder: Path, attention: str) -> None:
     """Each has files of its own; coded keys go on from where the exact ones of the newest tokens were kept."""
