@@ -86,8 +86,10 @@ class Failure:
     def body(self, path: str = "") -> dict[str, Any]:
         """Write it in the shape of the API at ``path``."""
         if path.startswith(MESSAGES):
+            full = self.code == "context_length_exceeded"  # its clients know it by these words, and shorten the talk
+            message = f"prompt is too long: {self.message}" if full else self.message
             kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            return {"type": "error", "error": {"type": kind, "message": message}}
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 

@@ -28,6 +28,7 @@ from edgespec.server.requests import (
 from edgespec.server.writer import Body, Writer, as_json, sse
 
 Blocks = str | list[dict[str, Any]]
+HEADER = "x-anthropic-"  # begins a block that a client writes for the service's accounts
 _CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -42,7 +43,8 @@ class MessagesRequest(Strict):
     """``POST /v1/messages``; ``max_tokens`` beyond the server's limit is that limit."""
 
     ignored: ClassVar[tuple[str, ...]] = (
-        *("metadata", "service_tier", "context_management", "inference_geo", "cache_control", "betas"),
+        *("metadata", "service_tier", "context_management", "inference_geo", "cache_control", "betas", "speed"),
+        *("diagnostics", "user_profile_id", "workspace_id"),
     )
     model: Name
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
@@ -92,12 +94,18 @@ class MessagesRequest(Strict):
 
     def _messages(self) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
-        if self.system:
-            made.append({"role": "system", "content": _text(self.system)})
+        if system := _system(self.system or ""):
+            made.append({"role": "system", "content": system})
         names: dict[str, str] = {}  # of tools, by the id of a call
         for turn in self.messages:
             blocks = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content
-            made += _assistant(blocks, names) if turn.role == "assistant" else _user(turn.role, blocks, names)
+            said = _assistant(blocks, names) if turn.role == "assistant" else _user(blocks, names)
+            if turn.role != "system":
+                made += said
+            elif made and made[-1]["role"] == "user":  # few templates know such turns
+                made[-1]["content"] += f"\n\n{_text(blocks)}"
+            else:
+                made.append({"role": "user" if made else "system", "content": _text(blocks)})
         return made
 
 
@@ -105,6 +113,13 @@ class CountRequest(MessagesRequest):
     """``POST /v1/messages/count_tokens``."""
 
     max_tokens: Annotated[Count, Field(ge=1)] = 1
+
+
+def _system(content: Blocks) -> str:
+    """Join blocks of instructions; without the client's own header, which is another one in every request."""
+    if isinstance(content, str):
+        return content
+    return _text([block for block in content if not str(block.get("text")).startswith(HEADER)])
 
 
 def _text(content: Blocks) -> str:
@@ -119,7 +134,7 @@ def _text(content: Blocks) -> str:
     )
 
 
-def _user(role: str, blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _user(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Write what tools gave, and then what was said."""
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -127,7 +142,7 @@ def _user(role: str, blocks: Sequence[dict[str, Any]], names: dict[str, str]) ->
             named = {"name": names[call]} if call in names else {}
             yield {"role": "tool", "tool_call_id": call, "content": _text(block.get("content") or ""), **named}
     if said := [block for block in blocks if block.get("type") != "tool_result"]:
-        yield {"role": role, "content": _text(said)}
+        yield {"role": "user", "content": _text(said)}
 
 
 def _assistant(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -83,7 +83,16 @@ class Asked(Strict):
     """What completions and chats have in common."""
 
     ignored: ClassVar[tuple[str, ...]] = (  # fields that change nothing of an answer
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *(
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        ),
+        *("verbosity", "cache_prompt", "usage"),
     )
     model: Name
     temperature: Annotated[Number, Field(ge=0)] | None = None
@@ -234,7 +243,13 @@ class CompletionRequest(Asked):
         return list(given)  # type: ignore[arg-type]
 
 
-class Function(Strict):
+class Described(Strict):
+    """An object that clients may say more of, which changes nothing of an answer, such as how it is cached."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class Function(Described):
     """A function that the model may call."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/\-]+$", max_length=MOST_NAME)]
@@ -243,7 +258,7 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(Described):
     """A tool; this server knows functions alone."""
 
     type: Literal["function"] = "function"

@@ -28,6 +28,8 @@ from edgespec.server.writer import Body, Writer, as_json, sse
 
 Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
 _ROLES = ("user", "assistant", "system", "developer")
+JOINED = "__"  # between the names of a namespace and of its function
+LEFT_OUT = ("web_search",)  # tools of services that agents offer without being asked: the model is not told of them
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -74,7 +76,7 @@ class ResponsesRequest(Strict):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "stream": self.stream,
-            "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
+            "tools": None if self.tools is None else [made for tool in self.tools for made in _tools(tool)],
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
@@ -100,6 +102,7 @@ class ResponsesRequest(Strict):
         kept = None if self.store is False else self.conversation(earlier)
         return {
             "conversation": kept,
+            "namespaces": [str(tool.get("name")) for tool in self.tools or [] if tool.get("type") == "namespace"],
             "said": {
                 "instructions": self.instructions,
                 "max_output_tokens": self.max_output_tokens,
@@ -111,7 +114,7 @@ class ResponsesRequest(Strict):
                 "temperature": self.temperature,
                 "text": {"format": {"type": "text"}} | (self.text or {}),
                 "tool_choice": self.tool_choice or "auto",
-                "tools": self.tools or [],
+                "tools": [tool for tool in self.tools or [] if tool.get("type") not in LEFT_OUT],
                 "top_p": self.top_p,
                 "truncation": "disabled",
             },
@@ -134,7 +137,7 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
         else:
             made.append({"role": role, "content": text})
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+        function = {"name": _flat(item.get("namespace"), item.get("name")), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if turn:
             turn.setdefault("tool_calls", []).append(call)
@@ -163,12 +166,23 @@ def _text(content: Any) -> str:
     raise InvalidRequest("an item's content is neither text nor parts of text", TEXT_ALONE)
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if (kind := tool.get("type")) != "function":
+def _tools(tool: dict[str, Any], namespace: str | None = None) -> Iterator[dict[str, Any]]:
+    """Write a tool as chats have it; those of a namespace are called by both names."""
+    kind = tool.get("type")
+    if kind == "namespace" and namespace is None and isinstance(tool.get("tools"), list):
+        for one in tool["tools"]:
+            yield from _tools(one if isinstance(one, dict) else {}, str(tool.get("name")))
+    elif kind == "function":
+        fields = {name: value for name, value in tool.items() if name != "type"}
+        yield {"type": "function", "function": fields | {"name": _flat(namespace, tool.get("name"))}}
+    elif kind not in LEFT_OUT:
         raise InvalidRequest(
             f"a tool of type {str(kind)[:80]!r}: expected functions", "this server runs no tools itself"
         )
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _flat(namespace: Any, name: Any) -> Any:
+    return f"{namespace}{JOINED}{name}" if namespace else name
 
 
 class ResponseWriter(Writer):
@@ -245,13 +259,20 @@ class ResponseWriter(Writer):
     def _item(self, choice: Choice, part: Part, status: str) -> Body:
         number = f"{self.id[-16:]}{choice.parts.index(part)}"
         if part.kind == "call":
-            call: Body = {"type": "function_call", "id": f"fc_{number}", "call_id": part.id, "name": part.name}
+            call: Body = {"type": "function_call", "id": f"fc_{number}", "call_id": part.id, **self._named(part.name)}
             return call | {"arguments": part.text, "status": status}
         if part.kind == "reasoning":
             thought = [{"type": "reasoning_text", "text": part.text}] if part.text else []
             return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought, "status": status}
         said = [_said(part.text)] if part.text else []
         return {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": status, "content": said}
+
+    def _named(self, name: str) -> Body:
+        """Write the name of a function, apart from that of its namespace."""
+        for namespace in self.echo["namespaces"]:
+            if name.startswith(f"{namespace}{JOINED}"):
+                return {"name": name[len(namespace) + len(JOINED) :], "namespace": namespace}
+        return {"name": name}
 
     def _place(self, choice: Choice, part: Part) -> Body:
         item = self._item(choice, part, "")
@@ -271,7 +292,7 @@ class ResponseWriter(Writer):
         part, self._open = self._open, None
         if part is None:
             return
-        whole: Body = {"arguments": part.text, "name": part.name} if part.kind == "call" else {"text": part.text}
+        whole: Body = {"arguments": part.text} | self._named(part.name) if part.kind == "call" else {"text": part.text}
         yield self._event(f"{_NAMES[part.kind]}.done", **self._place(choice, part), **whole, **_more(part))
         if part.kind != "call":
             yield self._event("response.content_part.done", **self._place(choice, part), part=_part(part, part.text))

@@ -302,7 +302,7 @@ def test_a_stored_response_is_gone_on_from(client: OpenAI, server: Served) -> No
         ({"input": [{"type": "input_image"}]}, "input_image"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text alone"),
         ({"input": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
-        ({"tools": [{"type": "web_search"}]}, "runs no tools itself"),
+        ({"tools": [{"type": "file_search"}]}, "runs no tools itself"),
         ({"background": True}, "background"),
         ({"extra_body": {"colour": "red"}}, "colour"),
     ],

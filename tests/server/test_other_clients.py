@@ -34,6 +34,8 @@ for model, base in (("openai/agent", f"{url}/v1"), ("anthropic/agent", url)):
 asked = {"input": "Good night", "max_output_tokens": 20}
 answer = litellm.responses(model="openai/agent", api_base=f"{url}/v1", api_key="none", **asked)
 found.append([answer.status, answer.usage.output_tokens])
+answer = litellm.embedding(model="openai/agent", api_base=f"{url}/v1", api_key="none", input=["Good night", "Speak"])
+found.append([len(one["embedding"]) for one in answer.data])
 print(json.dumps(found))
 """
 MODELS = "- model_id: agent\n  model_name: agent\n  api_base: {url}/v1\n  api_key_name: none\n"
@@ -51,7 +53,9 @@ def test_litellm_speaks_all_three_apis(server: Served, tmp_path: Path) -> None:
     command = [python_with("clients"), "-c", LITELLM, server.url, json.dumps(TOOLS)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    *calls, response = json.loads(done.stdout.splitlines()[-1])
+    *calls, response, embeddings = json.loads(done.stdout.splitlines()[-1])
+    assert len(embeddings) == 2
+    assert embeddings[0] == embeddings[1] > 0
     assert response == ["incomplete", 20]
     assert len(calls) == 4
     assert all(call == calls[0] for call in calls)
