@@ -31,7 +31,7 @@ FORMAT = click.Choice(list(FORMATS))
 
 
 @click.command("serve", cls=GroupedCommand)
-@click.argument("bundles", nargs=-1, required=True)
+@click.argument("bundles", metavar="MODEL...", nargs=-1, required=True)
 @option("--host", "Address to listen on.", default="127.0.0.1")
 @option("--port", "0 takes a free one.", click.IntRange(0, 65535), 8000)
 @option("--name", "What clients call the model; of several, one for each.  [default: the folder]", multiple=True)
