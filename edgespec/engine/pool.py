@@ -133,10 +133,13 @@ class SessionPool:
         session.shared = max((one.common for one in lenders), default=0)
         self._busy.append(session)
 
-    def _lenders(self, session: Session, prompt: Sequence[int]) -> list[_Found]:
-        """Sessions that may lend this one what they hold of a prompt."""
+    def _lenders(self, session: Session, prompt: Sequence[int], held: int = 0) -> list[_Found]:
+        """Find sessions that may lend this one more of a prompt than the ``held`` tokens that it has."""
         some = [*self._idle, *self._busy] if self._together else self._idle
-        return [_Found(one, prompt, session.owner) for one in some if one is not session and not one.foreign]
+        others = (one for one in some if one is not session and not one.foreign)
+        ahead = list(prompt[held : held + _WORTH])  # by these alone most others are told
+        some = [one for one in others if one.target.tokens[held : held + len(ahead)] == ahead]
+        return [_Found(one, prompt, session.owner) for one in some]
 
     def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
         """Let a busy session whose text is the beginning of a prompt hold what another one has read of it by now.
@@ -146,7 +149,7 @@ class SessionPool:
         """
         with self._lock:
             held = len(session.target.tokens)
-            _take_over(session, held, self._lenders(session, prompt))
+            _take_over(session, held, self._lenders(session, prompt, held))
             return len(session.target.tokens) - held
 
     def add(self, session: Session) -> None:
