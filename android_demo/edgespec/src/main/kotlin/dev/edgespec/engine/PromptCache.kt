@@ -5,13 +5,9 @@ import dev.edgespec.decoding.Tokens
 import dev.edgespec.runtimes.*
 import java.io.File
 import java.io.IOException
-import java.util.Optional
 import java.util.concurrent.LinkedBlockingQueue
-import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.ThreadPoolExecutor
 import java.util.concurrent.TimeUnit
-import java.util.concurrent.atomic.AtomicLong
-import java.util.stream.Collectors
 
 /*
  * Prompts are read once: what passes left of them is kept on the disk, and found by the next process, as in Python
@@ -53,32 +49,32 @@ internal class PromptCache(
         var held = slot.cropped(slot.tokens.commonPrefix(Tokens(text)))
         var found = folder.find(text, slot.stateful)
         for (attempt in 1..TRIES) {
-            if (found.length < held + LEAST) break
-            if (restore(folder, slot, text, found, held, minOf(slot.context, room))) {
-                touch(found.pieces.map { it.file })
-                break
-            }
+            if (found.length < held + LEAST || restore(folder, slot, text, found, held, minOf(slot.context, room))) break
             held = slot.tokens.size
             found = folder.find(text, slot.stateful)
         }
+        touch(found.map { it.file })
         return KeptText(writer, folder, slot, found.length, paces.getValue(draft), worth)
     }
 
     /** Fill a slot that holds [held] tokens of a text with what was found of it; false = a file was wrong, and is gone. */
-    private fun restore(folder: PromptFolder, slot: Slot, text: IntArray, found: Beginning, held: Int, room: Int): Boolean {
+    private fun restore(folder: PromptFolder, slot: Slot, text: IntArray, found: List<Piece>, held: Int, room: Int): Boolean {
         slot.reserve(room)
         slot.settle() // what the last request left to the next pass
         slot.takeUp(text.copyOf(found.length), found.length)
-        val pieces = found.pieces.filter { it.stop > held || (found.end && it === found.pieces.last()) }
-        val states = pieces.parallelStream().map { Optional.ofNullable(read(folder, it, slot)) }.collect(Collectors.toList())
-        val whole = states.all { it.isPresent }
-        if (whole && slot.putState(if (found.end) states.last().get() else NO_STATE) && slot.takenUp()) return true
-        if (whole) pieces.last().file.delete() // states of another text
-        slot.crop(if (slot.stateful) 0 else minOf(held, pieces[0].start)) // what was there may be written over
-        return false
+        val pieces = found.filter { it.stop > held || !it.whole }
+        var done = false
+        try {
+            val states = arrayOfNulls<ByteArray>(pieces.size)
+            pieces.indices.toList().parallelStream().forEach { states[it] = read(folder, pieces[it], slot) }
+            done = states.all { it != null } && slot.putState(states.last()!!) && slot.takenUp()
+        } finally {
+            if (!done) slot.crop(if (slot.stateful) 0 else minOf(held, pieces[0].start)) // what was there may be written over
+        }
+        return done
     }
 
-    /** Read a file into the slot -> the states in it; null = it was damaged, and is gone. */
+    /** Read a file into the slot -> the states in it; null = it was damaged, or they are of another text, and it is gone. */
     private fun read(folder: PromptFolder, piece: Piece, slot: Slot): ByteArray? = try {
         folder.read(piece.file, slot.part(piece.start, piece.stop))
     } catch (_: IOException) {
@@ -129,7 +125,7 @@ internal class KeptText(
         val held = slot.tokens.commonPrefix(Tokens(text))
         if ((held - length) * pace.seconds < worth || held < LEAST) return
         if (slot.stateful && held < slot.tokens.size) return
-        if (writer.add(Wanted(folder, slot, text.copyOf(held), slot.state()))) length = held
+        if (writer.add(folder, slot, text.copyOf(held), slot.state())) length = held
     }
 
     /** Watch no more. */
@@ -138,36 +134,18 @@ internal class KeptText(
     }
 }
 
-/** What is to be written: a text with the state behind it; a slot that went on to another text is left alone. */
-internal class Wanted(val folder: PromptFolder, val slot: Slot, val text: IntArray, val state: ByteArray)
-
 /** Writes in a thread of its own, a block at a time, while the slots still hold it. */
 internal class PromptWriter(private val cache: File, private val limit: Long, private val between: (() -> ByteArray?) -> ByteArray?) {
-    private val waiting = AtomicLong() // bytes of states
-    private val thread = ThreadPoolExecutor(1, 1, 1, TimeUnit.SECONDS, LinkedBlockingQueue(MOST)) { run ->
-        Thread(run, "edgespec-prompts").apply {
-            isDaemon = true
-            priority = Thread.MIN_PRIORITY
-        }
-    }.apply { allowCoreThreadTimeOut(true) }
+    private val thread = ThreadPoolExecutor(
+        1, 1, 1, TimeUnit.SECONDS, LinkedBlockingQueue(MOST),
+        { run -> Thread(run, "edgespec-prompts").apply { isDaemon = true } }, ThreadPoolExecutor.DiscardPolicy(),
+    ).apply { allowCoreThreadTimeOut(true) }
 
-    /** Line up a text; false = too much waits already. */
-    fun add(wanted: Wanted): Boolean {
-        val size = wanted.state.size.toLong()
-        if (waiting.get() > 0 && waiting.get() + size > MOST_STATES) return false
-        try {
-            thread.execute {
-                try {
-                    write(wanted)
-                } catch (_: Exception) { // no room, no rights, a closed engine: it is read again then
-                } finally {
-                    waiting.addAndGet(-size)
-                }
-            }
-        } catch (_: RejectedExecutionException) {
-            return false
-        }
-        waiting.addAndGet(size)
+    /** Line up a text that [slot] holds, and the [state] behind it; false = too much waits already. */
+    fun add(folder: PromptFolder, slot: Slot, text: IntArray, state: ByteArray): Boolean {
+        val waiting = thread.queue.sumOf { (it as Wanted).state.size.toLong() }
+        if (waiting > 0 && waiting + state.size > MOST_STATES) return false
+        thread.execute(Wanted(folder, slot, text, state))
         return true
     }
 
@@ -176,34 +154,33 @@ internal class PromptWriter(private val cache: File, private val limit: Long, pr
         thread.awaitTermination(Long.MAX_VALUE, TimeUnit.SECONDS)
     }
 
-    private fun write(wanted: Wanted) {
-        val (folder, text) = wanted.folder to wanted.text
-        val chain = folder.chain(text)
-        val whole = text.size / PROMPT_BLOCK
-        val pieces = (0 until whole).map { Triple(it * PROMPT_BLOCK, (it + 1) * PROMPT_BLOCK, true) } +
-            if (text.size % PROMPT_BLOCK > 0 || wanted.state.isNotEmpty()) listOf(Triple(whole * PROMPT_BLOCK, text.size, false)) else emptyList()
-        val names = pieces.associateWith { (_, stop, block) -> folder.nameOf(chain, text, stop, block) }
-        val missing = pieces.filter { !File(folder.path, names.getValue(it)).exists() }
-        if (missing.isEmpty()) return
-        val block = copy(wanted, 0, minOf(PROMPT_BLOCK, text.size)) ?: return
-        val most = roomFor(cache, limit)
-        val size = block.size.toLong() * missing.size + wanted.state.size
-        if (size > most / 2) return
-        trim(cache, most, size)
-        folder.make()
-        for (piece in missing) {
-            val (start, stop, ofBlock) = piece
-            folder.write(names.getValue(piece), copy(wanted, start, stop) ?: break, if (ofBlock) NO_STATE else wanted.state)
+    private inner class Wanted(val folder: PromptFolder, val slot: Slot, val text: IntArray, val state: ByteArray) : Runnable {
+        override fun run() = try {
+            write()
+        } catch (_: Exception) { // no room, no rights, a closed engine: it is read again then
         }
-        touch(names.values.map { File(folder.path, it) })
-    }
 
-    /** Copy what the slot has of some tokens; null = it has gone on to another text, or is closed. */
-    private fun copy(wanted: Wanted, start: Int, stop: Int): ByteArray? = between {
-        if (wanted.slot.tokens.commonPrefix(Tokens(wanted.text)) < stop) return@between null
-        val parts = wanted.slot.part(start, stop)
-        ByteArray(parts.sumOf { it.remaining() }).also { bytes ->
-            parts.fold(0) { at, part -> at + part.remaining().also { part.get(bytes, at, it) } }
+        private fun write() {
+            val pieces = folder.pieces(text, state.isNotEmpty())
+            val missing = pieces.filterNot { it.file.exists() }
+            if (missing.isEmpty()) return
+            val block = copy(0, minOf(PROMPT_BLOCK, text.size)) ?: return
+            val most = roomFor(cache, limit)
+            val size = block.size.toLong() * missing.size + state.size
+            if (size > most / 2) return
+            trim(cache, most, size)
+            folder.make()
+            for (piece in missing) folder.write(piece.file, copy(piece.start, piece.stop) ?: break, if (piece.whole) NO_STATE else state)
+            touch(pieces.map { it.file })
+        }
+
+        /** Copy what the slot has of some tokens; null = it has gone on to another text, or is closed. */
+        private fun copy(start: Int, stop: Int): ByteArray? = between {
+            if (slot.tokens.commonPrefix(Tokens(text)) < stop) return@between null
+            val parts = slot.part(start, stop)
+            ByteArray(parts.sumOf { it.remaining() }).also { bytes ->
+                parts.fold(0) { at, part -> at + part.remaining().also { part.get(bytes, at, it) } }
+            }
         }
     }
 }

@@ -140,7 +140,8 @@ class Lane(
 
 private class Found(val lane: Lane, prompt: Tokens) {
     val common = lane.target.tokens.commonPrefix(prompt) // tokens that its text begins with, too
-    val reused = lane.target.cropped(common) // tokens that need not be read again, fewer where states go back to a checkpoint
+    val lent = minOf(common, maxOf(prompt.size - 1, 0)) // those that may be taken up: the prompt's last one is read in any case
+    val reused = lane.target.cropped(lent) // tokens that need not be read again, fewer where states go back to a checkpoint
 
     /** Whether it goes on from all that was asked; the last answer may be left out, and the question end in other tokens. */
     val goesOn = lane.target.tokens.size - common <= FEW || common > maxOf(FEW, lane.asked - 2)
@@ -165,7 +166,7 @@ class LanePool(private val make: () -> Lane) {
         val lenders = idle.map { Found(it, prompt) }
         val nearest = lenders.maxByOrNull { it.reused }
         lane.shared = lenders.maxOfOrNull { it.common } ?: 0
-        if (nearest != null && nearest.reused >= own + WORTH) lane.target.beginLike(nearest.lane.target, nearest.common)
+        if (nearest != null && nearest.reused >= own + WORTH) lane.target.beginLike(nearest.lane.target, nearest.lent)
         return lane.also { busy.add(it) }
     }
 

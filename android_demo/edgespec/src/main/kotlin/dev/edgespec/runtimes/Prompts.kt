@@ -29,42 +29,47 @@ private const val MOST_STATES = 1L shl 30 // bytes
 private const val HEX = 32 // digits of a hash in a name
 private const val KEY_BYTES = 32
 private const val STALE = 60_000L // milliseconds after which nobody writes a part of a file any more
-private const val SUFFIXES = "keys end"
+private val NAME = Regex("\\w+-(\\d{1,9})(-\\w+)?[.](keys|end)")
 
 /** A file, of tokens [start] to [stop] of a text. */
-internal class Piece(val file: File, val start: Int, val stop: Int)
+internal class Piece(val file: File, val start: Int, val stop: Int) {
+    val whole: Boolean get() = file.extension == "keys"
+}
 
-/** The longest beginning of a text that a folder has, [length] tokens; [end]: the last piece has states, or is no whole block. */
-internal class Beginning(val length: Int, val pieces: List<Piece>, val end: Boolean)
+/** Tokens of the text that these are of, one after the other. */
+internal val List<Piece>.length: Int get() = lastOrNull()?.stop ?: 0
 
 /** A folder of prompts under [cache]; [root]: 32 bytes of [rootOf]. */
 internal class PromptFolder(private val root: ByteArray, cache: File) {
     val path = File(promptsIn(cache), short(root))
 
-    /** Find the longest beginning of [tokens]; [stateful]: reading goes on only from where states are. */
-    fun find(tokens: IntArray, stateful: Boolean): Beginning {
+    /** Find the files of the longest beginning of [tokens]; [stateful]: reading goes on only from where states are. */
+    fun find(tokens: IntArray, stateful: Boolean): List<Piece> {
         val chain = chain(tokens)
         val names = path.list().orEmpty().toSet()
-        val blocks = (1 until chain.size).map { blockName(chain[it], it * PROMPT_BLOCK) }.takeWhile { it in names }
-        val whole = blocks.mapIndexed { at, name -> Piece(File(path, name), at * PROMPT_BLOCK, (at + 1) * PROMPT_BLOCK) }
+        val blocks = blocks(chain).takeWhile { it.file.name in names }
         val ends = names.filter { it.endsWith(".end") }.groupBy { it.take(HEX) }
         for (count in blocks.size downTo if (stateful) 0 else blocks.size) {
             for (name in ends[short(chain[count])].orEmpty().sortedByDescending(::stopOf)) {
                 val stop = stopOf(name)
-                if (stop !in count * PROMPT_BLOCK..tokens.size || name != endName(chain, tokens, stop)) continue
-                return Beginning(stop, whole.take(count) + Piece(File(path, name), count * PROMPT_BLOCK, stop), true)
+                if (stop !in count * PROMPT_BLOCK..tokens.size) continue
+                val end = end(chain, tokens, stop)
+                if (name == end.file.name) return blocks.take(count) + end
             }
         }
-        return if (stateful) Beginning(0, emptyList(), false) else Beginning(blocks.size * PROMPT_BLOCK, whole, false)
+        return if (stateful) emptyList() else blocks
+    }
+
+    /** All files of a text, which has states behind it, or none. */
+    fun pieces(tokens: IntArray, stateful: Boolean): List<Piece> {
+        val chain = chain(tokens)
+        val end = if (stateful || tokens.size % PROMPT_BLOCK > 0) listOf(end(chain, tokens, tokens.size)) else emptyList()
+        return blocks(chain) + end
     }
 
     /** Hashes of a text after 0, 256, 512 ... tokens. */
-    fun chain(tokens: IntArray): List<ByteArray> = (0..tokens.size - PROMPT_BLOCK step PROMPT_BLOCK)
+    private fun chain(tokens: IntArray): List<ByteArray> = (0..tokens.size - PROMPT_BLOCK step PROMPT_BLOCK)
         .runningFold(root) { parent, start -> next(parent, tokens, start, start + PROMPT_BLOCK) }
-
-    /** The name of the file of the whole block that ends at [stop], or of the end there. */
-    fun nameOf(chain: List<ByteArray>, tokens: IntArray, stop: Int, whole: Boolean): String =
-        if (whole) blockName(chain[stop / PROMPT_BLOCK], stop) else endName(chain, tokens, stop)
 
     /**
      * Read a file into [keys] and compare its seal -> the states.  Keys and values are there before that is done.
@@ -91,13 +96,12 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
     }
 
     /** Write a file, whole or not at all, unless it is there. */
-    fun write(name: String, keys: ByteArray, states: ByteArray) {
-        val file = File(path, name)
+    fun write(file: File, keys: ByteArray, states: ByteArray) {
         if (file.exists()) return
         val begin = ByteBuffer.allocate(LINE).order(ByteOrder.LITTLE_ENDIAN)
         begin.put(MAGIC).putInt(VERSION).putInt(0).putLong(keys.size.toLong()).putLong(states.size.toLong())
         val digest = MessageDigest.getInstance("SHA-256").apply { update(keys) }.digest(states)
-        begin.put(seal(name, begin.array().copyOf(SEALED), digest))
+        begin.put(seal(file.name, begin.array().copyOf(SEALED), digest))
         writeWhole(file, begin.array(), keys, states)
     }
 
@@ -109,11 +113,15 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
         }
     }
 
-    private fun blockName(own: ByteArray, stop: Int) = "${short(own)}-$stop.keys"
+    private fun blocks(chain: List<ByteArray>): List<Piece> = chain.drop(1).mapIndexed { at, own ->
+        val stop = (at + 1) * PROMPT_BLOCK
+        Piece(File(path, "${short(own)}-$stop.keys"), stop - PROMPT_BLOCK, stop)
+    }
 
-    private fun endName(chain: List<ByteArray>, tokens: IntArray, stop: Int): String {
+    private fun end(chain: List<ByteArray>, tokens: IntArray, stop: Int): Piece {
         val parent = chain[stop / PROMPT_BLOCK]
-        return "${short(parent)}-$stop-${short(next(parent, tokens, stop / PROMPT_BLOCK * PROMPT_BLOCK, stop, "end"))}.end"
+        val start = stop / PROMPT_BLOCK * PROMPT_BLOCK
+        return Piece(File(path, "${short(parent)}-$stop-${short(next(parent, tokens, start, stop, "end"))}.end"), start, stop)
     }
 
     private fun next(parent: ByteArray, tokens: IntArray, start: Int, stop: Int, what: String = ""): ByteArray {
@@ -162,8 +170,7 @@ private fun promptsIn(cache: File) = File(cache, "prompts")
 private fun filesIn(cache: File) = promptsIn(cache).walk().filter { it.isFile && stopOf(it.name) > 0 }.toList()
 
 /** After how many tokens of a text a file ends, by its name; 0 = it is none. */
-private fun stopOf(name: String): Int =
-    if (name.substringAfterLast('.') in SUFFIXES.split(" ")) name.substringBefore('.').split("-").getOrNull(1)?.toIntOrNull() ?: 0 else 0
+private fun stopOf(name: String): Int = NAME.matchEntire(name)?.run { groupValues[1].toInt() } ?: 0
 
 private fun short(hash: ByteArray) = hex(hash).take(HEX)
 

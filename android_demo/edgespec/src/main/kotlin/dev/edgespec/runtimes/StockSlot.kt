@@ -59,32 +59,17 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     }
 
     override fun move(from: Int, to: Int) { // keys carry positions by depth, so they move without a new rotation
-        val row = FloatArray(facts.headDim)
-        for (bound in cache.values) for (head in 0 until facts.kvHeads) {
-            val view = bound.floats.duplicate()
-            view.position((head * capacity + from) * row.size)
-            view.get(row)
-            view.position((head * capacity + to) * row.size)
-            view.put(row)
-        }
+        copy(part(from, from + 1), part(to, to + 1))
     }
+
+    private fun copy(from: List<ByteBuffer>, to: List<ByteBuffer>) = from.zip(to).forEach { (one, other) -> other.put(one) }
 
     override fun beginLike(other: Slot, length: Int): Int {
         check(other is StockSlot)
         val same = other.cropped(length)
         takeUp(other.tokens.slice(0, same), same)
-        for ((name, bound) in cache) copyHeads(other.cache.getValue(name), other.capacity, bound, capacity, same)
+        copy(other.part(0, same), part(0, same))
         return same
-    }
-
-    /** Copy the first rows of each head from a cache with room for [rows] to one for [room]. */
-    private fun copyHeads(from: Bound, rows: Int, to: Bound, room: Int, count: Int) {
-        for (head in 0 until facts.kvHeads) {
-            val part = from.floats.duplicate()
-            part.limit((head * rows + count) * facts.headDim)
-            part.position(head * rows * facts.headDim)
-            to.floats.duplicate().also { it.position(head * room * facts.headDim) }.put(part)
-        }
     }
 
     override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass =
@@ -172,17 +157,17 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         var need = minOf(most, up(tokens + headroom, ROUND_CAPACITY))
         if (need <= capacity) return
         need = minOf(most, maxOf(need, capacity * 3 / 2))
+        val (old, before) = cache.values.toList() to part(0, this.tokens.size)
         for (layer in 0 until facts.layers) for (kind in listOf("key", "value")) {
             val name = "$layer.$kind"
             val fresh = Bound.of(OnnxJavaType.FLOAT, 1, facts.kvHeads, need, facts.headDim)
-            cache.put(name, fresh)?.let { old ->
-                copyHeads(old, capacity, fresh, need, this.tokens.size)
-                old.close()
-            }
+            cache[name] = fresh
             io.input("past_key_values.$name", fresh)
             io.output("present.$name", fresh)
         }
         capacity = need
+        copy(before, part(0, this.tokens.size))
+        old.forEach { it.close() }
     }
 
     override fun part(start: Int, stop: Int): List<ByteBuffer> = cache.values.flatMap { bound ->

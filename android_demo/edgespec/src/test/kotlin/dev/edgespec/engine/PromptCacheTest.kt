@@ -8,7 +8,6 @@ import dev.edgespec.support.*
 import java.io.File
 import java.nio.file.Files
 import java.nio.file.attribute.PosixFilePermissions
-import java.util.concurrent.TimeUnit
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty
@@ -132,7 +131,7 @@ class PromptCacheTest {
             process.outputStream.writer().use { it.write(prompt.joinToString(" ")) }
             assertEquals("loaded", process.inputStream.bufferedReader().readLine())
             Thread.sleep(50L + 300 * at)
-            process.destroyForcibly().waitFor(60, TimeUnit.SECONDS)
+            process.destroyForcibly().waitFor()
             val before = sums(cache)
             told(cache)
             assertEquals(before, sums(cache).filterKeys { it in before }, "a file was wrong")
