@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import conditions, show
 from edgespec.export.drafters.heads import TrainedHeads, check_heads, read_heads
 from edgespec.export.source.source import resolve
-from edgespec.export.training.data import Windows, greedy_texts, orders, write_texts
+from edgespec.export.training.data import greedy_texts, orders, write_texts
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.options import PROMPT
 from edgespec.export.training.save import draft_acceptance, rank_shares
 from edgespec.export.training.target import Source, Target
+from edgespec.export.training.windows import Windows
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.slot import Slot
 
 PREFILL = 512
+READ = 512  # MB of a read that tells the bandwidth
 
 
 def main() -> None:
@@ -123,7 +124,7 @@ def _share(step: Callable[[], None], weights: int, threads: int, bandwidths: lis
     None = without the native library nothing can be read like that.
     """
     read: list[float] = []
-    turns = alternate({"step": step, "read": lambda: read.append(read_bandwidth(threads, 4, 512, 1))}, 11, warm=0)
+    turns = alternate({"step": step, "read": lambda: read.append(read_bandwidth(threads, 4, READ, 1))}, 11, warm=0)
     bandwidths += read
     return ratio([weights / ms / 1e6 for ms in turns["step"]], read) if all(read) else None
 

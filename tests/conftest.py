@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from xdist.scheduler import LoadFileScheduling
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -41,7 +42,8 @@ from tests.support import arm64, hf, saved
 from tests.support.alone import alone, common
 from tests.support.required import unexpected
 
-settings.register_profile("edgespec", deadline=None)  # no test asserts a time
+settings.register_profile("edgespec", deadline=None, max_examples=50)  # no test asserts a time
+settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile("edgespec")
 quiet.BUSY = quiet.OTHERS = math.inf  # tests share their processors: what they time is a busy machine's
 
@@ -132,6 +134,31 @@ LONGEST = (
     "planning/test_peak.py",
     "stress/test_stress.py",
 )
+
+
+WITH_TORCH = (
+    "export/training/",
+    "export/architectures/test_saved.py",
+    "export/drafters/test_heads.py",
+    "export/tokenizers/test_tokenizers_of_transformers.py",
+    "cli/test_models.py",
+    "test_benchmarks.py",
+)
+"""Files that import torch or transformers, which takes a process five seconds."""
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """A file is one process's; those with torch are all one's."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "torch" if file.removeprefix("tests/").startswith(WITH_TORCH) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Spread the files over the processes."""
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,8 +34,6 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FUZZ = settings(
-    max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -90,7 +88,7 @@ MORE = ["quantization_config", "architectures", "layer_types", "no_rope_layers",
         "rope_scaling", "rope_parameters", "text_config"]  # fmt: skip
 
 
-@settings(FUZZ, max_examples=300)
+@FUZZ
 @given(data=st.data())
 def test_any_configuration_of_any_architecture(every: dict[str, Path], data: st.DataObject) -> None:
     """One value of what transformers writes, at any depth, is another, or an option is there that was not."""

@@ -237,7 +237,7 @@ def test_replay(figures: Run, small: Path, tmp_path: Path) -> None:
 
 
 def test_rows(figures: Run, small: Path) -> None:
-    found = figures("rows", small, "--depths", "0,8", "--rows", "1,2,8", "--pairs", 2, *ONE, "--trees")
+    found = figures("rows", small, "--depths", "0,8", "--rows", "1,2,8", "--pairs", 2, *ONE, "--trees", READ=8)
     for depth in found["depths"].values():
         assert set(depth["ms"]) == {*depth["v"], "tree 8"} == {"1", "2", "8", "tree 8"}
     assert comb(9).tolist() == [-1, 0, 0, 1, 1, 3, 3, 5, 5]

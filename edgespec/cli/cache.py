@@ -18,7 +18,6 @@ from edgespec.runtimes.files.cache import (
     set_limit,
     size_limit,
 )
-from edgespec.runtimes.files.prompts import room_for
 
 
 @click.group("cache")
@@ -45,6 +44,8 @@ def listing(as_json: bool) -> None:
     edgespec cache list
     edgespec cache list --json
     """
+    from edgespec.runtimes.files.prompts import room_for
+
     found, limit, most = list(entries()), size_limit(), room_for(prompt_limit())
     size = sum(entry.bytes for entry in found)
     prompts = [entry for entry in found if entry.kind == PROMPTS]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.common import PATH, emit_json, json_option, option, progress, table_console
-from edgespec.drafters.ngram_stores import MAX_BYTES, build_store, refuse_existing
 from edgespec.planning.budget import show_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def command() -> None:
     "--max-size",
     "Largest store; what occurred least often is left out.",
     _size,
-    f"{MAX_BYTES >> 20}MiB",
+    "64MiB",  # drafters/ngram_stores.py has it, too, which --help need not wait for
     metavar="SIZE",
 )
 @option("--overwrite", "Replace an older store of that name.", bool)
@@ -73,6 +72,7 @@ def build(
     import numpy as np
 
     from edgespec.cli.prompts import read_texts
+    from edgespec.drafters.ngram_stores import build_store, refuse_existing
     from edgespec.export.tokenizers.files import open_codec
 
     refuse_existing(output, overwrite)  # before minutes of reading

@@ -1,23 +1,17 @@
-"""Texts to train on and to measure on, also those that the target writes (self-distillation), in windows of tokens."""
+"""Texts that the target writes itself (self-distillation)."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.errors import TrainingError
 from edgespec.export.quantization.calibration_text import read_calibration
 from edgespec.export.training.target import Source, Target
-from edgespec.runtimes.files.json_file import parse_json
-from edgespec.runtimes.text.codec import TextCodec
+from edgespec.export.training.windows import Windows
 
 TOGETHER = 32  # texts written at once: bounds the KV cache
 SEED_TOKENS = 4  # of a random place of a text, where there is no BOS
@@ -111,147 +105,3 @@ def _seeds(source: Source, count: int, numbers: np.random.Generator, texts: Sequ
         if len(tokens) - place >= SEED_TOKENS:
             found.append(tokens[place : place + SEED_TOKENS])
     return torch.tensor(found)
-
-
-HELD_OUT_SHARE = 0.05
-MANY = 20  # from so many texts on whole texts are held out; of fewer, the end of each
-LEAST = 8  # tokens of a window that is worth training on
-FORMS = "a text file, or .jsonl with `text`, `prompt` or `turns`"
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Token sequences of different lengths in one array.
-
-    Attributes:
-        tokens: int64 [N, T], zeros after a sequence's end.
-        lengths: int64 [N].
-    """
-
-    tokens: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], length: int) -> Windows:
-        """Sequences of at most ``length`` tokens."""
-        tokens = np.zeros((len(sequences), length), np.int64)
-        for row, sequence in zip(tokens, sequences, strict=True):
-            row[: len(sequence)] = sequence
-        return cls(tokens, np.array([len(sequence) for sequence in sequences], np.int64))
-
-    @classmethod
-    def joined(cls, parts: Iterable[Windows]) -> Windows:
-        """All of them, as long as the longest."""
-        found = [part for part in parts if len(part)]
-        length = max((part.tokens.shape[1] for part in found), default=0)
-        padded = [np.pad(part.tokens, ((0, 0), (0, length - part.tokens.shape[1]))) for part in found]
-        if not padded:
-            return cls(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
-        return cls(np.concatenate(padded), np.concatenate([part.lengths for part in found]))
-
-    def take(self, rows: NDArray[np.int64]) -> Windows:
-        """Return some of the windows, cut to the longest."""
-        lengths = self.lengths[rows]
-        return Windows(self.tokens[rows, : int(lengths.max(initial=0))], lengths)
-
-    def first(self, count: int) -> Windows:
-        """Return the first windows."""
-        return self.take(np.arange(min(count, len(self)), dtype=np.int64))
-
-
-def read_texts(files: Sequence[Path]) -> list[str]:
-    """Read texts of files: a .jsonl has one a line (``text``, ``prompt`` or Spec-Bench's ``turns``), others are one.
-
-    Raises:
-        TrainingError: a file cannot be read, or none of them has text.
-    """
-    texts: list[str] = []
-    for file in files:
-        try:
-            content = file.read_text("utf-8-sig")
-            if file.suffix == ".jsonl":
-                texts += [_of_json(parse_json(line)) for line in content.splitlines() if line.strip()]
-            else:
-                texts.append(content)
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise TrainingError(f"{file}: cannot read texts: {error}", f"give {FORMS}, in UTF-8") from error
-    texts = [text for text in texts if text.strip()]
-    if files and not texts:
-        raise TrainingError(f"{', '.join(map(str, files))}: no text in there", f"give {FORMS}")
-    return texts
-
-
-def _of_json(item: dict[str, object]) -> str:
-    turns = item.get("turns")
-    return str(turns[0] if isinstance(turns, list) else item["text"] if "text" in item else item["prompt"])
-
-
-def files_digest(files: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file's content, in order."""
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-
-
-def split_texts(texts: Sequence[str], codec: TextCodec, length: int, seed: int) -> tuple[Windows, Windows]:
-    """Windows to train on, and those of held-out text.
-
-    Every window begins with what the tokenizer puts in front of a text (BOS).  Of many texts whole ones are held out,
-    of a few the end of each.
-
-    Raises:
-        TrainingError: not enough text for one window of each.
-    """
-    begin = codec.encode("")[:1]
-    pieces = [_pieces(codec.encode(text, special=False), begin, length) for text in texts]
-    pieces = [piece for piece in pieces if piece]
-    if len(pieces) >= MANY:
-        order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(pieces))
-        chosen = set(order[: max(1, int(len(pieces) * HELD_OUT_SHARE))].tolist())
-        train = [window for number, piece in enumerate(pieces) if number not in chosen for window in piece]
-        held = [window for number, piece in enumerate(pieces) if number in chosen for window in piece]
-    else:
-        ends = [max(1, int(len(piece) * HELD_OUT_SHARE)) if len(piece) > 1 else 0 for piece in pieces]
-        train = [window for piece, end in zip(pieces, ends, strict=True) for window in piece[: len(piece) - end]]
-        held = [window for piece, end in zip(pieces, ends, strict=True) for window in piece[len(piece) - end :]]
-    if not train or not held:
-        total = sum(len(window) for piece in pieces for window in piece)
-        raise TrainingError(
-            f"the data has {total} tokens: expected at least two windows of {length} tokens, one to train on and one "
-            "to measure on",
-            "give more text, or a smaller --length",
-        )
-    return Windows.of(train, length), Windows.of(held, length)
-
-
-def _pieces(tokens: Sequence[int], begin: Sequence[int], length: int) -> list[list[int]]:
-    step = length - len(begin)
-    found = [[*begin, *tokens[start : start + step]] for start in range(0, len(tokens), step)]
-    return [piece for piece in found if len(piece) >= LEAST]
-
-
-def without(windows: Windows, held: Windows, prompt: int) -> Windows:
-    """Return the windows that do not begin like a held-out text, so that no text is both trained on and measured on.
-
-    Args:
-        prompt: tokens that make two texts the same: for texts that go on greedily those drawn, else all of them.
-    """
-    known = {tuple(row[:prompt].tolist()) for row in held.tokens}
-    keep = [number for number, row in enumerate(windows.tokens) if tuple(row[:prompt].tolist()) not in known]
-    return windows.take(np.array(keep, np.int64))
-
-
-def batch_rows(count: int, batch: int, step: int, seed: int) -> NDArray[np.int64]:  # [batch]
-    """Which of ``count`` windows step ``step`` (from 0) reads.
-
-    Every pass has an order of its own.  The order follows from the seed and the step alone, so a training that goes on
-    needs to know nothing but its step.
-    """
-    places = np.arange(step * batch, (step + 1) * batch)
-    return np.array([_order(count, seed, int(at // count))[at % count] for at in places], np.int64)
-
-
-@lru_cache(maxsize=4)
-def _order(count: int, seed: int, turn: int) -> NDArray[np.int64]:  # [count]
-    return np.random.Generator(np.random.PCG64([seed, 2, turn])).permutation(count)

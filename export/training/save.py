@@ -18,10 +18,11 @@ from torch import Tensor
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.heads import DESCRIPTION, TENSORS, HeadsFile
 from edgespec.export.source.source import TOKENIZER_FILES
-from edgespec.export.training.data import Windows
 from edgespec.export.training.learners import Learner
-from edgespec.export.training.loop import DRAFT_REPORT, History
+from edgespec.export.training.loop import History
+from edgespec.export.training.state import DRAFT_REPORT
 from edgespec.export.training.target import Source, Target
+from edgespec.export.training.windows import Windows
 
 
 def draw(history: History, path: Path, title: str) -> None:

@@ -12,20 +12,10 @@ from accelerate.utils import gather_object, set_seed
 
 from edgespec import __version__
 from edgespec.errors import TrainingError
-from edgespec.export.training.data import (
-    Order,
-    Windows,
-    files_digest,
-    greedy_texts,
-    orders,
-    read_texts,
-    split_texts,
-    without,
-    write_texts,
-)
+from edgespec.export.training.data import Order, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
-from edgespec.export.training.loop import History, Progress, TrainingState, run_steps, shared
+from edgespec.export.training.loop import History, Progress, run_steps, shared
 from edgespec.export.training.options import (
     PROMPT,
     TrainOptions,
@@ -36,7 +26,9 @@ from edgespec.export.training.options import (
     window_length,
 )
 from edgespec.export.training.save import draft_acceptance, finished_files, rank_shares
+from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
+from edgespec.export.training.windows import Windows, files_digest, read_texts, split_texts, without
 
 DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
 LOOKED_AT = 8  # held-out texts that are looked at during the training

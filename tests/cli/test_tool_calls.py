@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -20,8 +21,9 @@ from edgespec.errors import InvalidRequest
 from tests.cli.conftest import Command
 from tests.conftest import THREADS
 
-pytest.importorskip("mcp")
-pytest.importorskip("llguidance")
+pytestmark = [
+    pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}") for name in ("mcp", "llguidance")
+]  # which only the process that runs these tests imports
 
 SERVER = """
 from mcp.server import MCPServer

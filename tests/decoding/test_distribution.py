@@ -127,11 +127,6 @@ def test_the_same_test_refuses_every_rule_that_says_it_is_lossy(accept: Accept) 
     assert p_value("draft model", PLAIN_SAMPLING, 2500, accept) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["full tree", "own proposer"])
-def test_the_same_test_refuses_typical_acceptance(name: str) -> None:
-    assert p_value(name, PLAIN_SAMPLING, 2500, Accept("typical")) < 1e-6
-
-
 @pytest.mark.parametrize("name", ["full tree", "comb of a cut head"])
 def test_coupled_trees_keep_the_distribution(name: str) -> None:
     assert p_value(name, SamplingParams(0.9, top_p=0.9, acceptance="coupled")) > 1e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.control.adaptive import Adaptive
@@ -152,7 +152,6 @@ def test_two_children_without_replacement_have_the_right_joint_distribution() ->
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 40))
-@settings(max_examples=100, deadline=None)
 def test_rows_are_those_of_the_tree(branch: list[int], length: int) -> None:
     try:
         shape = DraftOptions(branch=tuple(branch)).branch

@@ -68,7 +68,7 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
             model=TARGET, output=folder / "bundles" / name, methods=methods, attention=attention,
             operators=operators[name],
             draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
-            threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
+            threads=1, quantizer="rtn", head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
         )  # fmt: skip
         Exporter(options).run()
         (options.output / "chat_template.jinja").write_text(CHAT, "utf-8")

@@ -51,7 +51,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     skip = folder / "skip.json"
     skip.write_text(json.dumps({"attention": [3, 5, 7], "mlp": [2, 6]}), "utf-8")
     options = ExportOptions(
-        str(folder / "model"), folder / "bundle", ["self-spec"], "int4", context=128, skip_set=skip, threads=2
+        str(folder / "model"),
+        folder / "bundle",
+        ["self-spec"],
+        "int4",
+        context=128,
+        skip_set=skip,
+        threads=2,
+        quantizer="rtn",
     )
     Exporter(options).run()
     return options.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from edgespec.planning.recipes import (
     recipes,
 )
 from edgespec.runtimes.files.formats import FORMATS, Attention
-from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.files.manifest import Manifest, ModelFacts
 from edgespec.runtimes.options import RunOptions
 from tests.support.planned import plan_of
 
@@ -60,15 +61,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
+@cache
+def facts_of(folder: Path) -> ModelFacts:
+    """Return what a plan says of a model, whatever the recipe."""
+    return plan_of(folder).target.facts
+
+
 def planned(recipe: Recipe, folder: Path, draft: Path | None) -> Manifest:
     """Return what an export by a recipe would write."""
     options = apply_recipe(recipe, {})
-    facts = plan_of(folder).target.facts
     names = ("head_format", "methods", "draft_vocab", "head_vocab", "attention", "devices")
     return plan_of(
         folder,
         format=recipe.export.format,
-        context=min(recipe.export.context, facts.context),
+        context=min(recipe.export.context, facts_of(folder).context),
         draft=None if draft is None else str(draft),
         **{name: options[name] for name in names if name in options},
     )
@@ -76,7 +82,7 @@ def planned(recipe: Recipe, folder: Path, draft: Path | None) -> Manifest:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_shapes_are_those_of_the_models(model: Callable[[str], Path], name: str) -> None:
-    assert plan_of(model(name)).target.facts.parameters == PARAMETERS[name]
+    assert facts_of(model(name)).parameters == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -97,7 +103,7 @@ def test_a_recipe_is_valid(name: str) -> None:
 def test_a_recipe_fits_its_device(model: Callable[[str], Path], name: str) -> None:
     recipe, tried = read_recipe(name), 0
     for which in PARAMETERS:
-        facts, (least, most) = plan_of(model(which)).target.facts, recipe.models.parameters
+        facts, (least, most) = facts_of(model(which)), recipe.models.parameters
         if facts.architecture not in recipe.models.architectures or not least <= facts.parameters <= most:
             continue
         pair = DRAFTS.get(which) if "speculative" in recipe.export.methods else None

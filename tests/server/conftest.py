@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,18 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}"
     "{% if tools %}{{ tools | length }} TOOLS\n{% endif %}{% if add_generation_prompt %}ASSISTANT:\n{% endif %}"
 )
+
+
+class Later:
+    """A module that is imported once something of it is asked for: each process collects all tests, and runs some."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith(("_", "pytest")):  # what pytest asks of whatever a file of tests has
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 @dataclass(frozen=True)

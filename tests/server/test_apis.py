@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import jsonschema
-import openai
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from edgespec.server.stored import BYTES_OF_ONE, MOST_BYTES, Stored
-from tests.server.conftest import Served, start, stop, with_template
+from tests.server.conftest import Later, Served, start, stop, with_template
 from tests.server.test_tools import SCHEMAS, THINKS, TOOLS
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = Later("anthropic"), Later("openai")
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -36,14 +38,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def claude(server: Served) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=120) as made:
+def claude(server: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=120) as made:
         yield made
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
         yield made
 
 
@@ -81,7 +83,7 @@ AGENT: dict[str, Any] = {
 }
 
 
-def test_a_message_is_the_chat_that_it_is(claude: Anthropic, client: OpenAI) -> None:
+def test_a_message_is_the_chat_that_it_is(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
     asked = AGENT | {"max_tokens": 20}
     answer = claude.messages.create(**asked)
     chat = client.chat.completions.create(
@@ -117,7 +119,7 @@ def test_a_message_is_the_chat_that_it_is(claude: Anthropic, client: OpenAI) -> 
     assert count.input_tokens == chat.usage.prompt_tokens
 
 
-def test_a_message_as_a_stream(claude: Anthropic) -> None:
+def test_a_message_as_a_stream(claude: anthropic.Anthropic) -> None:
     asked = AGENT | {"max_tokens": 20}
     whole = claude.messages.create(**asked)
     with claude.messages.stream(**asked) as stream:
@@ -131,7 +133,7 @@ def test_a_message_as_a_stream(claude: Anthropic) -> None:
 @pytest.mark.parametrize(
     "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "Edit"}]
 )
-def test_a_message_that_must_call(claude: Anthropic, choice: dict[str, Any]) -> None:
+def test_a_message_that_must_call(claude: anthropic.Anthropic, choice: dict[str, Any]) -> None:
     asked = AGENT | {"tool_choice": choice}
     whole = claude.messages.create(**asked)
     (block,) = whole.content
@@ -145,7 +147,7 @@ def test_a_message_that_must_call(claude: Anthropic, choice: dict[str, Any]) -> 
     assert final.stop_reason == "tool_use"
 
 
-def test_a_message_that_is_begun_goes_on(claude: Anthropic) -> None:
+def test_a_message_that_is_begun_goes_on(claude: anthropic.Anthropic) -> None:
     """The last turn is the model's own: what it writes follows it at once."""
     asked = AGENT | {"max_tokens": 8, "messages": [*AGENT["messages"], {"role": "assistant", "content": "My lord"}]}
     with_it = claude.messages.create(**asked)
@@ -168,17 +170,20 @@ def test_a_message_that_is_begun_goes_on(claude: Anthropic) -> None:
         ({"extra_body": {"edgespec": {"show_drafts": True}, "stream": True}}, "show_drafts"),
     ],
 )
-def test_errors_of_messages_have_their_shape(claude: Anthropic, change: dict[str, Any], message: str) -> None:
+def test_errors_of_messages_have_their_shape(claude: anthropic.Anthropic, change: dict[str, Any], message: str) -> None:
     with pytest.raises(anthropic.BadRequestError, match=message) as caught:
         claude.messages.create(**AGENT | change)
     assert caught.value.body["type"] == "error"  # type: ignore[index]
     assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
 
 
-def test_errors_before_a_message_is_read_have_its_shape_too(server: Served, claude: Anthropic) -> None:
+def test_errors_before_a_message_is_read_have_its_shape_too(server: Served, claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="no model 'opus'"):
         claude.messages.create(**AGENT | {"model": "opus"})
-    with pytest.raises(anthropic.AuthenticationError), Anthropic(base_url=server.url, api_key="wrong") as wrong:
+    with (
+        pytest.raises(anthropic.AuthenticationError),
+        anthropic.Anthropic(base_url=server.url, api_key="wrong") as wrong,
+    ):
         wrong.messages.create(**AGENT)
     kinds = {
         httpx.post(f"{server.url}/v1/messages", content=body, headers={"x-api-key": KEY, "content-type": kind}).json()[
@@ -215,7 +220,7 @@ CODEX: dict[str, Any] = {
 }
 
 
-def test_a_response_is_the_chat_that_it_is(client: OpenAI) -> None:
+def test_a_response_is_the_chat_that_it_is(client: openai.OpenAI) -> None:
     answer = client.responses.create(**CODEX)
     chat = client.chat.completions.create(
         model="agent",
@@ -249,7 +254,7 @@ def test_a_response_is_the_chat_that_it_is(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", {"type": "function", "name": "Edit"}])
-def test_a_response_as_a_stream(client: OpenAI, choice: Any) -> None:
+def test_a_response_as_a_stream(client: openai.OpenAI, choice: Any) -> None:
     asked = CODEX | {"tool_choice": choice, "max_output_tokens": 100}
     whole = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
@@ -269,7 +274,7 @@ def test_a_response_as_a_stream(client: OpenAI, choice: Any) -> None:
         jsonschema.validate(json.loads(item.arguments), SCHEMAS[item.name])
 
 
-def test_a_stored_response_is_gone_on_from(client: OpenAI, server: Served) -> None:
+def test_a_stored_response_is_gone_on_from(client: openai.OpenAI, server: Served) -> None:
     asked: dict[str, Any] = {"model": "agent", "temperature": 0, "max_output_tokens": 8}
     first = client.responses.create(**asked, input="Good night", instructions="Be brief.")
     assert client.responses.retrieve(first.id).output_text == first.output_text
@@ -284,7 +289,7 @@ def test_a_stored_response_is_gone_on_from(client: OpenAI, server: Served) -> No
     assert second.usage is not None
     assert same.usage is not None
     assert second.usage.input_tokens == same.usage.input_tokens
-    with OpenAI(base_url=f"{server.url}/v1", api_key=OTHER, max_retries=0) as other:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=OTHER, max_retries=0) as other:
         for ask in (
             lambda: other.responses.retrieve(first.id),
             lambda: other.responses.create(**asked, input="x", previous_response_id=first.id),
@@ -307,7 +312,7 @@ def test_a_stored_response_is_gone_on_from(client: OpenAI, server: Served) -> No
         ({"extra_body": {"colour": "red"}}, "colour"),
     ],
 )
-def test_errors_of_responses(client: OpenAI, change: dict[str, Any], message: str) -> None:
+def test_errors_of_responses(client: openai.OpenAI, change: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         client.responses.create(**CODEX | change)
 
@@ -336,14 +341,14 @@ def test_thoughts_in_both(tmp_path_factory: pytest.TempPathFactory) -> None:
     plain: Any = {key: value for key, value in AGENT.items() if key not in ("tools", "messages")} | {"max_tokens": 9}
     turns: Any = [{"role": "user", "content": "Hm?"}]
     try:
-        with Anthropic(base_url=running.url, api_key="x", max_retries=0) as claude:
+        with anthropic.Anthropic(base_url=running.url, api_key="x", max_retries=0) as claude:
             thought = claude.messages.create(**plain, messages=turns)
             assert [block.type for block in thought.content] == ["thinking"]
             with claude.messages.stream(**plain, messages=turns) as stream:
                 assert stream.get_final_message().content == thought.content
             off = claude.messages.create(**plain, messages=turns, thinking={"type": "disabled"})
             assert [block.type for block in off.content] == ["text"]
-        with OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client:
             said = client.responses.create(model="agent", input="Hm?", max_output_tokens=9, temperature=0)
             assert [item.type for item in said.output] == ["reasoning"]
             assert said.usage is not None

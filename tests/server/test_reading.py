@@ -7,11 +7,9 @@ import json
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 from pydantic import ValidationError
 
 from edgespec.decoding.sampling import SamplingParams
@@ -34,7 +32,12 @@ from edgespec.server.requests import (
     MOST_STOPS,
     MOST_TOOLS,
 )
-from tests.server.conftest import Served
+from tests.server.conftest import Later, Served
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Later("openai")
 
 ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 4}
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
@@ -219,12 +222,12 @@ PROMPT = "ROMEO:\n"
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
-def test_models(client: OpenAI, alone: Engine) -> None:
+def test_models(client: openai.OpenAI, alone: Engine) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.owned_by) == ("demo", "edgespec")
     assert model.model_extra is not None
@@ -234,7 +237,7 @@ def test_models(client: OpenAI, alone: Engine) -> None:
         client.models.retrieve("other")
 
 
-def test_a_completion_is_the_engines_own_text(client: OpenAI, alone: Engine) -> None:
+def test_a_completion_is_the_engines_own_text(client: openai.OpenAI, alone: Engine) -> None:
     answer = client.completions.create(model="demo", prompt=PROMPT, max_tokens=40, temperature=0)
     expected = alone.generate(PROMPT, max_new_tokens=40, method="ar")
     assert answer.choices[0].text == expected.text
@@ -244,7 +247,7 @@ def test_a_completion_is_the_engines_own_text(client: OpenAI, alone: Engine) -> 
     assert answer.usage.prompt_tokens == len(alone.codec.encode(PROMPT))
 
 
-def test_a_stream_gives_the_same_text_and_ends_with_usage(client: OpenAI, alone: Engine) -> None:
+def test_a_stream_gives_the_same_text_and_ends_with_usage(client: openai.OpenAI, alone: Engine) -> None:
     stream = client.completions.create(
         model="demo", prompt=PROMPT, max_tokens=40, temperature=0, stream=True, stream_options={"include_usage": True}
     )
@@ -257,7 +260,7 @@ def test_a_stream_gives_the_same_text_and_ends_with_usage(client: OpenAI, alone:
 
 
 @pytest.mark.parametrize("method", ["ar", "ngram", "speculative", "self-spec", "medusa"])
-def test_the_method_is_a_matter_of_the_request(client: OpenAI, alone: Engine, method: str) -> None:
+def test_the_method_is_a_matter_of_the_request(client: openai.OpenAI, alone: Engine, method: str) -> None:
     own = {"edgespec": {"method": method, "fallback": False}}
     answer = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0, extra_body=own)
     assert answer.choices[0].text == alone.generate(PROMPT, max_new_tokens=24, method="ar").text
@@ -268,7 +271,7 @@ def test_the_method_is_a_matter_of_the_request(client: OpenAI, alone: Engine, me
     assert said["rounds"] == 24 if method == "ar" else said["drafted"] > 0
 
 
-def test_several_prompts_and_choices_with_a_seed(client: OpenAI, alone: Engine) -> None:
+def test_several_prompts_and_choices_with_a_seed(client: openai.OpenAI, alone: Engine) -> None:
     asked = {"model": "demo", "prompt": [PROMPT, "KING:\n"], "max_tokens": 16, "temperature": 0.8, "seed": 7, "n": 2}
     first = client.completions.create(**asked)  # type: ignore[call-overload]
     again = client.completions.create(**asked)  # type: ignore[call-overload]
@@ -281,7 +284,7 @@ def test_several_prompts_and_choices_with_a_seed(client: OpenAI, alone: Engine) 
     assert texts == expected
 
 
-def test_stop_strings_and_logprobs(client: OpenAI, alone: Engine) -> None:
+def test_stop_strings_and_logprobs(client: openai.OpenAI, alone: Engine) -> None:
     whole = alone.generate(PROMPT, max_new_tokens=40, method="ar", logprobs=True)
     word = whole.text.split()[3]
     answer = client.completions.create(
@@ -297,7 +300,7 @@ def test_stop_strings_and_logprobs(client: OpenAI, alone: Engine) -> None:
     assert values == pytest.approx(whole.logprobs[: len(values)], abs=1e-4)
 
 
-def test_token_ids_are_prompts_too(client: OpenAI, alone: Engine) -> None:
+def test_token_ids_are_prompts_too(client: openai.OpenAI, alone: Engine) -> None:
     ids = alone.codec.encode(PROMPT)
     answer = client.completions.create(model="demo", prompt=ids, max_tokens=12, temperature=0)
     assert answer.choices[0].text == alone.generate(ids, max_new_tokens=12, method="ar").text
@@ -324,7 +327,7 @@ def test_token_ids_are_prompts_too(client: OpenAI, alone: Engine) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_done_is_refused_by_name(
-    client: OpenAI, change: dict[str, object], message: str, stream: bool
+    client: openai.OpenAI, change: dict[str, object], message: str, stream: bool
 ) -> None:
     asked: dict[str, object] = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "stream": stream}
     with pytest.raises(openai.APIStatusError, match=message) as caught:
@@ -335,12 +338,12 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert body["type"] == "invalid_request_error"
 
 
-def test_a_model_without_a_template_says_so(client: OpenAI) -> None:
+def test_a_model_without_a_template_says_so(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hello"}])
 
 
-def test_a_schema_is_followed(client: OpenAI, alone: Engine) -> None:
+def test_a_schema_is_followed(client: openai.OpenAI, alone: Engine) -> None:
     shape = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"enum": [7, 40]}},
@@ -356,7 +359,7 @@ def test_a_schema_is_followed(client: OpenAI, alone: Engine) -> None:
     assert answer.choices[0].text == plain.text
 
 
-def test_the_likeliest_tokens_are_told(client: OpenAI, alone: Engine) -> None:
+def test_the_likeliest_tokens_are_told(client: openai.OpenAI, alone: Engine) -> None:
     """Of greedy decoding the first is the one that was chosen; log-probabilities fall, and all are different."""
     own = {"edgespec": {"method": "speculative", "fallback": False}}
     asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": own}

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import openai
 import pytest
-from openai import OpenAI
 
 from edgespec.runtimes.text.call_formats import FORMATS
-from tests.server.conftest import Served, start, stop, with_template
+from tests.server.conftest import Later, Served, start, stop, with_template
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Later("openai")
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -55,12 +58,12 @@ def served_chat(chat_bundle: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(served_chat: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served_chat.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+def client(served_chat: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served_chat.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
-def streamed(client: OpenAI, **asked: Any) -> tuple[dict[str, Any], str | None]:
+def streamed(client: openai.OpenAI, **asked: Any) -> tuple[dict[str, Any], str | None]:
     """Put the message of a stream together -> it and why it ended."""
     said: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     why = None
@@ -81,7 +84,7 @@ def streamed(client: OpenAI, **asked: Any) -> tuple[dict[str, Any], str | None]:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("choice", ["required", "Edit"])
-def test_a_forced_call_is_valid_streamed_and_not(client: OpenAI, form: str, choice: str) -> None:
+def test_a_forced_call_is_valid_streamed_and_not(client: openai.OpenAI, form: str, choice: str) -> None:
     named = {"type": "function", "function": {"name": choice}} if choice in SCHEMAS else choice
     own = {"edgespec": {"tool_format": form, "method": "ngram"}}
     asked = ASK | {"tool_choice": named, "parallel_tool_calls": False, "extra_body": own}
@@ -104,7 +107,7 @@ def test_a_forced_call_is_valid_streamed_and_not(client: OpenAI, form: str, choi
 
 
 @pytest.mark.parametrize("most", [3, 9, 20, 35])
-def test_a_call_that_is_cut_says_so(client: OpenAI, most: int) -> None:
+def test_a_call_that_is_cut_says_so(client: openai.OpenAI, most: int) -> None:
     asked = ASK | {"tool_choice": "required", "max_tokens": most, "extra_body": {"edgespec": {"tool_format": "hermes"}}}
     answer = client.chat.completions.create(**asked)
     assert answer.choices[0].finish_reason == "length"
@@ -115,7 +118,7 @@ def test_a_call_that_is_cut_says_so(client: OpenAI, most: int) -> None:
     assert why == "length"
 
 
-def test_an_answer_without_calls_is_the_text_as_it_was(client: OpenAI) -> None:
+def test_an_answer_without_calls_is_the_text_as_it_was(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASK)
     without = client.chat.completions.create(**ASK | {"extra_body": {"edgespec": {"tool_format": "gemma"}}})
     assert answer.choices[0].message.tool_calls is None
@@ -124,7 +127,7 @@ def test_an_answer_without_calls_is_the_text_as_it_was(client: OpenAI) -> None:
     assert said["content"] == answer.choices[0].message.content
 
 
-def test_what_tools_answered_goes_through_the_template(client: OpenAI) -> None:
+def test_what_tools_answered_goes_through_the_template(client: openai.OpenAI) -> None:
     """A turn of an agent: its call, what the tool said, and the next answer."""
     call = {"id": "call_1", "type": "function", "function": {"name": "Read", "arguments": '{"file_path": "a"}'}}
     turns = [
@@ -151,7 +154,7 @@ def test_what_tools_answered_goes_through_the_template(client: OpenAI) -> None:
         ({"reasoning_effort": "boundless"}, "reasoning_effort"),
     ],
 )
-def test_tools_that_cannot_be_are_refused_by_name(client: OpenAI, change: dict[str, Any], message: str) -> None:
+def test_tools_that_cannot_be_are_refused_by_name(client: openai.OpenAI, change: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         client.chat.completions.create(**ASK | change)
 
@@ -164,10 +167,10 @@ THINKS = (
 
 
 @pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """Serve the same model by a template that begins every answer with a thought."""
     running = start(with_template(THINKS, tmp_path_factory.mktemp("thinks")), "--name", "agent")
-    with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
     stop(running)
 
@@ -175,7 +178,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
 PLAIN = {key: value for key, value in ASK.items() if key != "tools"} | {"max_tokens": 12}
 
 
-def test_thoughts_come_apart_from_the_text(thinker: OpenAI) -> None:
+def test_thoughts_come_apart_from_the_text(thinker: openai.OpenAI) -> None:
     answer = thinker.chat.completions.create(**PLAIN)
     message = answer.choices[0].message
     assert message.content == ""
@@ -190,7 +193,7 @@ def test_thoughts_come_apart_from_the_text(thinker: OpenAI) -> None:
     assert joined.choices[0].message.content
 
 
-def test_a_template_is_told_what_it_asks_for(thinker: OpenAI) -> None:
+def test_a_template_is_told_what_it_asks_for(thinker: openai.OpenAI) -> None:
     for how in ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, {"reasoning_effort": "none"}):
         message = thinker.chat.completions.create(**PLAIN, **how).choices[0].message
         assert message.content
@@ -203,7 +206,7 @@ def test_a_template_is_told_what_it_asks_for(thinker: OpenAI) -> None:
     assert usage[0] < usage[2]
 
 
-def test_a_grammar_binds_what_comes_behind_the_thought(thinker: OpenAI) -> None:
+def test_a_grammar_binds_what_comes_behind_the_thought(thinker: openai.OpenAI) -> None:
     """The thought ends where the model, biased to end it, writes its tag; then the schema holds."""
     shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
     message = thinker.chat.completions.create(**PLAIN | {"max_tokens": 6, "response_format": shape}).choices[0].message
@@ -215,7 +218,7 @@ def test_a_grammar_binds_what_comes_behind_the_thought(thinker: OpenAI) -> None:
     assert thinker.chat.completions.create(**own).choices[0].message.content in ('"yes"', '"no"')
 
 
-def test_several_calls_in_one_answer(client: OpenAI) -> None:
+def test_several_calls_in_one_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASK | {"tool_choice": "required"})
     calls = answer.choices[0].message.tool_calls or []
     assert len(calls) > 1
@@ -224,7 +227,7 @@ def test_several_calls_in_one_answer(client: OpenAI) -> None:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
-def test_a_predicted_output_saves_rounds(client: OpenAI) -> None:
+def test_a_predicted_output_saves_rounds(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(**PLAIN | {"max_tokens": 60}, extra_body={"edgespec": {"method": "ar"}})
     own = {"edgespec": {"method": "ngram"}}
     asked = PLAIN | {"max_tokens": 60, "prediction": {"type": "content", "content": plain.choices[0].message.content}}
@@ -240,7 +243,7 @@ def test_a_line_is_written_for_each_request(chat_bundle: Path) -> None:
     said = []
     for options in ((), ("--no-log",)):
         running = start(chat_bundle, "--name", "agent", *options)
-        with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
             made.chat.completions.create(**PLAIN)
             with pytest.raises(openai.NotFoundError):
                 made.models.retrieve("a\nb")

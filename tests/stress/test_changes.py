@@ -11,7 +11,7 @@ import pytest
 from edgespec.runtimes.files.checked import Stamp
 from tests.stress.changes import Bench, make_bench, old_cache_copied_back
 
-CASES = 40
+CASES = 24
 
 
 @pytest.fixture(scope="module")

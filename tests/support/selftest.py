@@ -36,8 +36,7 @@ ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  #
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
 SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in ("values", "ops"))
 OPERATOR = (*SOURCES, "values", "ops")
-PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan",
-         "selftest_speed", "selftest_attention")  # fmt: skip
+PARTS = ("selftest_all",)
 FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")
 DEBUG = ("-O1", "-g1", "-fno-sanitize-recover=all")
 SANITIZED = (*DEBUG, "-fsanitize=address,undefined,float-cast-overflow")

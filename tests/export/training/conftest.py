@@ -32,6 +32,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hf.write_reference_checkpoint(tmp_path_factory.mktemp("model"), MODEL)
 
 
+@pytest.fixture(scope="module")
+def target(model: Path, torch: Any) -> Any:
+    """Open that model as training does."""
+    from edgespec.export.training.target import Source, Target
+
+    return Target(Source.open(str(model)), "no", torch.device("cpu"))
+
+
 @pytest.fixture
 def fresh_accelerate(torch: Any) -> Iterator[None]:
     """Every training chooses its precision anew, as in a process of its own."""

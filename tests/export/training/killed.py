@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from edgespec.export.training.loop import CHECKPOINT, FOLDER, TrainingState
+from edgespec.export.training.state import CHECKPOINT, FOLDER, TrainingState
 from edgespec.export.training.train import Trainer
 from tests.export.training.conftest import short
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
-
 from edgespec.errors import TrainingError
-from edgespec.export.training.data import Windows, batch_rows, files_digest, read_texts, split_texts, without
+from edgespec.export.training.windows import Windows, batch_rows, files_digest, read_texts, split_texts, without
 from edgespec.runtimes.text.codec import TextCodec
 
 

@@ -12,10 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
-
-from edgespec.export.training.data import Windows
 from edgespec.export.training.options import HEAD_DECAY, DraftShape
+from edgespec.export.training.windows import Windows
 from tests.export.training.conftest import Train
 from tests.support.eagle import Reference
 
@@ -24,13 +22,6 @@ pytestmark = pytest.mark.usefixtures("torch")
 LENGTHS = [11, 7]  # of two texts; what stands behind the second one's end must not matter
 TOKENS = np.random.default_rng(5).integers(2, 150, (2, 11))
 Array = NDArray[np.float64]
-
-
-@pytest.fixture(scope="module")
-def target(model: Path, torch: Any) -> Any:
-    from edgespec.export.training.target import Source, Target
-
-    return Target(Source.open(str(model)), "no", torch.device("cpu"))
 
 
 @pytest.fixture
@@ -329,8 +320,6 @@ def test_acceptance_of_a_draft(target: Any, torch: Any, start: int) -> None:
     assert found["agreement"] == pytest.approx(np.mean(same), abs=1e-4)
     assert 0 < found["agreement"] < 1
 
-
-__all__ = ["target"]
 
 TAPPED, STEPS = (1, 2), 3
 

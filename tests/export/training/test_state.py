@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
-
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.heads import DESCRIPTION, read_heads
-from edgespec.export.training.data import Windows
-from edgespec.export.training.loop import FOLDER, TrainingState, written
+from edgespec.export.training.state import FOLDER, TrainingState, written
+from edgespec.export.training.windows import Windows
 from tests.cli.conftest import ROOT, Command, command
 
 ARGUMENTS = {"lr": 0.1, "exits": [1, 2], "model": "a" * 64}
@@ -140,7 +138,10 @@ SHORT = ("--self-distill", 12, "--heads", 2, "--batch", 4, "--length", 24, "--st
 
 @posix
 @pytest.mark.usefixtures("torch")
-@pytest.mark.parametrize("method, pairs", [("medusa", 4), ("draft", 1)])
+@pytest.mark.parametrize(
+    "method, pairs",
+    [("medusa", 2), *(pytest.param(*long, marks=pytest.mark.nightly) for long in (("medusa", 8), ("draft", 4)))],
+)
 def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: int) -> None:
     done = python("-m", "tests.export.training.killed", model, tmp_path, method, pairs, 0, cwd=ROOT)
     stages = {"texts", "checkpoint"} if pairs > 1 else {"checkpoint"}  # before and after the training began
@@ -149,6 +150,7 @@ def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: i
 
 
 @posix
+@pytest.mark.nightly
 @pytest.mark.usefixtures("torch")
 def test_two_processes(model: Path, tmp_path: Path) -> None:
     # `accelerate launch --cpu` starts one process however many are asked for, unless there is MPI: torchrun starts two

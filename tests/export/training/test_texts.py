@@ -8,20 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
-
-from edgespec.export.training.data import Windows
+from edgespec.export.training.windows import Windows
 from tests.export.training.conftest import WITHOUT_BOS
 from tests.support import hf
 
 pytestmark = pytest.mark.usefixtures("torch")
-
-
-@pytest.fixture(scope="module")
-def target(model: Path, torch: Any) -> Any:
-    from edgespec.export.training.target import Source, Target
-
-    return Target(Source.open(str(model)), "no", torch.device("cpu"))
 
 
 def likeliest(target: Any, torch: Any, texts: Windows) -> Any:

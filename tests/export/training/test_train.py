@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
-
 from edgespec.errors import ExportError, TrainingError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.tokenizers.facts import check_same_vocabulary
-from edgespec.export.training.loop import DRAFT_REPORT, FOLDER
+from edgespec.export.training.state import DRAFT_REPORT, FOLDER
 from edgespec.runtimes.text.codec import TextCodec
 from tests.export.training.conftest import WITHOUT_BOS, Train
 from tests.support import hf

@@ -105,7 +105,13 @@ def plain(engine: Engine, bundles: Callable[[Precision], Path], precision: Preci
     return found
 
 
-@pytest.mark.parametrize("number, name", [*enumerate(METHODS)])
+@pytest.mark.parametrize(
+    "number, name",
+    [  # of heads, one kind for every submission: software Vulkan takes seconds to compile each
+        pytest.param(at, name, marks=[pytest.mark.nightly] if name in HEADS[1:] else [])
+        for at, name in enumerate(METHODS)
+    ],
+)
 def test_every_method_writes_plain_decodings_text(
     engine: Engine, plain: list[list[int]], precision: Precision, number: int, name: str
 ) -> None:

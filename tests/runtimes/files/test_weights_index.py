@@ -14,7 +14,6 @@ from edgespec.runtimes.files.weights_index import read_index
 from tests.conftest import Written
 
 Change = Callable[[dict[str, Any]], object]
-MATRIX = "model.embed_tokens.weight"
 
 
 @pytest.fixture

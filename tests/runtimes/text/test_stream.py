@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -100,7 +100,6 @@ def interesting(codec: TextCodec, kind: str) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_pieces_make_the_text(codecs: dict[str, TextCodec], kind: str, data: st.DataObject) -> None:
     codec = codecs[kind]
@@ -145,7 +144,6 @@ def test_a_word_after_a_prompt_keeps_its_space(codecs: dict[str, TextCodec]) -> 
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "llama"])
-@settings(max_examples=100, deadline=None)
 @given(
     text=st.text(st.sampled_from("ab\n\u00e9\U0001f600"), max_size=25),
     stops=st.lists(st.text(st.sampled_from("ab\n\u00e9\U0001f600"), min_size=1, max_size=4), max_size=3),
@@ -202,7 +200,6 @@ def test_text_that_may_begin_a_stop_string_is_held_back(codecs: dict[str, TextCo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_stop_string_is_found_across_tokens(codecs: dict[str, TextCodec], kind: str, data: st.DataObject) -> None:
     codec = codecs[kind]
@@ -283,7 +280,6 @@ def test_what_is_broken_stays_beside_what_is_not(
 
 
 @given(data=st.binary(max_size=24))
-@settings(max_examples=200, deadline=None)
 def test_bytes_are_decoded_as_by_sentencepiece(
     codecs: dict[str, TextCodec], reference: sentencepiece.SentencePieceProcessor, data: bytes
 ) -> None:
