@@ -208,5 +208,5 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
 def test_json_keys() -> None:
     found = planned(1000 * MIB).as_dict()
     assert list(found) == ["budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
-    assert list(found["pick"]) == ["bundle", "method", "format", "operators", "attention", "context", "batch",
-                                   "lossless", "fits", "needs", "export", "memory", "speed"]  # fmt: skip
+    assert list(found["pick"]) == ["bundle", "method", "format", "precision", "operators", "attention", "context",
+                                   "batch", "lossless", "fits", "needs", "export", "memory", "speed"]  # fmt: skip
