@@ -15,10 +15,9 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import (
     Activation,
-    AttentionRule,
     Block,
+    ExpertsRule,
     Kind,
-    LayerEmbedding,
     Linear,
     Multiply,
     Norm,
@@ -37,10 +36,13 @@ from edgespec.export.quantization.levels import (
 )
 from edgespec.export.quantization.mse import quantize_searched
 from edgespec.export.quantization.quantizer import DirectLevels, LevelSource, PieceQuantizer, Quantizer
-from edgespec.export.quantization.reference import NumpyOps
+from edgespec.export.quantization.reference import NumpyOps, SequenceOps
 from edgespec.export.source.source import Checkpoint
 
 SEQUENCE = 512  # tokens
+HEAD_TOKENS = 2048  # that a head is quantized on before the layers
+EMBEDDING_SHARE = 0.2  # of the mean of the diagonal: between 0 and 3 little depends on it
+LEAST_ROWS = 64  # of an expert: fewer say too little of its inputs
 
 
 class SpooledLevels:
@@ -72,15 +74,18 @@ class SpooledLevels:
             yield piece, (levels, scales.reshape(rows, blocks))
 
 
-class CalibrationOps(NumpyOps):
+class CalibrationOps(SequenceOps):
     """Runs calibration sequences through the decoder and quantizes every matrix on its way.
 
     Every activation is [2 S, T, width]: the sequences in the unquantized model, then the same behind the matrices
     quantized so far, which is what a matrix sees at run time.  Held at once: one activation or two, the statistics of
-    one input, a piece of a matrix.
+    one input, a piece of a matrix; of experts, one matrix of all of them.
 
     Args:
         sequences: int [S, T], each from an empty past.
+
+    Attributes:
+        uncalibrated: experts' matrices that too few tokens came to; they are quantized without their inputs.
     """
 
     def __init__(
@@ -92,80 +97,132 @@ class CalibrationOps(NumpyOps):
         spool: SpooledLevels,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(arch, sequences[0].tolist(), None, progress)
-        self.sequences, self.quantizer, self.blocks, self.spool = sequences, quantizer, blocks, spool
+        super().__init__(arch, sequences, None, progress)
+        self.quantizer, self.blocks, self.spool = quantizer, blocks, spool
+        self.uncalibrated = 0
         self._writers = residual_writers(arch.trace())
-        self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
+        self._head_first = False
         self._product = True  # whether anybody needs what a matrix gives
         self._stream: Array = np.empty(0, np.float32)  # before this sub-layer
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Array:
         wanted, inverse = np.unique(self.sequences, return_inverse=True)
-        found, at = [], 0
+        exact, seen, at, form = list[Array](), list[Array](), 0, self.blocks(weight)
+        k, tied = self.source.shape(weight)[1], weight == self.arch.head.weight
+        self._head_first = tied and k % BLOCK == 0  # else its rows are not looked up in blocks
+        quantize = self._head_quantizer() if self._head_first else quantize_searched
         for piece in self.source.pieces(weight):
-            found.append(piece[wanted[(wanted >= at) & (wanted < at + len(piece))] - at])
+            own = wanted[(wanted >= at) & (wanted < at + len(piece))] - at
+            exact.append(piece[own])
+            if self._head_first:
+                made = quantize(piece, form)
+                self.spool.add(weight, form, made)
+                seen.append(dequantize_block(*made, k, form.bits)[own])
+            elif k % BLOCK == 0:
+                seen.append(dequantize_block(*quantize(piece[own], form), k, form.bits))
             at += len(piece)
-        rows = np.concatenate(found)
-        inverse = inverse.reshape(self.sequences.shape)
-        k, form, seen = rows.shape[1], self.blocks(weight), rows
-        if k % BLOCK == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
-            seen = dequantize_block(*quantize_searched(rows, form), k, form.bits)
-        return self._placed(np.concatenate([rows[inverse], seen[inverse]]), scale, positions)
+        both = [np.concatenate(rows)[inverse.reshape(self.sequences.shape)] for rows in (exact, seen or exact)]
+        return self._placed(np.concatenate(both), scale, positions)
+
+    def _head_quantizer(self) -> PieceQuantizer:
+        """Prepare the quantizer of an LM head that is the embedding, too.
+
+        It comes before the layers, so that they make up for what the embedding loses, with the inputs that it has in
+        the unquantized model.  Where its rows are looked up, all channels count the same: hence ``EMBEDDING_SHARE``.
+        """
+
+        class Inputs(SequenceOps):
+            def head(self, x: Array, norm: Norm, head: Linear) -> Array:
+                return self.norm(x, norm)
+
+        few = self.sequences[: max(1, HEAD_TOKENS // self.sequences.shape[1])]
+        x = Inputs(self.arch, few).run(self.arch.trace()).reshape(-1, self.arch.facts.hidden)
+        products = self._products(x, self.arch.head.weight)
+        products.ravel()[:: len(products) + 1] += np.float32(EMBEDDING_SHARE) * products.diagonal().mean()
+        return self.quantizer.prepare(products)
 
     def linear(self, x: Array, parts: tuple[Linear, ...], joined: bool) -> tuple[Array, ...]:
-        seen = x[len(x) // 2 :].reshape(-1, x.shape[-1])
-        products = seen.T @ seen / np.float32(len(seen))
-        if not np.isfinite(products).all():
-            raise ExportError(
-                f"{self.source.path}: the inputs of {parts[0].weight} are not finite on the calibration text",
-                "quantize without calibration: --quantizer mse",
-            )
+        products = self._products(x[len(x) // 2 :].reshape(-1, x.shape[-1]), parts[0].weight)
         quantize = self.quantizer.prepare(products)
-        correction = self._correction(x, parts[0], products) if self.quantizer.corrects else None
-        return tuple(self._quantized(x, part, quantize, correction) for part in parts)
+        if self.quantizer.corrects and parts[0].weight in self._writers:  # alone in its linear
+            return (self._written(x, parts[0], quantize, products),)
+        target = None
+        if self.quantizer.corrects:
+            exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
+            target = Correction(products, exact.T @ seen / np.float32(len(seen)) - products, None).target
+        return tuple(self._quantized(x, part, quantize, target) for part in parts)
 
     def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
         self._stream = x
         return super().sublayer(kind, layer, x, body, scale)
 
-    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
-        found = []
-        for s in range(len(q)):
-            self.given = self._given.setdefault(s, {})
-            own = slice(s, s + 1)
-            keys, values = None if k is None else k[own], None if v is None else v[own]
-            found.append(super().attended(q[own], keys, values, rule))
-        return np.concatenate(found)
+    def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
+        """Quantize the matrices of each expert with what comes to it behind the matrices before."""
+        facts, middle = self.arch.facts.experts, len(h) // 2
+        assert facts is not None
+        exact = super().experts(h[:middle], rule, activation)
+        x = h[middle:].reshape(-1, h.shape[-1])
+        chosen, weights = self.routed(x, rule)
+        y, levels = np.zeros_like(x), {name: list[Quantized]() for name in (rule.gate, rule.up, rule.down)}
 
-    def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
-        columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)
-        rows = self._rows(rule.table, self.sequences, columns) * np.float32(rule.scale)
-        return self.gated(gate, base + np.concatenate([rows, rows]), activation)
+        def product(inputs: Array, name: str, own: slice) -> Array:
+            few = len(inputs) < LEAST_ROWS
+            self.uncalibrated += few
+            quantize, form = self.quantizer.prepare(None if few else self._products(inputs, name)), self.blocks(name)
+            levels[name].append(quantize(self.source.read(name, own), form))
+            return inputs @ dequantize_block(*levels[name][-1], inputs.shape[1], form.bits).T
 
-    def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
-        for s in range(len(gate)):  # in place: the widest of all activations
-            gate[s] = super().gated(gate[s], up[s], activation)
-        return gate
-
-    def activate(self, x: Array, activation: Activation, numbers: str | None) -> Array:
-        for s in range(len(x)):
-            x[s] = super().activate(x[s], activation, numbers)
-        return x
+        for expert in range(facts.count):
+            rows, ranks = np.nonzero(chosen == expert)
+            inner = slice(expert * facts.inner, (expert + 1) * facts.inner)
+            outer = slice(expert * x.shape[1], (expert + 1) * x.shape[1])
+            gate, up = (product(x[rows], name, inner) for name in (rule.gate, rule.up))
+            hidden = NumpyOps.gated(self, gate, up, activation)
+            y[rows] += product(hidden, rule.down, outer) * weights[rows, ranks][:, None]
+        for name, found in levels.items():
+            all_levels, scales = (np.concatenate(each) for each in zip(*found, strict=True))
+            at = 0
+            for piece in self.source.pieces(name):
+                own = slice(at, at := at + len(piece))
+                self.spool.add(name, self.blocks(name), (all_levels[own], scales[own]))
+        return np.concatenate([exact, y.reshape(exact.shape)])
 
     def head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """Quantize the head; nobody needs its logits."""
-        x = self.norm(x, norm)
-        self._product = False
-        self.linear(x, (head,), joined=False)
+        """Quantize a head that was not quantized as the embedding; nobody needs its logits."""
+        if not self._head_first:
+            self._product = False
+            self.linear(self.norm(x, norm), (head,), joined=False)
         return x
 
-    def _quantized(self, x: Array, part: Linear, quantize: PieceQuantizer, correction: Correction | None) -> Array:
+    def _products(self, x: Array, name: str) -> Array:  # [tokens, k] -> [k, k]
+        products = x.T @ x / np.float32(len(x))
+        if not np.isfinite(products).all():
+            raise ExportError(
+                f"{self.source.path}: the inputs of {name} are not finite on the calibration text",
+                "quantize without calibration: --quantizer mse",
+            )
+        return products
+
+    def _written(self, x: Array, part: Linear, quantize: PieceQuantizer, products: Array) -> Array:
+        """Quantize what writes into the residual stream: it makes up for all that the stream has lost so far."""
+        exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
+        before, behind = self._stream.reshape(2, -1, self._stream.shape[-1])  # [S * T, n]
+        lacking, at = np.empty((before.shape[1], x.shape[-1]), np.float32), 0
+        for piece in self.source.pieces(part.weight):
+            rows = slice(at, at := at + len(piece))
+            lost = before[:, rows] - behind[:, rows] + (exact - seen) @ piece.T
+            lacking[rows] = lost.T @ seen / np.float32(len(seen))
+        return self._quantized(x, part, quantize, Correction(products, None, lacking).target)
+
+    def _quantized(
+        self, x: Array, part: Linear, quantize: PieceQuantizer, target: Callable[[Array, slice], Array] | None
+    ) -> Array:
         form, k = self.blocks(part.weight), x.shape[-1]
         middle, n = len(x) // 2, self.source.shape(part.weight)[0] if self._product else 0
         y, at = np.empty((*x.shape[:-1], n), np.float32), 0
         for piece in self.source.pieces(part.weight):
             rows = slice(at, at + len(piece))
-            made = quantize(correction.target(piece, rows) if correction else piece, form)
+            made = quantize(target(piece, rows) if target else piece, form)
             self.spool.add(part.weight, form, made)
             if self._product:
                 y[:middle, :, rows] = x[:middle] @ piece.T
@@ -174,15 +231,6 @@ class CalibrationOps(NumpyOps):
         if part.bias is not None and self._product:
             y += self.source.read(part.bias)
         return y
-
-    def _correction(self, x: Array, part: Linear, products: Array) -> Correction:
-        exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
-        count = np.float32(len(seen))
-        residual = None
-        if part.weight in self._writers:  # stands alone in its linear
-            before, behind = self._stream.reshape(2, -1, self._stream.shape[-1])  # [S * T, n]
-            residual = (before - behind).T @ seen / count
-        return Correction(products, exact.T @ seen / count - products, residual)
 
 
 def residual_writers(trace: Block) -> set[str]:

@@ -9,14 +9,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from edgespec.export.quantization.levels import HALF_MAX, Array, Blocks, Quantized, half, reciprocal
 from edgespec.export.quantization.mse import CHUNK, search_scales
+from edgespec.runtimes.ort.session import default_threads
 
 LAZY = 128  # whole blocks of columns whose corrections reach the rest of the matrix together
 DAMPING = 0.01  # of the mean of the diagonal
 RIDGE = 0.05  # of the mean of the diagonal: what holds the correction back on few tokens
+SMALL = 256  # columns: matrices that are factored at once
+TOGETHER = 1024  # rows of a thread
 
 
 def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, k] -> [k, k], upper triangular
@@ -24,19 +29,35 @@ def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, 
 
     Row j says how the columns after j make up for an error of 1 in column j.
     """
-    k = len(products)
+    # H = R @ R.T with R upper, by the Cholesky factor of H in reverse order; then U = inverse of R
+    factor = inverse_root(products[::-1, ::-1], damping)[::-1, ::-1]
+    return np.ascontiguousarray(factor / np.diag(factor)[:, None])
+
+
+def inverse_root(products: Array, damping: float) -> Array:  # [k, k] -> [k, k], lower triangular
+    """Inverse of the Cholesky factor of the products, ``damping`` times the mean of their diagonal added to it."""
     damped = products.astype(np.float32)
-    diagonal = damped.ravel()[:: k + 1]
+    diagonal = damped.ravel()[:: len(damped) + 1]
     diagonal += np.float32(damping) * diagonal.mean()
     while True:
         try:
-            # H = R @ R.T with R upper, by the Cholesky factor of H in reverse order; then U = inverse of R
-            lower = np.linalg.cholesky(damped[::-1, ::-1])
-            break
+            return _inverse_root(damped)
         except np.linalg.LinAlgError:  # float32 found it singular
             diagonal += np.float32(10 * DAMPING) * diagonal.mean()
-    factor = np.linalg.inv(np.ascontiguousarray(lower[::-1, ::-1]))
-    return np.triu(factor / np.diag(factor)[:, None]).astype(np.float32)
+
+
+def _inverse_root(matrix: Array) -> Array:
+    """By halves: nearly all of it is products of matrices, which LAPACK's factors and inverses are far slower than."""
+    k = len(matrix)
+    if k <= SMALL:
+        return np.tril(np.linalg.inv(np.linalg.cholesky(matrix)))
+    middle = k // 2
+    root = np.zeros((k, k), np.float32)
+    first = root[:middle, :middle] = _inverse_root(matrix[:middle, :middle])
+    below = matrix[middle:, :middle] @ first.T
+    last = root[middle:, middle:] = _inverse_root(matrix[middle:, middle:] - below @ below.T)
+    root[middle:, :middle] = -(last @ below) @ first
+    return root
 
 
 def quantize_corrected(
@@ -46,6 +67,13 @@ def quantize_corrected(
     importance: Array | None = None,  # [k]: of the channels, for the search of the scales
 ) -> Quantized:
     """Quantize rows with error feedback."""
+    parts = [weight[start : start + TOGETHER] for start in range(0, len(weight), TOGETHER)]
+    with ThreadPoolExecutor(default_threads()) as pool:  # numpy computes without the lock
+        made = list(pool.map(lambda rows: _corrected(rows, form, feedback, importance), parts))
+    return np.concatenate([levels for levels, _ in made]), np.concatenate([scales for _, scales in made])
+
+
+def _corrected(weight: Array, form: Blocks, feedback: Array, importance: Array | None) -> Quantized:
     (n, k), bits, size = weight.shape, form.bits, form.size
     zero = 1 << (bits - 1)
     low, high = np.float32(-zero), np.float32(zero - 1)
@@ -89,29 +117,27 @@ def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [u
 
 
 class Correction:
-    """Targets W' = W + W @ C + G of one matrix [n, k].
+    """Targets W' = W + (W @ drift + lacking) @ inverse of the damped products, for one matrix [n, k].
 
     Args:
         products: [k, k], mean of x.T @ x.
-        drift: [k, k], mean of (f - x).T @ x.
-        residual: [n, k], mean of e.T @ x, e [tokens, n] being what the residual stream lacks; None for a matrix that
-            does not write into it.
+        drift: [k, k], mean of (f - x).T @ x; None = none.
+        lacking: [n, k], mean of e.T @ x, e [tokens, n] being what outputs, or the residual stream that they are added
+            to, lack besides; None = nothing.
     """
 
-    def __init__(self, products: Array, drift: Array, residual: Array | None) -> None:
-        damped = products.copy()
-        diagonal = damped.ravel()[:: len(damped) + 1]
-        diagonal += np.float32(RIDGE) * diagonal.mean()
-        self._share: Array | None = None  # C
-        self._added: Array | None = None  # G
-        if not diagonal.any() or not (drift.any() or (residual is not None and residual.any())):
+    def __init__(self, products: Array, drift: Array | None, lacking: Array | None) -> None:
+        drift = drift if drift is not None and drift.any() else None
+        self._lacking = lacking if lacking is not None and lacking.any() else None
+        self._share: Array | None = None
+        if not products.diagonal().any() or drift is self._lacking is None:
+            self._lacking = None
             return  # nothing to make up for
-        both = drift.T if residual is None else np.concatenate([drift.T, residual.T], 1)  # [k, k (+ n)]
-        solved = np.linalg.solve(damped, both).T
-        self._share = solved[: len(damped)]
-        self._added = None if residual is None else solved[len(damped) :]
+        self._root = inverse_root(products, RIDGE)
+        if drift is not None:
+            self._share = drift @ self._root.T @ self._root
 
     def target(self, weight: Array, rows: slice) -> Array:  # [rows, k] -> [rows, k]
         """Compute what to quantize instead of these rows."""
         moved = weight if self._share is None else weight + weight @ self._share
-        return moved if self._added is None else moved + self._added[rows]
+        return moved if self._lacking is None else moved + self._lacking[rows] @ self._root.T @ self._root

@@ -216,8 +216,7 @@ class NumpyOps(Pass[Array]):
     def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
         facts, x = self.arch.facts.experts, h.reshape(-1, h.shape[-1])
         assert facts is not None
-        scores = x @ self.source.read(rule.router).T
-        chosen, weights = _routed(scores, facts, rule, None if rule.bias is None else self.source.read(rule.bias))
+        chosen, weights = self.routed(x, rule)
         y = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, ranks = np.nonzero(chosen == expert)
@@ -227,6 +226,12 @@ class NumpyOps(Pass[Array]):
             made = NumpyOps.gated(self, gate, up, activation) @ self.source.read(rule.down, outer).T
             y[rows] += made * weights[rows, ranks][:, None]
         return y.reshape(h.shape)
+
+    def routed(self, x: Array, rule: ExpertsRule) -> tuple[NDArray[np.int64], Array]:
+        """Choose the experts of rows [n, hidden], and their weights: [n, chosen] both."""
+        assert self.arch.facts.experts is not None
+        bias = None if rule.bias is None else self.source.read(rule.bias)
+        return _routed(x @ self.source.read(rule.router).T, self.arch.facts.experts, rule, bias)
 
     def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
         if self._own is None:
@@ -278,6 +283,55 @@ class NumpyOps(Pass[Array]):
         half = cos.shape[1]
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+class SequenceOps(NumpyOps):
+    """Computes a decoder on several texts of one length, so that every matrix is read once.
+
+    Activations are [B, T, width], B a multiple of S: each stream of them begins with the first sequence.
+
+    Args:
+        sequences: int [S, T], each from an empty past.
+        rows: positions whose logits are computed; None = all.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        sequences: NDArray[np.int64],
+        rows: Sequence[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        super().__init__(arch, sequences[0].tolist(), rows, progress)
+        self.sequences = sequences
+        self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
+
+    def embed(self, weight: str, scale: float, positions: str | None) -> Array:
+        return self._placed(self._rows(weight, self.sequences, slice(None)), scale, positions)
+
+    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+        found = []
+        for s in range(len(q)):
+            self.given = self._given.setdefault(s, {})
+            own = slice(s, s + 1)
+            keys, values = None if k is None else k[own], None if v is None else v[own]
+            found.append(super().attended(q[own], keys, values, rule))
+        return np.concatenate(found)
+
+    def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
+        columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)
+        rows = self._rows(rule.table, self.sequences, columns) * np.float32(rule.scale)
+        return self.gated(gate, base + np.concatenate([rows] * (len(base) // len(rows))), activation)
+
+    def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
+        for s in range(len(gate)):  # in place: the widest of all activations
+            gate[s] = super().gated(gate[s], up[s], activation)
+        return gate
+
+    def activate(self, x: Array, activation: Activation, numbers: str | None) -> Array:
+        for s in range(len(x)):
+            x[s] = super().activate(x[s], activation, numbers)
+        return x
 
 
 def capped(x: Array, cap: float) -> Array:
