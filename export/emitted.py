@@ -102,7 +102,8 @@ class EmittedModel:
         texts = writing.texts(self.facts.context)
         with chosen_levels(self.arch, choice.quantizer, choice.blocks(self.arch), texts, folder, quantized) as chosen:
             spec = replace(spec, head=choice.head, fine=choice.fine)
-            return write_model(folder, self.arch, spec, chosen, written)
+            made = write_model(folder, self.arch, spec, chosen, written)
+            return replace(made, uncalibrated=chosen.uncalibrated)
 
     def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
         of = 2 * self.facts.layers

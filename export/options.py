@@ -17,6 +17,9 @@ from edgespec.runtimes.files.formats import DEVICE_FORMATS, FOUR_BITS, Format, l
 from edgespec.runtimes.files.manifest import Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
 
+CALIBRATED: tuple[Format, ...] = FOUR_BITS
+"""Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""
+
 
 @dataclass(frozen=True)
 class ExportOptions:
@@ -25,10 +28,12 @@ class ExportOptions:
     Attributes:
         model: folder, .gguf file, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to
         prepare; ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8
-        levels are chosen; None = mse. head_format: of the LM head and the embedding tied to it; None = ``format``.
+        levels are chosen; None = mse, and of an int4 target gptq where that loses less. quick: mse alone.
+        head_format: of the LM head and the embedding tied to it; None = ``format``.
         draft: the draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit.
         calibration: text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on;
-        None = the model's or the built-in one. skip_set: a JSON file with a published skip set, instead of the search.
+        None = they calibrate on what the model writes, and the model's or the built-in text is measured on.
+        skip_set: a JSON file with a published skip set, instead of the search.
         trials: proposals of the skip-set search. seed: of the search. threads: of the measurements. overwrite: replace
         an older bundle. revision: of a hub model. keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
@@ -71,6 +76,12 @@ class ExportOptions:
     text_only: bool = False
     target_size: int | None = None
     target_kl: float | None = None
+    quick: bool = False
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether levels are calibrated though nobody asked for a quantizer."""
+        return self.quantizer is None and not self.quick and self.format in CALIBRATED
 
     @property
     def layout(self) -> Layout:
@@ -115,6 +126,8 @@ class ExportOptions:
                 f"{given[0]} and --format {self.format}: expected {listed(FOUR_BITS)}, of which parts become int8",
                 "leave --format out",
             )
+        if self.quick and self.quantizer not in (None, "mse"):
+            raise ExportError(f"--quick and --quantizer {self.quantizer}: expected one of them", "--quick is mse alone")
         if self.device_precisions and not self.devices:
             raise ExportError("--device-precision was given, but no --device", "add --device webgpu")
 

@@ -28,6 +28,7 @@ from edgespec.export.bundle.writer import (
     staged_folder,
     write_manifest,
 )
+from edgespec.export.calibrated import CALIBRATED, Calibration, note
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
@@ -136,6 +137,7 @@ class Exporter:
         self.target.equip(self.heads)
         self._cut_draft()
         self._cut_drafter()
+        self.calibration = self._calibration()
         self.attention = check_attention(options.attention, options.operators, len(self.tokens))
         check_coded_keys(self.target.facts, self.attention)
 
@@ -181,6 +183,23 @@ class Exporter:
             )
         self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
+    def _calibration(self) -> Calibration | None:
+        """Return how the target's levels are calibrated; None = they are not."""
+        options, asked = self.options, self.choice.quantizer
+        asked = asked if asked and asked.calibrated else None
+        if not isinstance(self.target, EmittedModel) or not (asked or options.calibrates):
+            return None
+        bos = self.tokenizer.bos
+        begin = self.codec.encode("")[:1] or ([] if bos is None else [bos])
+        tokens, given = self.codec.encode(self.text.text, special=False), None
+        if options.calibration is not None:
+            given = unmeasured(tokens)
+            if given is tokens:  # too short for both
+                tokens = self.codec.encode(
+                    read_calibration(None, self.target.source.path, self.codec).text, special=False
+                )
+        return Calibration(asked, given, tokens, begin, self.tokenizer.eos, options.seed)
+
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
         """Return the tokens of a cut LM head, [size]."""
         if size is None:
@@ -192,6 +211,8 @@ class Exporter:
         refuse_existing(self.options.output, self.options.overwrite)
         if (mixer := self._mixer()) is not None:
             self.notes.append(mixer.foretold(self.options.target_size))
+        if self.calibration is not None and isinstance(self.target, EmittedModel):
+            self.notes.append(f"calibrates {self.calibration.foretold(self.target)}")
         return self._sizes() | {"model": str(self.path), "notes": self.notes}
 
     def run(self) -> Manifest:
@@ -237,7 +258,12 @@ class Exporter:
 
     def _write(self, folder: Path) -> InProgress:
         """Weights, graphs and tokenizer, and the target opened."""
-        written = self.target.write(self._writing(folder, draft=False))
+        writing, facts = self._writing(folder, draft=False), dict[str, Any]()
+        if self.calibration is not None and isinstance(self.target, EmittedModel):
+            written, facts = self.calibration.write(self.target, writing)
+            self.notes += [line] if (line := note(facts)) else []
+        else:
+            written = self.target.write(writing)
         draft = None
         if self.draft is not None:
             (folder / "draft").mkdir()
@@ -250,7 +276,7 @@ class Exporter:
         graph = choose_operators(self.options.operators, written.part).graph(written.part, strict=True)
         slot = open_slot(Model(folder, written.part, graph, self.options.threads))
         most = max(MIN_TOKENS, min(MEASURED_TOKENS, self.target.facts.context // 2))
-        return InProgress(folder, written, written.part, draft, drafter, slot, self.tokens[:most])
+        return InProgress(folder, written, written.part, draft, drafter, slot, self.tokens[:most], facts)
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
         gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))
@@ -265,12 +291,12 @@ class Exporter:
     def _compare(self, made: InProgress) -> None:
         """Return the written target with its source."""
         found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
-        made.parity = found | self.text.facts
+        made.parity |= found | self.text.facts
 
     def _measure(self, made: InProgress) -> None:
         """Return acceptance and costs of the methods, with the search for a skip set."""
         options, choice = self.options, self.choice
-        weights = choice.quantizer.name if choice.quantizer else None, choice.head
+        weights = made.target.quantizer if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
         facts = self.target.config, options.format, *weights, options.seed, options.context, *adapted
         measurer = MethodMeasurer(self.methods, options.operators, options.threads, options.trials, options.seed,
@@ -346,12 +372,13 @@ class Exporter:
         sizes = {name: own for name, (own, _) in known.items()}
         if heads := sum(more for _, more in known.values()):
             sizes["heads"] = heads
+        quantizer = CALIBRATED if self.calibration and self.options.calibrates else choice.quantizer
         found: dict[str, Any] = {
             "model": str(self.target.source.path),
             "architecture": self.target.facts.architecture,
             "format": choice.format,
             "head_format": choice.head or choice.format,
-            "quantizer": choice.quantizer.name if choice.quantizer else None,
+            "quantizer": quantizer.name if quantizer else None,
             "methods": self.methods,
             "context": self.target.facts.context,
             "weight_bytes": sizes,

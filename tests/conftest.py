@@ -23,6 +23,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
+from edgespec.export import options as export_options
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
@@ -45,6 +46,7 @@ from tests.support.required import unexpected
 settings.register_profile("edgespec", deadline=None, max_examples=50)  # no test asserts a time
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile("edgespec")
+export_options.CALIBRATED = ()  # as by --quick; what calibrates asks for it (tests/export/test_calibrated.py)
 quiet.BUSY = quiet.OTHERS = math.inf  # tests share their processors: what they time is a busy machine's
 
 OPERATORS: tuple[Operators, ...] = ("stock", "native")

@@ -56,10 +56,11 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     "Quality",
     option(
         "--quantizer",
-        f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq read the calibration text.  "
-        "[default: mse]",
+        f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq calibrate.  "
+        "[default: of 4 bits gptq where it loses less than mse, else mse]",
         QUANTIZERS,
     ),
+    option("--quick", "Choose levels without calibration, by mse: minutes sooner, for more error.", bool),
     option(
         "--head-format", "Format of the LM head and the embedding tied to it.  [default: as --format]", BLOCK_FORMATS
     ),
@@ -72,7 +73,11 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
         "The same by quality: the fewest bytes within so many nats of the source's predictions.  0.01",
         click.FloatRange(min=0, min_open=True),
     ),
-    option("--calibration", "Text to calibrate and measure on.  [default: the model's or ours]", PATH),
+    option(
+        "--calibration",
+        "Text to calibrate and measure on.  [default: what the model writes; the model's or ours]",
+        PATH,
+    ),
     option(
         "--attention",
         "Learn and measure such keys; may be repeated.  The first that passes its quality gate is the default.",
@@ -136,7 +141,7 @@ def command(
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
-    edgespec export ./my-model --method swift
+    edgespec export ./my-model --method swift --quick
     edgespec export ./my-model --target-size 450MiB
     edgespec export ./Llama-3.2-1B-Q4_K_M.gguf -o llama
     edgespec export ./base --adapter ./lora

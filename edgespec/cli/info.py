@@ -78,6 +78,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
     """List what a bundle is, a row each; ``tried``: whether its rows were found exact with stock operators here."""
     from edgespec.drafters.registry import needing
     from edgespec.drafters.skip_sets import stored_sets
+    from edgespec.reports.advice import quality_words
     from edgespec.runtimes.files.kv import state_bytes
 
     facts = manifest.target.facts
@@ -105,6 +106,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
         *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),
+        *(("unseen", words) for words in quality_words(manifest.parity).split("; ") if words),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
     if manifest.target.origin == "optimum":

@@ -113,6 +113,18 @@ def _batch(rows: Sequence[Row]) -> Advice:
     return _made("batch", best, why, plains, measured=False)
 
 
+def quality_words(parity: Mapping[str, Any]) -> str:
+    """Say what quantization lost on texts that it did not see, beside llama.cpp's rounding of the same weights."""
+    said = []
+    for name, text in {"own": "what the model writes", "text": "another text"}.items():
+        figures = parity.get("held_out", {}).get(name, {})
+        if model := figures.get("model"):
+            words = f"KL {model['kl']:.2g} nats, top-1 agreement {model['top1_agreement']:.1%} on {text}"
+            q4_0 = figures.get("q4_0")
+            said.append(words + (f" (Q4_0: {q4_0['kl']:.2g}, {q4_0['top1_agreement']:.1%})" if q4_0 else ""))
+    return "; ".join(said)
+
+
 def _quality(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> Advice:
     lossless = [row for row in rows if row["lossless"] is not False or row["method"] == BASELINE]
 
@@ -127,7 +139,9 @@ def _quality(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> Ad
     if "top1_agreement" in known:
         why = (
             f"closest to the source model: top-1 agreement {known['top1_agreement']:.1%}, "
-            f"logit error {known.get('logit_rms_error', 0):.3g}; {_speed(best)}"
+            f"logit error {known.get('logit_rms_error', 0):.3g}; "
+            + (f"{words}; " if (words := quality_words(known)) else "")
+            + _speed(best)
         )
     else:
         why = f"no bundle has parity figures; {_speed(best)}"

@@ -18,10 +18,15 @@ from edgespec.runtimes.files.operators import WantedOperators
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """A model part on disk, and the squared errors of its matrices."""
+    """A model part on disk, and the squared errors of its matrices.
+
+    Attributes:
+        uncalibrated: matrices that a calibrating quantizer knew no inputs of.
+    """
 
     part: ModelPart
     errors: Errors
+    uncalibrated: int = 0
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,11 @@ class Mixer:
         return Mix(self._choice(fine), facts, note)
 
 
+def block_matrices(arch: Architecture) -> frozenset[str]:
+    """Name the matrices that a bundle of a block format stores in blocks."""
+    return frozenset().union(*_Parts(arch, "int4").names.values())
+
+
 class _Parts(StockPlan):
     """Names of the matrices in blocks of each part of a model.
 

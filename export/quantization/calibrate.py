@@ -46,11 +46,15 @@ LEAST_ROWS = 64  # of an expert: fewer say too little of its inputs
 
 
 class SpooledLevels:
-    """Levels made earlier, in a temporary file; matrices it does not hold are quantized when asked for."""
+    """Levels made earlier, in a temporary file; matrices it does not hold are quantized when asked for.
+
+    Attributes:
+        uncalibrated: experts' matrices that too few tokens came to; they were quantized without their inputs.
+    """
 
     def __init__(self, file: IO[bytes], quantizer: Quantizer) -> None:
         self._file, self._direct = file, DirectLevels(quantizer)
-        self.quantizer_name = quantizer.name
+        self.quantizer_name, self.uncalibrated = quantizer.name, 0
         self._where: dict[tuple[str, Blocks], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
 
     def add(self, name: str, form: Blocks, made: Quantized) -> None:
@@ -83,9 +87,6 @@ class CalibrationOps(SequenceOps):
 
     Args:
         sequences: int [S, T], each from an empty past.
-
-    Attributes:
-        uncalibrated: experts' matrices that too few tokens came to; they are quantized without their inputs.
     """
 
     def __init__(
@@ -99,7 +100,6 @@ class CalibrationOps(SequenceOps):
     ) -> None:
         super().__init__(arch, sequences, None, progress)
         self.quantizer, self.blocks, self.spool = quantizer, blocks, spool
-        self.uncalibrated = 0
         self._writers = residual_writers(arch.trace())
         self._head_first = False
         self._product = True  # whether anybody needs what a matrix gives
@@ -130,13 +130,8 @@ class CalibrationOps(SequenceOps):
         It comes before the layers, so that they make up for what the embedding loses, with the inputs that it has in
         the unquantized model.  Where its rows are looked up, all channels count the same: hence ``EMBEDDING_SHARE``.
         """
-
-        class Inputs(SequenceOps):
-            def head(self, x: Array, norm: Norm, head: Linear) -> Array:
-                return self.norm(x, norm)
-
         few = self.sequences[: max(1, HEAD_TOKENS // self.sequences.shape[1])]
-        x = Inputs(self.arch, few).run(self.arch.trace()).reshape(-1, self.arch.facts.hidden)
+        x = HeadInputs(self.arch, few).run(self.arch.trace()).reshape(-1, self.arch.facts.hidden)
         products = self._products(x, self.arch.head.weight)
         products.ravel()[:: len(products) + 1] += np.float32(EMBEDDING_SHARE) * products.diagonal().mean()
         return self.quantizer.prepare(products)
@@ -167,7 +162,7 @@ class CalibrationOps(SequenceOps):
 
         def product(inputs: Array, name: str, own: slice) -> Array:
             few = len(inputs) < LEAST_ROWS
-            self.uncalibrated += few
+            self.spool.uncalibrated += few
             quantize, form = self.quantizer.prepare(None if few else self._products(inputs, name)), self.blocks(name)
             levels[name].append(quantize(self.source.read(name, own), form))
             return inputs @ dequantize_block(*levels[name][-1], inputs.shape[1], form.bits).T
@@ -231,6 +226,13 @@ class CalibrationOps(SequenceOps):
         if part.bias is not None and self._product:
             y += self.source.read(part.bias)
         return y
+
+
+class HeadInputs(SequenceOps):
+    """Runs sequences through the unquantized model for what its LM head gets."""
+
+    def head(self, x: Array, norm: Norm, head: Linear) -> Array:
+        return self.norm(x, norm)
 
 
 def residual_writers(trace: Block) -> set[str]:

@@ -42,9 +42,11 @@ class LevelSource(Protocol):
 
     Attributes:
         quantizer_name: what chose them.
+        uncalibrated: matrices that a calibrating quantizer knew no inputs of.
     """
 
     quantizer_name: str
+    uncalibrated: int
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
@@ -56,7 +58,7 @@ class DirectLevels:
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
-        self.quantizer_name = quantizer.name
+        self.quantizer_name, self.uncalibrated = quantizer.name, 0
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         quantize, rows = self.quantizer.prepare(None), source.pieces(name)

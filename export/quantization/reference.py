@@ -26,6 +26,7 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
+from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.facts import ExpertFacts
 from edgespec.runtimes.files.manifest import DeltaHeads
 
@@ -293,6 +294,7 @@ class SequenceOps(NumpyOps):
     Args:
         sequences: int [S, T], each from an empty past.
         rows: positions whose logits are computed; None = all.
+        source: what is read instead of the architecture's checkpoint.
     """
 
     def __init__(
@@ -301,9 +303,10 @@ class SequenceOps(NumpyOps):
         sequences: NDArray[np.int64],
         rows: Sequence[int] | None = None,
         progress: Callable[[int], None] | None = None,
+        source: Checkpoint | None = None,
     ) -> None:
         super().__init__(arch, sequences[0].tolist(), rows, progress)
-        self.sequences = sequences
+        self.sequences, self.source = sequences, source or arch.source
         self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Array:

@@ -41,6 +41,13 @@ def _figures(parity: dict[str, Any]) -> dict[str, Any]:
     for name in ("top1_agreement", "positions", "perplexity", "perplexity_source") if parity else ():
         if type(parity.get(name)) not in (int, float):
             raise ValueError(f"{name}: expected a number, got {parity.get(name)!r}")
+    try:
+        held = [own for text in parity.get("held_out", {}).values() for own in text.values()]
+        known = all(type(own[name]) in (int, float) for own in held for name in ("kl", "top1_agreement"))
+    except (AttributeError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise ValueError("held_out: expected kl and top1_agreement, numbers, by text and model")
     return parity
 
 

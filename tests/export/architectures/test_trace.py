@@ -32,14 +32,15 @@ from edgespec.export.emit.standard import StandardOps
 from edgespec.export.emit.stock import GraphOps, native_only
 from edgespec.export.measuring.mixer import _Parts
 from edgespec.export.measuring.variants import VariantOps
-from edgespec.export.quantization.calibrate import CalibrationOps
-from edgespec.export.quantization.reference import NumpyOps, reference_logits
+from edgespec.export.quantization.calibrate import CalibrationOps, HeadInputs
+from edgespec.export.quantization.reference import NumpyOps, SequenceOps, reference_logits
 from edgespec.export.source.source import resolve
 from tests.conftest import TARGET
 from tests.support import hf
 
 PASSES: list[type[Pass[Any]]] = [Shapes, StockPlan, NativeOps, GraphOps, StandardOps, DeviceOps, DeviceHeads,
-                                 NumpyOps, CalibrationOps, VariantOps, _Parts]  # fmt: skip
+                                 NumpyOps, SequenceOps, HeadInputs, CalibrationOps, VariantOps,
+                                 _Parts]  # fmt: skip
 
 
 @dataclass(frozen=True)

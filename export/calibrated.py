@@ -1,0 +1,182 @@
+"""Writing a target by a calibrating quantizer: on text that it writes itself, and only where that loses less."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.bundle.source_model import Writing, WrittenModel
+from edgespec.export.emitted import EmittedModel
+from edgespec.export.measuring.held_out import Figures, HeldOut
+from edgespec.export.measuring.parity import relative_error
+from edgespec.export.quantization.calibrate import sequences
+from edgespec.export.quantization.calibration_text import MEASURED_TOKENS
+from edgespec.export.quantization.own_text import LENGTH, write_own_text
+from edgespec.export.quantization.quantizer import QUANTIZERS, Quantizer
+from edgespec.runtimes.files.formats import FOUR_BITS
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+OWN, SHIPPED = "own", "text"  # names of the texts that are measured on: the model's writing, and another text
+HELD_OUT = 2  # sequences of each
+TOKENS = 8192  # to calibrate on: twice as many gain 3 % on average, half as many lose 4 %
+COPIED = 1e-4  # relative error of weights whose levels a checkpoint had already
+CALIBRATED = QUANTIZERS["gptq"]
+QUICK = QUANTIZERS["mse"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a target's levels are to be calibrated.
+
+    Attributes:
+        quantizer: what was asked for; None = ``CALIBRATED``, and ``QUICK`` where that loses less on any held-out text.
+        given: tokens of the user's text; None = on what the model writes.
+        text: tokens of another text, which is measured on.
+        begin: tokens that a text begins with.
+        eos: tokens that end one.
+        seed: of what the model writes.
+    """
+
+    quantizer: Quantizer | None
+    given: Sequence[int] | None
+    text: Sequence[int]
+    begin: Sequence[int]
+    eos: Sequence[int]
+    seed: int
+
+    @property
+    def tokens(self) -> int:
+        """How many are calibrated on."""
+        return TOKENS if self.given is None else min(TOKENS, len(self.given))
+
+    def write(self, model: EmittedModel, writing: Writing) -> tuple[WrittenModel, dict[str, Any]]:
+        """Write the model into the folder.
+
+        Returns what was written, and a JSON object: ``calibration``, what was done; ``held_out``, what was measured.
+        """
+        writing.progress("calibrate", 0, 1, self.foretold(model))
+        first = replace(writing, progress=lambda stage, *rest: writing.progress(f"first {stage}", *rest))
+        with _folder(writing) as quick, _folder(writing) as calibrated:
+            written = model.write(_by(QUICK, first, quick))
+            if self.quantizer is None and relative_error(written.errors.values()) < COPIED:
+                _move(quick, writing.folder)
+                return written, {"calibration": {"quantizer": QUICK.name, "reason": "the checkpoint's own levels"}}
+            slot = _opened(written, quick, writing)
+            count, texts = self._texts(model, slot, writing)
+            held = HeldOut(
+                model.arch,
+                {OWN: texts[count:], SHIPPED: self._shipped(model)},
+                lambda done, of: writing.progress("held out", done, of, "texts that nothing is calibrated on, in fp32"),
+            )
+            before, q4_0 = held.of(slot), held.q4_0() if writing.choice.format in FOUR_BITS else None
+            slot.close()
+            del slot
+            rows = texts[:count] if self.given is None else self._rows(model, self.given)
+            quantizer = self.quantizer or CALIBRATED
+            better = model.write(replace(_by(quantizer, writing, calibrated), texts=lambda context: rows))
+            after = held.of(slot := _opened(better, calibrated, writing))
+            slot.close()
+            del slot
+            worse = [name for name in after if after[name]["kl"] > before[name]["kl"]]
+            keep = self.quantizer is not None or not worse
+            _move(calibrated if keep else quick, writing.folder)
+        writing.progress("calibrate", 1, 1, "done")
+        facts = {
+            "quantizer": quantizer.name,
+            "kept": keep,
+            "tokens": int(rows.size),
+            "text": "the model's own" if self.given is None else "given",
+            "uncalibrated_matrices": better.uncalibrated,
+        }
+        figures = {"model": after if keep else before, "mse": before, "calibrated": after, "q4_0": q4_0}
+        return better if keep else written, {"calibration": facts, "held_out": _by_text(figures)}
+
+    def foretold(self, model: EmittedModel) -> str:
+        """Say what will be done, and for how long on this machine."""
+        minutes = seconds(model, self.tokens) / 60
+        text = "text that the model writes" if self.given is None else "the text given"
+        how = "less than a minute" if minutes < 1 else f"about {minutes:.0f} minutes"
+        return f"on {self.tokens} tokens of {text}: {how} (--quick: without)"
+
+    def _texts(self, model: EmittedModel, slot: Slot, writing: Writing) -> tuple[int, NDArray[np.int64]]:
+        """Let the model write: [count + HELD_OUT, T], the last of them to measure on."""
+        length = min(LENGTH, slot.context - 1)
+        count = max(1, self.tokens // length) if self.given is None else 0
+
+        def progress(done: int, of: int) -> None:
+            writing.progress("own text", done, of, "tokens that the model writes")
+
+        return count, write_own_text(slot, count + HELD_OUT, self.begin, self.eos, self.seed, progress)
+
+    def _shipped(self, model: EmittedModel) -> NDArray[np.int64]:
+        return self._rows(model, self.text[:MEASURED_TOKENS])[:HELD_OUT]
+
+    def _rows(self, model: EmittedModel, tokens: Sequence[int]) -> NDArray[np.int64]:
+        return sequences(tokens[:TOKENS], self.begin, min(LENGTH, model.facts.context - 1))
+
+
+def seconds(model: EmittedModel, tokens: int) -> float:
+    """Estimate how long this machine will calibrate, from how fast it multiplies matrices."""
+    side = np.ones((1024, 1024), np.float32)
+    side @ side  # threads begin
+    start = perf_counter()
+    for _ in range(3):
+        side @ side
+    rate = 3 * 2 * 1024**3 / (perf_counter() - start)
+    shapes = [model.source.shape(name) for name in model.arch.tensors]
+    matrices = [shape for shape in shapes if len(shape) == 2]
+    products = sum(2 * n * k * (3 * tokens + 2 * k) + 2 * k * k * (tokens + 3 * k) for n, k in matrices)
+    return float(products / rate + sum(n * k for n, k in matrices) * PER_WEIGHT)
+
+
+PER_WEIGHT = 3e-7  # seconds: reading, two searches of scales, writing twice
+
+
+def note(facts: dict[str, Any]) -> str | None:
+    """Say in words what came of it."""
+    if "held_out" not in facts:
+        return None
+    done, lost = facts["calibration"], []
+    for name, of in ((OWN, "the model's own writing"), (SHIPPED, "another text")):
+        figures = {which: f"{own['kl']:.2g}" for which, own in facts["held_out"][name].items()}
+        others = f"{figures['mse']} without" + (f", {figures['q4_0']} by Q4_0" if "q4_0" in figures else "")
+        lost.append(f"{figures['calibrated']} nats on {of} ({others})")
+    start = f"calibrated by {done['quantizer']} on {done['tokens']} tokens"
+    verdict = "loses" if done["kept"] else "loses more somewhere, so levels are mse's:"
+    few = done["uncalibrated_matrices"]
+    rest = f"; too few tokens came to {few} matrices of experts" if few else ""
+    return f"{start}: {verdict} {', '.join(lost)}{rest}"
+
+
+def _by_text(figures: dict[str, Figures | None]) -> dict[str, dict[str, Any]]:
+    """Turn figures by model and text into figures by text and model."""
+    names = list(figures["mse"] or {})
+    return {name: {which: own[name] for which, own in figures.items() if own} for name in names}
+
+
+def _by(quantizer: Quantizer, writing: Writing, folder: str) -> Writing:
+    return replace(writing, folder=Path(folder), choice=replace(writing.choice, quantizer=quantizer))
+
+
+def _folder(writing: Writing) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=writing.folder, prefix=".calibrate-")
+
+
+def _opened(written: WrittenModel, folder: str, writing: Writing) -> Slot:
+    graph = choose_operators(writing.operators, written.part).graph(written.part, strict=True)
+    return open_slot(Model(Path(folder), written.part, graph, writing.threads))
+
+
+def _move(folder: str, target: Path) -> None:
+    for file in Path(folder).iterdir():
+        file.replace(target / file.name)
