@@ -1,10 +1,14 @@
 """What each choice of weights costs in quality: perplexity, top-1 agreement and divergence from the float32 source.
 
     python -m benchmarks.quality builtin:shakespeare ./model BUNDLE --text held-out.txt [--tail 0.05] [--markdown]
+    python -m benchmarks.quality builtin:shakespeare ./model --text held-out.txt --seeds 0,1,2 --markdown
 
 Every model is written in every variant and read teacher-forced through its ONNX graph; a bundle is read as it is and
 compared with nothing.  The text must not be what the quantizers calibrate on: wherever a model's calibration text
 occurs in it, it is cut out.
+
+With ``--seeds`` a table of as many bytes and the way up from there, as exports choose levels now: on what the model
+writes itself, calibrated on other such text of each seed, and on the held-out text.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,13 @@ from numpy.typing import NDArray
 from benchmarks.common import conditions, show
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.calibrated import TOKENS
+from edgespec.export.measuring.held_out import Q4_0
 from edgespec.export.measuring.mixer import Mixer
 from edgespec.export.measuring.parity import divergence, log_softmax
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
+from edgespec.export.quantization.own_text import LENGTH, write_own_text
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
@@ -49,6 +57,19 @@ VARIANTS: list[tuple[Format, str | None, Format | None]] = [
     *(("int8", name, None) for name in QUANTIZERS),
 ]
 MIXED = (0.25, 0.5, 0.75)  # of the way from int4 to int8, by bytes
+OWN_VARIANTS: list[tuple[str, str, Format | None, float, bool]] = [  # label, quantizer, head, mixed, on its own text
+    ("Q4_0", "q4_0", None, 0, False),
+    ("rtn", "rtn", None, 0, False),
+    ("mse (--quick)", "mse", None, 0, False),
+    ("awq, own text", "awq", None, 0, True),
+    ("gptq, shipped text", "gptq", None, 0, False),
+    ("gptq, own text (default)", "gptq", None, 0, True),
+    ("mse, head int8", "mse", "int8", 0, False),
+    ("gptq, own text, head int8", "gptq", "int8", 0, True),
+    ("gptq, own text, a quarter of the way to int8", "gptq", None, 0.25, True),
+    ("gptq, own text, half of the way to int8", "gptq", None, 0.5, True),
+]
+HELD = 8  # sequences of a model's own writing that are measured on
 
 
 def read(slot: Slot, rows: NDArray[np.int64]) -> Iterator[Logits]:
@@ -91,38 +112,94 @@ def perplexity(logits: Sequence[Logits], rows: NDArray[np.int64]) -> float:
     return float(np.exp(-np.mean(total)))
 
 
-def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[Variant, list[Variant]]:
-    """Give the float32 form of a model, and its forms in VARIANTS."""
-    folder = resolve(name)
-    arch, codec = open_model(folder, None), TextCodec(folder)
-    text = read_calibration(calibration, folder, codec)[0]
-    texts = quantizer_texts(codec, text, arch.facts.context)
+class Writer:
+    """Writes a model in many forms."""
+
+    def __init__(self, name: str, calibration: Path | None, threads: int) -> None:
+        folder = resolve(name)
+        self.arch, self.codec, self.threads = open_model(folder, None), TextCodec(folder), threads
+        self.text = read_calibration(calibration, folder, self.codec)[0]
+        self.texts = quantizer_texts(self.codec, self.text, self.arch.facts.context)
 
     @contextmanager
-    def written(choice: WeightChoice) -> Iterator[Slot]:
-        form = choice.format
+    def written(self, choice: WeightChoice, texts: NDArray[np.int64] | None = None) -> Iterator[Slot]:
+        """Write it, calibrated on ``texts`` or on the calibration text."""
+        form, arch = choice.format, self.arch
         with tempfile.TemporaryDirectory() as temporary:
             where = Path(temporary)
             if choice.quantizer is None:
                 part = write_model(where, arch, ModelSpec(form, draft=True)).part
             else:
+                texts = self.texts if texts is None else texts
                 with chosen_levels(arch, choice.quantizer, choice.blocks(arch), texts, where) as chosen:
                     part = write_model(
                         where, arch, ModelSpec(form, head=choice.head, fine=choice.fine, draft=True), chosen
                     ).part
-            yield open_slot(Model(where, part, choose_operators("auto", part).graph(part, False), threads))
+            yield open_slot(Model(where, part, choose_operators("auto", part).graph(part, False), self.threads))
+
+    def mixed(self, choice: WeightChoice, share: float) -> tuple[WeightChoice, float]:
+        """Give int8 to parts, a share of the way by bytes; and the bytes over those of int4."""
+        mixer = Mixer(self.arch, choice, "native", None, self.codec.encode(self.text))
+        least, most = mixer.bytes([]), mixer.bytes(mixer.parts)
+        made = mixer.within(round(least + share * (most - least)))
+        return made.choice, made.facts["bytes"] / least
+
+
+def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[Variant, list[Variant]]:
+    """Give the float32 form of a model, and its forms in VARIANTS."""
+    writer = Writer(name, calibration, threads)
 
     def variant(form: Format, quantizer: str | None, head: Format | None) -> Variant:
         label = " ".join([form, *([quantizer] if quantizer else []), *([f"head {head}"] if head else [])])
-        return label, lambda: written(WeightChoice.of(form, quantizer, head))
+        return label, lambda: writer.written(WeightChoice.of(form, quantizer, head))
 
     def mixed(share: float) -> Variant:
-        mixer = Mixer(arch, WeightChoice.of("int4", "mse", None), "native", None, codec.encode(text))
-        least, most = mixer.bytes([]), mixer.bytes(mixer.parts)
-        made = mixer.within(round(least + share * (most - least)))
-        return f"int4 mse, {made.facts['bytes'] / least:.2f} times its bytes", lambda: written(made.choice)
+        choice, size = writer.mixed(WeightChoice.of("int4", "mse", None), share)
+        return f"int4 mse, {size:.2f} times its bytes", lambda: writer.written(choice)
 
     return variant("fp32", None, None), [*(variant(*each) for each in VARIANTS), *map(mixed, MIXED)]
+
+
+def own_table(
+    name: str, calibration: Path | None, threads: int, rows: NDArray[np.int64], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Make figures for each of OWN_VARIANTS, by seed: KL and top-1, on the model's writing and on rows."""
+    writer, found = Writer(name, calibration, threads), dict[str, dict[str, Any]]()
+    begin, plain = writer.codec.encode("")[:1], WeightChoice.of("int4", "mse", None)
+    for seed in seeds:
+        with writer.written(plain) as slot:
+            count = max(1, TOKENS // min(LENGTH, slot.context - 1))
+            calibrated = write_own_text(slot, count, begin, (), seed)
+        with writer.written(WeightChoice.of("fp32", None, None)) as slot:
+            texts = {"own": write_own_text(slot, HELD, begin, (), 1000 + seed), "text": rows}
+            exact = {which: list(read(slot, text)) for which, text in texts.items()}
+        for label, quantizer, head, share, own in OWN_VARIANTS:
+            choice = replace(plain, quantizer=QUANTIZERS.get(quantizer, Q4_0), head=head)
+            size = 1.0
+            if share:
+                choice, size = writer.mixed(choice, share)
+            row = found.setdefault(label, {"label": label, "size": size, "own": [], "text": []})
+            with writer.written(choice, calibrated if own else None) as slot:
+                for which, text in texts.items():
+                    pairs = list(zip(exact[which], read(slot, text), strict=True))
+                    top1 = float(np.mean([a.argmax(-1) == b.argmax(-1) for a, b in pairs]))
+                    row[which].append({"kl": float(np.mean([divergence(*pair) for pair in pairs])), "top1": top1})
+    return list(found.values())
+
+
+def own_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Give the table of ``own_table``: means, the range over seeds, and the share of Q4_0's."""
+    lines = ["| weights | own text: top-1 | KL | of Q4_0's | held-out text: top-1 | KL | of Q4_0's |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        cells = [row["label"] + (f" ({row['size']:.2f} times the bytes)" if row["size"] != 1 else "")]
+        for which in ("own", "text"):
+            kl = [figures["kl"] for figures in row[which]]
+            top1 = 100 * float(np.mean([figures["top1"] for figures in row[which]]))
+            share = float(np.mean(kl) / np.mean([figures["kl"] for figures in rows[0][which]]))
+            cells += [f"{top1:.1f} %", f"{np.mean(kl):.4f} ({min(kl):.4f} to {max(kl):.4f})", f"{share:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def bundle_variant(path: Path, threads: int) -> Variant:
@@ -168,6 +245,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="as of edgespec export")
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
+    parser.add_argument("--seeds", help="of what models write, 0,1,2: the table of as many bytes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--markdown", action="store_true", help="tables instead of JSON")
     arguments = parser.parse_args()
@@ -182,11 +260,15 @@ def main() -> None:
         rows = held_out(text, folder, arguments.calibration, arguments.tokens, arguments.length)
         if is_bundle:
             found = table(None, [bundle_variant(path, arguments.threads)], rows)
+        elif arguments.seeds:
+            seeds = [int(seed) for seed in arguments.seeds.split(",")]
+            found = own_table(name, arguments.calibration, arguments.threads, rows, seeds)
         else:
             found = table(*weight_variants(name, arguments.calibration, arguments.threads), rows)
         results[path.name] = {"tokens": int(rows.size), "rows": found}
         if arguments.markdown:
-            print(f"{path.name}, {rows.size} tokens\n\n{markdown(found)}\n", flush=True)
+            made = own_markdown(found) if arguments.seeds and not is_bundle else markdown(found)
+            print(f"{path.name}, {rows.size} tokens\n\n{made}\n", flush=True)
     if not arguments.markdown:
         show(conditions(text=arguments.text.name, length=arguments.length) | {"models": results})
 

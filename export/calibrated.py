@@ -135,7 +135,7 @@ def seconds(model: EmittedModel, tokens: int) -> float:
     rate = 3 * 2 * 1024**3 / (perf_counter() - start)
     shapes = [model.source.shape(name) for name in model.arch.tensors]
     matrices = [shape for shape in shapes if len(shape) == 2]
-    products = sum(2 * n * k * (3 * tokens + 2 * k) + 2 * k * k * (tokens + 3 * k) for n, k in matrices)
+    products = sum(2 * n * k * (3 * tokens + 2 * k) + k * k * (tokens + 3 * k) for n, k in matrices)
     return float(products / rate + sum(n * k for n, k in matrices) * PER_WEIGHT)
 
 

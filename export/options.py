@@ -28,14 +28,14 @@ class ExportOptions:
     Attributes:
         model: folder, .gguf file, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to
         prepare; ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8
-        levels are chosen; None = mse, and of an int4 target gptq where that loses less. quick: mse alone.
-        head_format: of the LM head and the embedding tied to it; None = ``format``.
-        draft: the draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit.
-        calibration: text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on;
-        None = they calibrate on what the model writes, and the model's or the built-in text is measured on.
-        skip_set: a JSON file with a published skip set, instead of the search.
-        trials: proposals of the skip-set search. seed: of the search. threads: of the measurements. overwrite: replace
-        an older bundle. revision: of a hub model. keep_search: folder for the state of an interrupted search.
+        levels are chosen; None = mse, and of an int4 target gptq where that loses less. quick: mse alone. head_format:
+        of the LM head and the embedding tied to it; None = ``format``. draft: the draft model, for ``speculative``.
+        context: most tokens of a sequence; None = the model's own limit.
+        calibration: text to calibrate on, and to measure parity, acceptance and the search on; None = the model's own
+        writing to calibrate on, the model's or the built-in text to measure on. skip_set: a JSON file with a published
+        skip set, instead of the search. trials: proposals of the skip-set search. seed: of the search, and of what the
+        model writes. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
+        keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,

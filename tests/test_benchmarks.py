@@ -217,11 +217,16 @@ def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
     short = ("--text", held_out, "--tokens", 64, "--length", 32, *ONE)
     changes: dict[str, Any] = {"VARIANTS": [("int8", "rtn", None)], "MIXED": (0.5,)}
     models = json.loads(text("quality", TARGET, small, *short, **changes))["models"]
-    assert [row["label"] for row in models[TARGET]["rows"]] == ["fp32", "int8 rtn", "int4 mse, 1.32 times its bytes"]
+    assert [row["label"] for row in models[TARGET]["rows"]] == ["fp32", "int8 rtn", "int4 mse, 1.33 times its bytes"]
     exact, rounded, mixed = models[TARGET]["rows"]
     assert (exact["perplexity_gap"], exact["top1_agreement"], exact["kl"]) == (0, 1, 0)
     assert 0 < rounded["kl"] < mixed["kl"] < 0.1
     assert "| int8 rtn |" in text("quality", TARGET, *short, "--markdown", **changes)
+    variants = [("Q4_0", "q4_0", None, 0, False), ("gptq", "gptq", None, 0, True), ("half", "mse", None, 0.5, False)]
+    changes = {"OWN_VARIANTS": variants, "TOKENS": 512, "HELD": 2}
+    table = text("quality", TARGET, *short, "--markdown", "--seeds", "0,1", **changes).splitlines()[2:7]
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| Q4_0", "| gptq", "| half (1.33 times the bytes)"]
+    assert all(line.count(" to ") == 2 for line in table[2:])
 
 
 def test_replay(figures: Run, small: Path, tmp_path: Path) -> None:
