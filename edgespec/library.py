@@ -219,7 +219,7 @@ def _make(model: str, progress: Progress) -> Path:
     folder = _free(of)
     form, why = _chosen(model)
     progress("plan", 1, 1, f"{form}, {why}")
-    options = ExportOptions(str(path) if files else model, folder, format=form, overwrite=True)
+    options = ExportOptions(str(path) if files else model, folder, format=form, overwrite=True, quick=True)
     try:
         write_bundle(options, progress)
     except ExportError as error:

@@ -37,7 +37,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         bundle = arguments.bundle or Path(folder) / "bundle"
         if arguments.bundle is None:
-            edgespec("export", "builtin:shakespeare", "-o", bundle)
+            edgespec("export", "builtin:shakespeare", "--quick", "-o", bundle)
         info = json.loads(edgespec("info", bundle.resolve(), "--json"))["operators"]
         wanted = "stock" if arguments.stock else "native"
         if info["active"] != wanted:

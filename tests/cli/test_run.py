@@ -303,7 +303,7 @@ main()
 def test_ctrl_c_during_an_export(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kept: bool
 ) -> None:
-    wanted = ["export", TARGET, "--method", "self-spec", "--trials", LONG, "-o", "demo"]
+    wanted = ["export", TARGET, "--quick", "--method", "self-spec", "--trials", LONG, "-o", "demo"]
     running = start([int(signal.SIGINT), stage, *wanted], tmp_path, program=("-c", SIGNALLED))
     out, err = running.communicate(timeout=300)
     assert (running.returncode, out) == (130, "")
