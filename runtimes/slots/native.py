@@ -15,7 +15,7 @@ from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.files.session_file import fill
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOKEN, TOP, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 
@@ -236,11 +236,11 @@ class NativeSlot(NativeRunner):
             return self._likeliest(self._launch(n, rows=n - 1, first=1))
 
     def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
+        plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other's: none of this one's own need grow
         self._borrow(other)
-        plan = self._plan(np.zeros(1, np.int64), rows)
         self._load(inputs, 1)
         # its own place is one that it sees anyway: nothing is written there
-        plan[VISIBLE], plan[PLACE], plan[PARENT] = rows, rows - 1, -1
+        plan[POSITION], plan[VISIBLE], plan[PLACE], plan[SLOT] = rows, rows, rows - 1, self.number
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(1, rows=-1, hidden=True))
 
