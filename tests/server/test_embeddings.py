@@ -6,16 +6,19 @@ import base64
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openai
 import pytest
-from openai import OpenAI
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from tests.server.conftest import Served, start, stop
+from tests.server.conftest import Later, Served, start, stop
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Later("openai")
 
 TEXTS = ["Good night, good night!", "Speak", "Parting is such sweet sorrow"]
 
@@ -39,8 +42,8 @@ def server(bundle: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
@@ -48,7 +51,7 @@ def rows(answer: Any) -> Any:
     return np.array([one.embedding for one in answer.data], np.float32)
 
 
-def test_they_are_those_of_the_engine(client: OpenAI, alone: Engine) -> None:
+def test_they_are_those_of_the_engine(client: openai.OpenAI, alone: Engine) -> None:
     """Texts and token ids, one and several, as numbers and as base64, which the client asks for by itself."""
     expected = alone.embed(TEXTS)
     answer = client.embeddings.create(model="poet", input=TEXTS)
@@ -69,7 +72,7 @@ def test_they_are_those_of_the_engine(client: OpenAI, alone: Engine) -> None:
     assert coded == alone.embed(["x"])[0].tobytes()
 
 
-def test_they_come_while_texts_are_written(client: OpenAI, alone: Engine) -> None:
+def test_they_come_while_texts_are_written(client: openai.OpenAI, alone: Engine) -> None:
     """Neither changes the other."""
     asked: dict[str, Any] = {"model": "poet", "prompt": "The king", "max_tokens": 300, "temperature": 0}
     expected, found = alone.embed(TEXTS).tobytes(), list[bytes]()
@@ -102,13 +105,13 @@ def test_they_come_while_texts_are_written(client: OpenAI, alone: Engine) -> Non
         ({"input": "x", "extra_body": {"edgespec": {"pooling": "cls"}}}, "pooling"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, asked: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_embedded_is_refused_by_name(client: openai.OpenAI, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         client.embeddings.create(model="poet", **asked)
 
 
 def test_a_model_that_is_not_there_and_one_that_cannot(
-    server: Served, client: OpenAI, bundles: Callable[..., Path]
+    server: Served, client: openai.OpenAI, bundles: Callable[..., Path]
 ) -> None:
     with pytest.raises(openai.NotFoundError, match="this server has 'poet'"):
         client.embeddings.create(model="prose", input="x")
@@ -116,7 +119,7 @@ def test_a_model_that_is_not_there_and_one_that_cannot(
     assert told.model_extra is not None
     assert told.model_extra["edgespec"]["embeddings"]
     running = start(bundles("stock"), "--name", "plain", "--operators", "stock")
-    with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as other:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as other:
         with pytest.raises(openai.BadRequestError, match="native operators"):
             other.embeddings.create(model="plain", input="x")
         (told,) = other.models.list().data

@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
-from openai import OpenAI
 from starlette.testclient import TestClient
 
 from edgespec.engine.loading import load
@@ -24,7 +21,13 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.server.app import make_app
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
-from tests.server.conftest import start, stop
+from tests.server.conftest import Later, start, stop
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = Later("anthropic"), Later("openai")
 
 URL = "http://localhost:8000"
 NAMES = ("demo", "chatty", "third")
@@ -203,7 +206,7 @@ def test_the_command(served_bundle: Path, chat_bundle: Path) -> None:
     """Two folders and their names, asked by OpenAI's and Anthropic's own clients; the log names the models."""
     running = start(served_bundle, str(chat_bundle), "--name", "plain", "--name", "chatty")
     assert "plain, chatty at http" in running.said
-    with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
         assert [one.id for one in client.models.list()] == ["plain", "chatty"]
         assert client.completions.create(model="plain", prompt="x", max_tokens=3).model == "plain"
         with pytest.raises(openai.NotFoundError, match="did you mean 'plain'"):
