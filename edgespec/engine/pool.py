@@ -29,7 +29,7 @@ class _Found:
     Attributes:
         common: tokens that its text begins with, too.
         lent: those of them that may be taken up: the prompt's last one is read in any case.
-        reused: tokens that need not be read again, fewer than ``common`` where states go back to a checkpoint.
+        reused: tokens that need not be read again, fewer than ``lent`` where states go back to a checkpoint.
         goes_on: whether it goes on from all that was asked, rather than only begins like it.  What was answered last
             may be left out (a template without earlier thoughts, another try), and a tokenizer may end the question
             otherwise.  Few tokens are read again in about the time of a pass: that is neither much to lose nor to gain.
@@ -39,7 +39,7 @@ class _Found:
         self.session, text = session, session.target.tokens
         self.common = common_prefix(text, prompt) if session.owner == owner else 0
         self.lent = min(self.common, max(len(prompt) - 1, 0))
-        self.reused = session.target.cropped(self.lent) + self.common - self.lent
+        self.reused = session.target.cropped(self.lent)
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
 
 
