@@ -5,6 +5,8 @@
   asymmetric calibration of GPTAQ (Li et al., arXiv 2504.02692), by ridge regression: the outputs to match are those of
   the unquantized model, whose inputs f differ from the inputs x that the matrix gets.  A matrix that writes into the
   residual stream also makes up for what that stream has lost.
+
+Of 8 bits, the upper four are a model too (planes.py): their errors are fed back apart.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 
 from edgespec.export.quantization.levels import HALF_MAX, Array, Blocks, Quantized, half, reciprocal
 from edgespec.export.quantization.mse import CHUNK, search_scales
+from edgespec.export.quantization.planes import CORRECTED_SCALE_WEIGHT, drafted, levels_for_both
 from edgespec.runtimes.ort.session import default_threads
 
 LAZY = 128  # whole blocks of columns whose corrections reach the rest of the matrix together
@@ -79,28 +82,30 @@ def _corrected(weight: Array, form: Blocks, feedback: Array, importance: Array |
     low, high = np.float32(-zero), np.float32(zero - 1)
     blocks = form.count(k)
     reach = HALF_MAX * np.float32(zero)  # what lies beyond the largest scale would make the rest infinite
-    rest = np.clip(weight.T, -reach, reach, order="C")  # [k, n]: corrected as columns are done
+    # what is left of the weights, corrected as columns are done: of 8 bits once for them and once for their upper four
+    rest = np.stack([np.clip(weight.T, -reach, reach)] * (2 if bits == 8 else 1))  # [1 or 2, k, n]
     levels = np.full((blocks * size, n), zero, np.uint8)
     scales = np.empty((blocks, n), np.float32)
-    errors = np.empty((LAZY, n), np.float32)
+    errors = np.empty((len(rest), LAZY, n), np.float32)
     for start in range(0, k, LAZY):
         end = min(start + LAZY, k)
         for first in range(start, end, size):
             last = min(first + size, k)
-            scale = _scales(rest[first:last], bits, None if importance is None else importance[first:last])
+            scale = _scales(rest[0, first:last], bits, None if importance is None else importance[first:last])
             inverse = reciprocal(scale)
             scales[first // size] = scale
             for j in range(first, last):
-                level = np.clip(np.rint(rest[j] * inverse), low, high)
-                error = rest[j] - level * scale
+                wanted = rest[:, j] * inverse
+                level = levels_for_both(*wanted) if bits == 8 else np.clip(np.rint(wanted[0]), low, high)
+                error = rest[:, j] - np.stack([level, drafted(level)][: len(rest)]) * scale
                 levels[j] = level + zero
-                errors[j - start] = error
+                errors[:, j - start] = error
                 if j + 1 < last:
-                    rest[j + 1 : last] -= feedback[j, j + 1 : last, None] * error
+                    rest[:, j + 1 : last] -= feedback[j, j + 1 : last, None] * error[:, None]
             if last < end:
-                rest[last:end] -= feedback[first:last, last:end].T @ errors[first - start : last - start]
+                rest[:, last:end] -= feedback[first:last, last:end].T @ errors[:, first - start : last - start]
         if end < k:
-            rest[end:] -= feedback[start:end, end:].T @ errors[: end - start]
+            rest[:, end:] -= feedback[start:end, end:].T @ errors[:, : end - start]
     return np.ascontiguousarray(levels.T).reshape(n, blocks, size), np.ascontiguousarray(scales.T)
 
 
@@ -112,7 +117,8 @@ def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [u
     weights = None if importance is None else np.ascontiguousarray(importance[:, None])
     for start in range(0, len(found), CHUNK):
         part = slice(start, start + CHUNK)
-        found[part] = search_scales(np.ascontiguousarray(columns[:, part]), first[part], bits, weights)
+        own = np.ascontiguousarray(columns[:, part])
+        found[part] = search_scales(own, first[part], bits, weights, CORRECTED_SCALE_WEIGHT)
     return found
 
 

@@ -16,6 +16,7 @@ from edgespec.export.quantization.levels import (
     reciprocal,
     round_levels,
 )
+from edgespec.export.quantization.planes import SCALE_WEIGHT, scales_for_both
 from edgespec.runtimes.ort.session import default_threads
 
 CHUNK = 8192  # blocks searched at once: a few arrays of this size fit a core's cache, and threads seldom take turns
@@ -28,7 +29,7 @@ def quantize_searched(
     form: Blocks,
     importance: Array | None = None,  # [k], not negative
 ) -> Quantized:
-    """Quantize with the scales of ``search_scales``; never worse than round to nearest, block by block."""
+    """Quantize with the scales of ``search_scales``; of 4 bits never worse than round to nearest, block by block."""
     bits, size = form.bits, form.size
     blocks = grouped(weight, size)  # [n, blocks, size]
     n, count = blocks.shape[:2]
@@ -55,6 +56,7 @@ def search_scales(
     start: Array,  # [m], float16 values
     bits: int,
     importance: Array | None = None,  # [size, m] or [size, 1]
+    planes: float = SCALE_WEIGHT,
 ) -> Array:  # [m], float16 values
     """Scales of least squared error.
 
@@ -63,7 +65,8 @@ def search_scales(
     The winner is refined by least squares, every time rounded to float16; ``start`` is kept where nothing beats it.
 
     Levels that a checkpoint had already are found again: where most blocks are exact, the largest weight of the others
-    is tried as every level.
+    is tried as every level.  Of 8 bits, scales may be larger for the sake of their upper four, whose
+    errors have the weight ``planes`` (planes.py).
     """
     zero = 1 << (bits - 1)
     low, high = np.float32(-zero), np.float32(zero - 1)
@@ -109,7 +112,7 @@ def search_scales(
                 error = _error(columns, scale, low, high, importance, work)
                 better = error < least
                 kept, least = np.where(better, scale, kept), np.where(better, error, least)
-    return kept
+        return scales_for_both(columns, kept, least, importance, planes) if bits == 8 else kept
 
 
 def _error(
