@@ -299,9 +299,9 @@ class Exporter:
         weights = made.target.quantizer if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
         facts = self.target.config, options.format, *weights, options.seed, options.context, *adapted
-        measurer = MethodMeasurer(self.methods, options.operators, options.threads, options.trials, options.seed,
-                                  options.keep_search, self.heads, self.given_skip, self.text, str(facts),
-                                  self.progress)  # fmt: skip
+        measurer = MethodMeasurer(self.methods, options.operators, options.threads, options.trials,
+                                  not options.devices, options.seed, options.keep_search, self.heads, self.given_skip,
+                                  self.text, str(facts), self.progress)  # fmt: skip
         made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft)
         if (part := made.methods.get(SPECULATIVE)) and part.notes:
             self.notes.append(part.notes)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
+from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
@@ -31,7 +32,6 @@ from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.drafters.read import PUBLISHED
 from edgespec.export.measuring.plan import PlannedModel, copied_files, entries, first_tokens, paying_rows
 from edgespec.export.measuring.planned_heads import assumed_draft, assumed_drafter, planned_heads
-from edgespec.export.measuring.skip_search import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
@@ -77,7 +77,6 @@ def planned_bundle(options: ExportOptions) -> Manifest:
     check_layers(wanted, arch.facts)
     check_operators(arch, options.operators)
     trained, assumed = planned_heads(name, options.heads, wanted, arch)
-    skip = _skip_set(arch.facts.layers)
     drafter, tapped = _drafter(arch, wanted, options, choice, assumed)
     cut = options.head_vocab is not None and bool(trained)
     tokens = first_tokens(options.head_vocab or 0, arch, "--head-vocab") if cut else None
@@ -85,13 +84,15 @@ def planned_bundle(options: ExportOptions) -> Manifest:
     target = PlannedModel(arch, choice, layout, heads=HeadChoice(trained, tokens, tapped), gated=gated)
     target.part = target.part.model_copy(update={"attention": _attention(options.attention, layout, assumed)})
     check_coded_keys(arch.facts, cast(Sequence[Attention], options.attention))
+    planes = target.part.planes and not options.devices
+    skip = SkipSetPart.of(SkipSet.all_high(arch.facts.layers)) if planes else _skip_set(arch.facts.layers)
     target.for_devices(options.devices, skip if SELF_SPEC in wanted else None)
     draft = _planned_draft(arch, options, choice, assumed) if drafts else None
     models = {"target": target, "draft": draft, "drafter": drafter}
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
     for model in models.values():
         files |= model.files() if model else {}
-    if SELF_SPEC in wanted:
+    if SELF_SPEC in wanted and not skip.whole:
         assumed.append("self-spec leaves out the middle half of the layers: the set is not searched yet")
     if estimated:
         assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
@@ -226,8 +227,7 @@ def _method(name: str, heads: Mapping[str, TrainedHeads], skip: SkipSetPart, lay
     if name == SELF_SPEC:
         return MethodPart(skip=skip)
     if name == "swift":
-        first = first_skip_set(layers)
-        return MethodPart(skip=SkipSetPart(attention=list(first.attention), mlp=list(first.mlp)))
+        return MethodPart(skip=skip if skip.whole else SkipSetPart.of(SkipSet.every_other(layers)))
     if name == "paradecode":
         return MethodPart(gamma=8, heads=[group.name for group in heads[name].groups])
     if name in heads:

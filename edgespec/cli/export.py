@@ -228,7 +228,7 @@ def _explain(manifest: Manifest) -> None:
 
     for method, part in manifest.methods.items():
         if part.predicted_speedup:
-            what = f"skips {len(part.skip.attention)} attentions and {len(part.skip.mlp)} MLPs, " if part.skip else ""
+            what = f"{part.skip.words}, " if part.skip else ""
             click.echo(
                 f"{method}: {what}predicted {part.predicted_speedup:.2f}x plain decoding on this machine "
                 f"at acceptance {part.measured[0].acceptance[0]:.2f}"

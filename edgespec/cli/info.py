@@ -15,7 +15,7 @@ from edgespec.runtimes.files.formats import BLOCK_FORMATS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart
+    from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart, SkipSetPart
     from edgespec.runtimes.files.operators import OperatorChoice
 
 
@@ -129,6 +129,12 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
     return [*rows, ("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-")]
 
 
+def _skipped(skip: SkipSetPart) -> str:
+    if not (skip.high_attention or skip.high_mlp or skip.high_head):
+        return f"skips attention {skip.attention}, mlp {skip.mlp}"
+    return skip.words
+
+
 def _show_methods(console: Console, manifest: Manifest) -> None:
     """Print a table of the methods, and their notes."""
     from rich.table import Table
@@ -136,7 +142,7 @@ def _show_methods(console: Console, manifest: Manifest) -> None:
     methods = Table("method", "acceptance", "draft cost", "predicted", "parts", box=None)
     for name, part in manifest.methods.items():
         measured = " ".join(f"{rate:.2f}" for rate in part.measured[0].acceptance) if part.measured else "-"
-        parts = f"skips attention {part.skip.attention}, mlp {part.skip.mlp}" if part.skip else ", ".join(part.heads)
+        parts = _skipped(part.skip) if part.skip else ", ".join(part.heads)
         if part.threshold is not None:
             parts += f" where {part.threshold:.0%} sure"
         cost = f"{part.draft_cost:.2f}" if part.draft_cost is not None else "-"

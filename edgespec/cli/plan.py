@@ -289,7 +289,7 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     native = options["operators"] != "stock" and options["device"] != "webgpu" and target.layout == "native"
     if not (native and target.planes):
         return [found]
-    high = replace(found, manifest=found.manifest.at_high_precision(), profile=None)
+    high = replace(found, manifest=complete(found.manifest.at_high_precision()), profile=None)
     return [high] if options["precision"] == "high" else [found, high]
 
 

@@ -26,6 +26,18 @@ class SkipSet:
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)
 
+    @classmethod
+    def all_high(cls, layers: int) -> SkipSet:
+        """Read the high planes alone, of everything."""
+        every = tuple(range(layers))
+        return cls(high_attention=every, high_mlp=every, high_head=True)
+
+    @classmethod
+    def every_other(cls, layers: int) -> SkipSet:
+        """Leave out every other layer, but for the first and the last (arXiv 2410.06916)."""
+        odd = tuple(range(1, layers - 1, 2))
+        return cls(odd, odd)
+
 
 @dataclass
 class Heads:

@@ -17,14 +17,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edgespec.runtimes.files.manifest import Manifest, MethodPart
+from edgespec.formulas.cost import CostModel, speedup
+from edgespec.runtimes.files.formats import SPECS
+from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
 from edgespec.runtimes.files.operators import NATIVE
 
 if TYPE_CHECKING:
     from edgespec.decoding.drafter import Drafter
     from edgespec.decoding.settings import DraftOptions
     from edgespec.drafters.ngram_stores import NGramStore
-    from edgespec.formulas.cost import CostModel
     from edgespec.runtimes.slots.slot import Slot
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
@@ -179,6 +180,9 @@ METHODS: dict[str, Method] = {
     ),
 }
 
+# of self-spec, where it leaves nothing out but low planes
+HIGH_PLANES = Prior(0.90, "high planes of the embedded model; larger ones agree more often")
+
 
 def needing(*needs: Needs) -> tuple[str, ...]:
     """List the methods that need one of these, in the usual order."""
@@ -195,18 +199,50 @@ def searching() -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if method.searches)
 
 
+def prior_of(method: str, part: MethodPart) -> Prior | None:
+    """Return what to expect of a method where nothing was measured; part: its entry in the manifest."""
+    planes = part.skip is not None and part.skip.whole and METHODS[method].needs == "layers"
+    return HIGH_PLANES if planes else METHODS[method].prior
+
+
 def native_alone(manifest: Manifest) -> tuple[str, ...]:
     """List the bundle's methods whose drafter only native operators can run."""
     drafter = manifest.drafter
     alone = drafter is not None and drafter.main == NATIVE
-    return tuple(name for name in needing("drafter") if alone and name in manifest.methods)
+    found = [name for name in needing("drafter") if alone and name in manifest.methods]
+    own = manifest.methods.get(SELF_SPEC)
+    return (*found, SELF_SPEC) if own and own.skip and own.skip.whole else tuple(found)
 
 
 def complete(manifest: Manifest) -> Manifest:
-    """Add the methods that need nothing of a bundle to its manifest, and leave out those that are not known here."""
+    """Add the methods that need nothing of a bundle to its manifest, and leave out those that are not known here.
+
+    int8 weights in two planes can draft by the high ones, though no export prepared it.
+    """
     parts: Mapping[str, MethodPart] = {
         name: manifest.methods.get(name, MethodPart())
         for name, method in METHODS.items()
         if name in manifest.methods or method.needs == "text"
     }
+    own, planes = parts.get(SELF_SPEC), manifest.target.planes and not manifest.target.high_alone
+    if planes and own is None:
+        parts = {name: parts.get(name, by_high_planes(manifest)) for name in METHODS if name in (*parts, SELF_SPEC)}
+    elif not planes and own and own.skip and own.skip.whole:  # read as a model of 4 bits
+        parts = {name: part for name, part in parts.items() if name != SELF_SPEC}
     return manifest.model_copy(update={"methods": parts})
+
+
+def by_high_planes(manifest: Manifest) -> MethodPart:
+    """Draft by the high planes of everything.  Its gain is assumed: that of bytes, and of ``HIGH_PLANES``."""
+    target = manifest.target
+    layers, entry = list(range(target.facts.layers)), manifest.files.get(target.weights)
+    skip = SkipSetPart(high_attention=layers, high_mlp=layers, high_head=True)
+    if entry is None or not entry.size:
+        return MethodPart(skip=skip)
+    curve = CostModel(SPECS["int8"].verify)
+    gains = {
+        gamma: speedup(HIGH_PLANES.acceptance, gamma, 1 - target.low_bytes / entry.size, curve.v)
+        for gamma in range(1, 9)
+    }
+    gamma = max(gains, key=lambda one: gains[one])
+    return MethodPart(gamma=gamma, skip=skip, predicted_speedup=gains[gamma], notes=f"assumed: {HIGH_PLANES.source}")

@@ -1,4 +1,8 @@
-"""The target drafts for itself with some sub-layers left out: Draft & Verify (Zhang et al., arXiv 2309.08168)."""
+"""The target drafts for itself with less of its weights.
+
+Sub-layers are left out (Draft & Verify, Zhang et al., arXiv 2309.08168), or only the high planes of int8 weights are
+read: four bits of the same weights, as ML-SpecQD (arXiv 2503.13565) drafts with, but stored once.
+"""
 
 from __future__ import annotations
 
@@ -102,5 +106,10 @@ class SelfSpec(DrawingDrafter):
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> SelfSpec:
     """Draft with the skip set that the export found."""
-    skip = part.skip or SkipSetPart()
-    return SelfSpec(parts.target, SkipSet(tuple(skip.attention), tuple(skip.mlp)))
+    return SelfSpec(parts.target, skip_set(part.skip or SkipSetPart()))
+
+
+def skip_set(part: SkipSetPart) -> SkipSet:
+    """Convert what a manifest says."""
+    attention, mlp, *high = map(tuple, (part.attention, part.mlp, part.high_attention, part.high_mlp))
+    return SkipSet(attention, mlp, high[0], high[1], part.high_head)

@@ -3,7 +3,8 @@
 Differences from the paper: the objective is predicted speed rather than matchness at a fixed ratio, so that the ratio
 too is searched; the set to start from is scored first; a set is judged on windows that slide along the text, and takes
 the lead only after a second one; a linear model of what each sub-layer costs in acceptance stands in for its Gaussian
-process, and lends every set what others have shown of its parts.  The text is nowhere in here: only sets and counts.
+process, and lends every set what others have shown of its parts.  Where int8 weights have two planes, a sub-layer is
+read whole, by its high plane alone, or left out.  The text is nowhere in here: only sets and counts.
 
 What was found is kept in the user's cache folder, in one small JSON file for a bundle (by its weights), the operators
 and a kind of text: ``CACHE/swift/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): what
@@ -42,6 +43,7 @@ _TRUST = 8.0  # guesses that the model's acceptance counts as
 _KEPT = 64  # records that are kept
 _LOSS = {"attention": 0.03, "mlp": 0.06}  # prior loss of log acceptance: attention is about twice as skippable
 _SPREAD = 0.06  # of that loss
+_HIGH_LOSS, _HIGH_SPREAD = 0.003, 0.01  # the same of reading the high plane alone
 
 VERSION = 1
 _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -71,7 +73,8 @@ class OnlineSearch:
 
     Args:
         layers: of the model; the first and the last are never left out.
-        initial: where to start; scored first.
+        initial: where to start; scored first.  Where it names high planes, they are a choice; those of the first and
+            the last layer and of the head stay as they are in it.
         cost: set -> cost of a draft step over a plain one.
         verify: n -> cost of a pass over n rows.
     """
@@ -93,8 +96,15 @@ class OnlineSearch:
         self._since = 0  # candidates since the lead changed
         self._since_best = 0  # candidates since the leading set was scored
         self._challenger: SkipSet | None = None
-        self._precision = np.eye(self._variables) / _SPREAD**2  # of the losses, [2 (layers - 2)] each way
-        self._loss = self._prior_loss  # [2 (layers - 2)]: of log acceptance, by sub-layer
+        self.planes = bool(initial.high_attention or initial.high_mlp)
+        count = self._variables
+        prior = [(_LOSS["attention"], _SPREAD), (_LOSS["mlp"], _SPREAD)]
+        prior += [(_HIGH_LOSS, _HIGH_SPREAD)] * 2 if self.planes else []
+        self._prior_loss, spread = np.repeat(np.array(prior, np.float64), count // 2, 0).T  # [all] each
+        self._prior_precision = np.diag(spread**-2.0)
+        # of log acceptance: by sub-layer that is left out, then by one that is read by its high plane
+        self._precision = self._prior_precision  # of the losses, [all] each way
+        self._loss = self._prior_loss  # [all]
 
     # -- judging -----------------------------------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class OnlineSearch:
                 found = self._uniform()
             else:
                 found = self._mutated()
-            if len(found) and found not in self.records:
+            if found != SkipSet() and found not in self.records:
                 return found
         return self._uniform()
 
@@ -178,7 +188,8 @@ class OnlineSearch:
         if known.windows >= _CONFIRM and self._since >= _SURE_PATIENCE and self.acceptance(self.best) >= _SURE:
             hoped = np.maximum(self._loss - np.sqrt(np.diag(np.linalg.inv(self._precision))), 0)
             in_sight = self._fastest(hoped)
-            promise = self.speed(in_sight, math.exp(-float(hoped @ self._bits(in_sight)))) if len(in_sight) else 0.0
+            unknown = in_sight == SkipSet()
+            promise = 0.0 if unknown else self.speed(in_sight, math.exp(-float(hoped @ self._bits(in_sight))))
             if promise <= _IN_SIGHT * self.speed(self.best):
                 patience = _SURE_PATIENCE
         if self._challenger is None and (self._since >= patience or self.candidates >= _MOST):
@@ -196,40 +207,47 @@ class OnlineSearch:
 
     @property
     def _variables(self) -> int:
+        """Sub-layers that may be left out."""
         return max(0, 2 * (self.layers - 2))
 
-    def _bits(self, skip: SkipSet) -> NDArray[np.bool_]:  # [2 (layers - 2)]
-        bits = np.zeros(self._variables, bool)
+    def _bits(self, skip: SkipSet) -> NDArray[np.bool_]:  # [all]: what the losses are of
+        count, inner = self._variables, self.layers - 2
+        bits = np.zeros(len(self._loss), bool)
         bits[[layer - 1 for layer in skip.attention]] = True
-        bits[[self.layers - 3 + layer for layer in skip.mlp]] = True
+        bits[[inner + layer - 1 for layer in skip.mlp]] = True
+        if self.planes:
+            bits[[count + layer - 1 for layer in skip.high_attention if 0 < layer <= inner]] = True
+            bits[[count + inner + layer - 1 for layer in skip.high_mlp if 0 < layer <= inner]] = True
         return bits
 
-    def _set(self, bits: NDArray[np.bool_]) -> SkipSet:  # [2 (layers - 2)]
-        inner = self.layers - 2
-        attention, mlp = np.flatnonzero(bits[:inner]) + 1, np.flatnonzero(bits[inner:]) + 1
-        return SkipSet(tuple(attention.tolist()), tuple(mlp.tolist()))
+    def _set(self, bits: NDArray[np.bool_]) -> SkipSet:  # [all]; of what is left out, no plane is named
+        count, inner, first = self._variables, self.layers - 2, self.initial
+        left = bits[:count]
+        high = bits[count:] & ~left if self.planes else np.zeros(count, bool)
+        found = [tuple((np.flatnonzero(part) + 1).tolist()) for each in (left, high) for part in np.split(each, 2)]
+        ends = [tuple(layer for layer in layers if not 0 < layer <= inner)
+                for layers in (first.high_attention, first.high_mlp)]  # fmt: skip
+        attention, mlp = (tuple(sorted(more + end)) for more, end in zip(found[2:], ends, strict=True))
+        return SkipSet(found[0], found[1], attention, mlp, first.high_head)
 
     def _uniform(self) -> SkipSet:
         """Draw any set; its size comes first, or nearly all would have half of the sub-layers."""
         size = int(self._random.integers(1, max(2, int(0.75 * self._variables) + 1)))
-        bits = np.zeros(self._variables, bool)
+        bits = self._bits(self.initial)
+        bits[: self._variables] = False
         bits[self._random.choice(self._variables, size, replace=False)] = True
         return self._set(bits)
 
     def _mutated(self) -> SkipSet:
-        """Switch one to three sub-layers of the leading set."""
+        """Change one to three choices of the leading set."""
         bits = self._bits(self.best)
         count = min(int(self._random.integers(1, 4)), self._variables)
-        bits[self._random.choice(self._variables, count, replace=False)] ^= True
+        bits[self._random.choice(len(bits), count, replace=False)] ^= True
         return self._set(bits)
-
-    @property
-    def _prior_loss(self) -> NDArray[np.float64]:  # [2 (layers - 2)]
-        return np.repeat([_LOSS["attention"], _LOSS["mlp"]], self._variables // 2)
 
     def _fit(self) -> None:
         """Fit a Bayesian linear regression of the log acceptance on what is left out."""
-        precision = np.eye(self._variables) / _SPREAD**2
+        precision = self._prior_precision.copy()
         moment = precision @ self._prior_loss
         for skip, record in self.records.items():
             if record.seen:
@@ -242,24 +260,23 @@ class OnlineSearch:
 
     def _modelled(self) -> SkipSet:
         """Find the fastest new set by a model drawn from the posterior (Thompson sampling)."""
-        noise = self._random.standard_normal(self._variables)
+        noise = self._random.standard_normal(len(self._loss))
         return self._fastest(np.maximum(self._loss + np.linalg.solve(np.linalg.cholesky(self._precision).T, noise), 0))
 
-    def _fastest(self, loss: NDArray[np.float64]) -> SkipSet:  # [2 (layers - 2)]
+    def _fastest(self, loss: NDArray[np.float64]) -> SkipSet:  # [all]
         """Find the fastest new set if sub-layers cost these losses; none, if every likely set is known.
 
         Losses add up, so the best set of every size is close to the sub-layers of the smallest loss for what they save:
         only those sets are looked at.
         """
-        size, inner = self._variables, self.layers - 2
-        saved = [1 - self.cost(SkipSet((1,))), 1 - self.cost(SkipSet((), (1,)))]
-        order = np.argsort(loss / np.maximum(np.repeat(saved, inner), 1e-3))
-        bits, best, fastest = np.zeros(size, bool), SkipSet(), 0.0
-        total = 0.0
+        singles = [SkipSet((1,)), SkipSet((), (1,)), SkipSet(high_attention=(1,)), SkipSet(high_mlp=(1,))]
+        saved = [1 - self.cost(each) for each in singles[: 4 if self.planes else 2]]
+        order = np.argsort(loss / np.maximum(np.repeat(saved, self.layers - 2), 1e-3))
+        bits, best, fastest = np.zeros(len(loss), bool), SkipSet(), 0.0
         for at in order:
-            bits[at], total = True, total + float(loss[at])
+            bits[at] = True
             skip = self._set(bits)
-            speed = self.speed(skip, math.exp(-total))
+            speed = self.speed(skip, math.exp(-float(loss @ self._bits(skip))))
             if speed > fastest and skip not in self.records:
                 best, fastest = skip, speed
         return best
@@ -332,8 +349,8 @@ class SkipStore:
         """Replace the file by what ``search`` knows; a folder that cannot be written is no failure."""
         records = [
             {
-                "attention": list(skip.attention),
-                "mlp": list(skip.mlp),
+                **{name: list(layers) for name, layers in _layers(skip).items() if layers or name in _LOSS},
+                **({"high_head": True} if skip.high_head else {}),
                 "matched": round(record.matched, 3),
                 "seen": round(record.seen, 3),
                 "windows": record.windows,
@@ -348,12 +365,19 @@ class SkipStore:
             self.note = f"skip sets cannot be kept: {error}"
 
 
+def _layers(skip: SkipSet) -> dict[str, tuple[int, ...]]:
+    """Give the sets of layers by name."""
+    return {name: getattr(skip, name) for name in ("attention", "mlp", "high_attention", "high_mlp")}
+
+
 def _record(item: Any, layers: int) -> tuple[SkipSet, Record]:
     """Read a set and its counts; a ValueError, KeyError or TypeError: it is not one."""
-    lists = [[int(layer) for layer in item[name]] for name in ("attention", "mlp")]
-    if any(found != sorted(set(found)) or (found and not 0 < found[0] <= found[-1] < layers - 1) for found in lists):
-        raise ValueError("it leaves out layers that cannot be")
+    found = {name: tuple(int(layer) for layer in item.get(name, ())) for name in _layers(SkipSet())}
+    for name, some in found.items():
+        first = 1 if name in _LOSS else 0  # never left out, but read by its high plane
+        if some and (list(some) != sorted(set(some)) or some[0] < first or some[-1] >= layers - first):
+            raise ValueError("it leaves out layers that cannot be")
     matched, seen, windows = float(item["matched"]), float(item["seen"]), int(item["windows"])
     if not 0 <= matched <= seen <= 1e6 or not 0 <= windows <= 10**6:
         raise ValueError("its counts make no sense")
-    return SkipSet(tuple(lists[0]), tuple(lists[1])), Record(matched, seen, windows)
+    return SkipSet(**found, high_head=item.get("high_head") is True), Record(matched, seen, windows)

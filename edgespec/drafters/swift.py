@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
 from edgespec.drafters.draw import SiblingPolicy, draw_siblings
 from edgespec.drafters.registry import Parts
-from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.self_spec import SelfSpec, skip_set
 from edgespec.drafters.skip_sets import OnlineSearch, SkipStore
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.formulas.cost import CostModel
@@ -28,6 +28,7 @@ from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
 ROWS, DEPTH = 16, 4  # of one scoring pass: its rows, in chains of this length
 _FRESH = 8  # tokens to be written before the next pass
 _SAVE_EVERY = 16  # scored windows
+HIGH_SAVES = 4 / 8.5  # of the bytes of int8 weights, with their scales
 
 
 @dataclass
@@ -37,10 +38,15 @@ class StepCost:
     attention: float  # what leaving out one attention saves
     mlp: float  # what leaving out one MLP saves
     extra: float = 0.0  # what steps took beyond that on this machine; learned
+    high_attention: float = 0.0  # what reading the high plane alone of one attention saves
+    high_mlp: float = 0.0  # of one MLP
+    high_head: float = 0.0  # of the LM head
 
     def __call__(self, skip: SkipSet) -> float:
         """Predict the cost of a step with ``skip`` left out."""
-        return max(1 - len(skip.attention) * self.attention - len(skip.mlp) * self.mlp + self.extra, 0.02)
+        saved = len(skip.attention) * self.attention + len(skip.mlp) * self.mlp
+        saved += len(skip.high_attention) * self.high_attention + len(skip.high_mlp) * self.high_mlp
+        return max(1 - saved - skip.high_head * self.high_head + self.extra, 0.02)
 
     def observe(self, skip: SkipSet, cost: float) -> None:
         """Learn that a step with ``skip`` took ``cost``; one that the system interrupted must not count for much."""
@@ -90,7 +96,7 @@ class Swift(SelfSpec):
         self._unit_ms = 0.0  # time of a one-row pass
         self._recent: deque[float] = deque(maxlen=4)  # times of the last scoring passes
         self._prompt = self._scored_at = self._unsaved = 0
-        self._first_cost = StepCost(step_cost.attention, step_cost.mlp)
+        self._first_cost = replace(step_cost, extra=0.0)
         if store is not None:
             store.load(search)
         self._counted = search.best
@@ -211,6 +217,8 @@ class Swift(SelfSpec):
         """Say what the search has done."""
         skip, search = self.skip, self.search
         words = f"leaves out {len(skip.attention)} attentions and {len(skip.mlp)} MLPs"
+        if search.planes:
+            words += f", reads high planes of {len(skip.high_attention)} attentions and {len(skip.high_mlp)} MLPs"
         if self._reproducible:
             words += ": the set to start from, because the text is seeded"
         elif skip in search.records:
@@ -244,11 +252,13 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
     target, manifest = parts.target, parts.manifest
     if not 0 <= options.search <= 1:
         raise InvalidRequest(f"search {options.search}: expected a share of the decoding time, 0 to 1", "0.02 is 2 %")
-    found = part.skip or SkipSetPart()
-    last = target.layers - 1
+    found, last = skip_set(part.skip or SkipSetPart()), target.layers - 1
+    if not target.planes and not len(found):
+        found = SkipSet.every_other(target.layers)
     attention, mlp = (tuple(layer for layer in layers if 0 < layer < last) for layers in (found.attention, found.mlp))
+    first = replace(found, attention=attention, mlp=mlp) if target.planes else SkipSet(attention, mlp)
     step_cost, costs = _step_cost(manifest), parts.costs()
-    search = OnlineSearch(target.layers, SkipSet(attention, mlp), step_cost, costs.v)
+    search = OnlineSearch(target.layers, first, step_cost, costs.v)
     store = SkipStore(manifest, target.model.graph.operators, options.kind)
     return Swift(target, search, step_cost, costs, options.search, options.branch, store)
 
@@ -256,9 +266,13 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
 def _step_cost(manifest: Manifest) -> StepCost:
     """Read what sub-layers save, as the export measured it; else estimate it by their weights."""
     saved, facts = manifest.cost, manifest.target.facts
-    plain, attention, mlp = (float(saved.get(name, 0)) for name in ("plain_ms", "attention_ms", "mlp_ms"))
+    names = ("plain", "attention", "mlp", "high_attention", "high_mlp", "high_head")
+    plain, attention, mlp, *high = (float(saved.get(f"{name}_ms", 0)) for name in names)
     if not (plain > 0 and attention + mlp > 0):
         attention = facts.hidden * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
         mlp = 3 * facts.hidden * facts.intermediate
-        plain = facts.layers * (attention + mlp) + facts.hidden * facts.vocab
-    return StepCost(attention / plain, mlp / plain)
+        head = facts.hidden * facts.vocab
+        plain = facts.layers * (attention + mlp) + head
+        half = HIGH_SAVES if manifest.target.planes else 0.0
+        high = [half * attention, half * mlp, half * head]
+    return StepCost(attention / plain, mlp / plain, 0.0, *(each / plain for each in high))

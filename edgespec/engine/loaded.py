@@ -81,7 +81,7 @@ class LoadedBundle:
         manifest, target, options = bundle.manifest, bundle.manifest.target, self.options
         self.run = run = options.resolve(manifest)
         if options.precision == "high":
-            self.bundle = bundle = replace(bundle, manifest=manifest.at_high_precision())
+            self.bundle = bundle = replace(bundle, manifest=complete(manifest.at_high_precision()))
             manifest, target = bundle.manifest, bundle.manifest.target
         on_cpu = run.device == "cpu"
         self.operators: OperatorChoice = choose_operators(options.operators if on_cpu else "stock", target)
@@ -195,7 +195,7 @@ class LoadedBundle:
         check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
             without = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
-            stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" else ()
+            stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" or self.device != "cpu" else ()
             without = (*without, *stock)
             choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, without)
             check_device(self.device, choice)

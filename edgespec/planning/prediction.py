@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgespec.drafters.heads import MOST_NODES
-from edgespec.drafters.registry import AR, METHODS, Prior
+from edgespec.drafters.registry import AR, METHODS, Prior, prior_of
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import expected_tokens, rising
 from edgespec.formulas.tree import grow
@@ -166,7 +166,7 @@ def speed_of(
             return speed(gain, trial.gamma, trial.tokens_per_round, trial.acceptance)
         if basis != "calibrated":
             notes.append(f"guesses are accepted as in {profile.name}")
-    prior = METHODS[use.method].prior
+    prior = prior_of(use.method, manifest.methods[use.method])
     if prior is None and trial is None:
         known = manifest.methods[use.method].predicted_speedup
         notes.append("the gain is the exporting machine's" if known else "no gain: how often it is right is not known")

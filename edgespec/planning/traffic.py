@@ -124,8 +124,12 @@ def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tupl
     per_layer = layer_weights(part.facts) / facts.layers
     attention = min(_attention_weights(facts), per_layer)
     left_out = len(skip.attention) * attention + len(skip.mlp) * (per_layer - attention)
+    high = len(skip.high_attention) * attention + len(skip.high_mlp) * (per_layer - attention)
+    high += head_weights(part) * skip.high_head
     whole = read_bytes(part, operators)
-    return 1 - left_out * layer_size(part, operators) / whole, 1 - len(skip.attention) / facts.layers
+    low = part.low_bytes if operators == "native" and not part.high_alone else 0
+    saved = left_out * layer_size(part, operators) + low * high / (layer_weights(facts) + head_weights(part))
+    return max(1 - saved / whole, 0.02), 1 - len(skip.attention) / facts.layers
 
 
 def look_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:

@@ -13,7 +13,7 @@ from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.heads import measure_heads
-from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, first_skip_set, measure_steps
+from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.quantization.calibration_text import MIN_TOKENS, CalibrationText, digest
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
@@ -35,6 +35,7 @@ class MethodMeasurer:
         methods: all of the bundle.
         operators, threads: that graphs are opened with.
         trials, seed: of the search for a skip set.
+        planes: whether a draft may read high planes alone; graphs for devices have none.
         keep_search: folder for the state of an interrupted search; None = nowhere.
         given_skip: instead of a search.
         text: what is measured on.
@@ -46,6 +47,7 @@ class MethodMeasurer:
     operators: WantedOperators
     threads: int | None
     trials: int
+    planes: bool
     seed: int
     keep_search: Path | None
     heads: HeadChoice
@@ -63,9 +65,8 @@ class MethodMeasurer:
         slot.prefill(tokens)
         costs = measure_steps(slot, GAMMA, TREE_ROWS if self.heads.trained else ())
         if "swift" in self.methods:
-            start = first_skip_set(slot.layers)
-            part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
-            methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
+            start = (SkipSet.all_high if self.planes and slot.planes else SkipSet.every_other)(slot.layers)
+            methods["swift"] = MethodPart(skip=SkipSetPart.of(start), draft_cost=costs.draft_ms(start) / costs.plain)
         if draft_part is None and SELF_SPEC not in self.methods and not self.heads.trained:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
@@ -97,7 +98,7 @@ class MethodMeasurer:
         return methods, costs
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
-        search = SkipSearch(slot, scorer, costs, self.seed, self._store())
+        search = SkipSearch(slot, scorer, costs, self.seed, self._store(), self.planes and slot.planes)
         if self.given_skip is not None:
             found = search.score(self.given_skip)
         else:
@@ -106,7 +107,7 @@ class MethodMeasurer:
             search.store.unlink(missing_ok=True)
         return MethodPart(
             gamma=found.gamma,
-            skip=SkipSetPart(attention=list(found.skip.attention), mlp=list(found.skip.mlp)),
+            skip=SkipSetPart.of(found.skip),
             draft_cost=found.draft_cost,
             predicted_speedup=found.speedup,
             measured=[self._measured(found.acceptance.rates, found.acceptance.offered[0])],

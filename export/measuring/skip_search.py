@@ -1,16 +1,19 @@
 """Which sub-layers a self-draft should leave out: a search for predicted speed, not for acceptance alone.
 
-2L bits, attention and MLP of each layer apart (Draft & Verify, arXiv 2309.08168).  The objective is the speed-up that
-the cost formula predicts from measured numbers: acceptance over the full model's KV (acceptance.py), the draft step's
-cost and the verify curve on this machine.  Tree-structured Parzen estimators (optuna) propose sets; single sub-layers
-are scored first, and the greedy sets they suggest warm-start the search.
+2L choices, attention and MLP of each layer apart (Draft & Verify, arXiv 2309.08168): all of it, nothing of it, or,
+where int8 weights have two planes, the high one; and one of the LM head.  The objective is the speed-up that the cost
+formula predicts from measured numbers: acceptance over the full model's KV (acceptance.py), the draft step's cost and
+the verify curve on this machine.  Tree-structured Parzen estimators (optuna) propose sets; sets without single
+sub-layers are scored first, and the greedy sets they suggest warm-start the search.  With planes, all of them begin
+from the high planes of everything.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,14 +75,9 @@ def _layer(number: object) -> int:
     return number
 
 
-def first_skip_set(layers: int) -> SkipSet:
-    """Where SWIFT (arXiv 2410.06916) starts to search: every other layer, but for the first and the last."""
-    odd = tuple(range(1, layers - 1, 2))
-    return SkipSet(odd, odd)
-
-
 Progress = Callable[[int, int, str], None]  # done, of, what
 TRIES = 3  # of timing passes on a busy machine
+HIGH = ("high_attention", "high_mlp", "high_head")  # what reading the high planes alone saves
 SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
 
 
@@ -91,6 +89,9 @@ class StepCosts:
         plain: one row, everything runs.
         attention: what leaving out one attention saves; 0 where the graph has no gates.
         mlp: what leaving out one MLP saves.
+        high_attention: what reading the high planes alone of one attention saves; 0 where there are no planes.
+        high_mlp: the same of one MLP.
+        high_head: the same of the LM head.
         verify: {rows: milliseconds} of the passes a round makes (as the decoding loop makes them).
         spread: of times of equal passes, the upper quartile over the lower.
         others: share of the processors that other programs took meanwhile; 0 = not known.
@@ -102,6 +103,9 @@ class StepCosts:
     verify: dict[int, float]
     spread: float = 1.0
     others: float = 0.0
+    high_attention: float = 0.0
+    high_mlp: float = 0.0
+    high_head: float = 0.0
 
     @property
     def busy(self) -> str:
@@ -111,6 +115,8 @@ class StepCosts:
     def draft_ms(self, skip: SkipSet) -> float:
         """Time of one draft step."""
         saved = len(skip.attention) * self.attention + len(skip.mlp) * self.mlp
+        saved += len(skip.high_attention) * self.high_attention + len(skip.high_mlp) * self.high_mlp
+        saved += skip.high_head * self.high_head
         return max(self.plain - saved, 0.02 * self.plain)
 
     def model(self, draft_ms: float) -> CostModel:
@@ -126,15 +132,17 @@ class StepCosts:
     def as_dict(self) -> dict[str, Any]:
         """As JSON: what the manifest keeps."""
         verify = {str(rows): ms for rows, ms in self.verify.items()}
+        high = {f"{name}_ms": ms for name in HIGH if (ms := getattr(self, name))}
         return {"plain_ms": self.plain, "attention_ms": self.attention, "mlp_ms": self.mlp, "verify_ms": verify,
-                "spread": self.spread, "others": self.others}  # fmt: skip
+                "spread": self.spread, "others": self.others} | high  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepCosts:
         """From what ``as_dict`` gave."""
         verify = {int(rows): ms for rows, ms in data["verify_ms"].items()}
         unsteady = data.get("spread", 1.0), data.get("others", 0.0)
-        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify, *unsteady)
+        high = (data.get(f"{name}_ms", 0.0) for name in HIGH)
+        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify, *unsteady, *high)
 
 
 def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: int = 5) -> StepCosts:
@@ -155,20 +163,27 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
     sets: list[SkipSet | None] = [None]
     if slot.model.graph.gated:
         sets += [SkipSet(attention=layers), SkipSet(mlp=layers)]
+    planes = SkipSet(high_attention=layers), SkipSet(high_mlp=layers)
+    if slot.planes:
+        sets += [*planes, SkipSet(high_head=True)]
     watch = quiet.Watch()
     drafts = measure_all(lambda i: slot.forward_draft(token, 0, sets[i]), range(len(sets)), repeats)
     sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
     passes = measure_all(lambda n: slot.forward(np.arange(n) % slot.vocab_size), sizes, repeats)
     others = watch.others()
     steps, verify = ({size: median(taken) for size, taken in times.items()} for times in (drafts, passes))
-    saved = [max(0.0, (steps[0] - steps[i]) / slot.layers) for i in range(1, len(steps))] or [0.0, 0.0]
+    saved = {skip: max(0.0, steps[0] - steps[i]) for i, skip in enumerate(sets) if skip}
+    high = [saved.get(one, 0.0) for one in (*planes, SkipSet(high_head=True))]
     return StepCosts(
         plain=steps[0],
-        attention=saved[0],
-        mlp=saved[1],
+        attention=saved.get(SkipSet(attention=layers), 0.0) / slot.layers,
+        mlp=saved.get(SkipSet(mlp=layers), 0.0) / slot.layers,
         verify=verify,
         spread=median(map(spread, (*drafts.values(), *passes.values()))),
         others=others or 0.0,
+        high_attention=high[0] / slot.layers,
+        high_mlp=high[1] / slot.layers,
+        high_head=high[2],
     )
 
 
@@ -190,13 +205,21 @@ class SkipSearch:
         slot: the full model, gated.
         seed: makes the search reproducible, given the same costs.
         store: a file that keeps finished trials, so that an interrupted search goes on; None = memory only.
+        planes: whether sub-layers may be read by their high planes.
     """
 
     def __init__(
-        self, slot: Slot, scorer: ChainScorer, costs: StepCosts, seed: int = 0, store: Path | None = None
+        self,
+        slot: Slot,
+        scorer: ChainScorer,
+        costs: StepCosts,
+        seed: int = 0,
+        store: Path | None = None,
+        planes: bool = False,
     ) -> None:
         self.slot, self.scorer, self.costs, self.seed, self.store = slot, scorer, costs, seed, store
-        self.layers = slot.layers
+        self.layers, self.planes = slot.layers, planes
+        self.start = SkipSet.all_high(slot.layers) if planes else SkipSet()
         self._scored: dict[tuple[SkipSet, int | None], Candidate] = {}
 
     def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:
@@ -237,21 +260,21 @@ class SkipSearch:
             if number < len(starts):
                 study.enqueue_trial(self._bits(starts[number]))
             trial = study.ask()
-            skip = self._set({name: trial.suggest_int(name, 0, 1) for name in self._names()})
-            value = self.score(skip).speedup if len(skip) else 0.0
+            skip = self._set({name: trial.suggest_int(name, 0, most) for name, most in self._names().items()})
+            value = 0.0 if skip == SkipSet() else self.score(skip).speedup
             study.tell(trial, value)
             values[_key(skip)] = value
             report(2 * self.layers + number + 1, 2 * self.layers + trials, f"best {max(values.values()):.2f}x")
         return self.score(_parse(max(values, key=lambda key: values[key])))
 
     def _singles(self, study: Any, trials: int, report: Progress) -> dict[str, float]:
-        """Predicted speed of leaving out each sub-layer alone, by key."""
+        """Predicted speed of leaving out each sub-layer alone, and of what all begin from, by key."""
         if known := study.user_attrs.get("singles"):
             return dict(known)
-        values = {}
+        values = {_key(self.start): self.score(self.start).speedup} if self.planes else {}
         for count in range(2 * self.layers):
             layer = (count % self.layers,)
-            single = SkipSet(attention=layer) if count < self.layers else SkipSet(mlp=layer)
+            single = self._without(SkipSet(attention=layer) if count < self.layers else SkipSet(mlp=layer))
             values[_key(single)] = self.score(single, SINGLE_GAMMA).speedup
             report(count + 1, 2 * self.layers + trials, "single sub-layers")
         study.set_user_attr("singles", values)
@@ -259,22 +282,35 @@ class SkipSearch:
 
     def _warm_starts(self, ranked: list[str]) -> list[SkipSet]:
         """Unions of the best single sub-layers, of growing size."""
-        sets = [_parse(key) for key in ranked]
-        sizes = sorted({max(2, round(share * len(ranked))) for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)})
-        return [_union(sets[:size]) for size in sizes]
+        sets = [_parse(key) for key in ranked if len(_parse(key))]
+        sizes = sorted({max(2, round(share * len(sets))) for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)})
+        return [self._without(_union(sets[:size])) for size in sizes]
 
-    def _names(self) -> list[str]:
-        return [f"attention.{i}" for i in range(self.layers)] + [f"mlp.{i}" for i in range(self.layers)]
+    def _without(self, skip: SkipSet) -> SkipSet:
+        """Leave sub-layers out of what all begin from."""
+        return _disjoint(replace(self.start, attention=skip.attention, mlp=skip.mlp))
+
+    def _names(self) -> dict[str, int]:
+        """Name the choices, with the highest number of each: 0 is all of it, the last nothing, between them a plane."""
+        names = [f"{kind}.{i}" for kind in ("attention", "mlp") for i in range(self.layers)]
+        return dict.fromkeys(names, 1 + self.planes) | ({"head": 1} if self.planes else {})
 
     def _bits(self, skip: SkipSet) -> dict[str, int]:
-        chosen = {f"attention.{i}" for i in skip.attention} | {f"mlp.{i}" for i in skip.mlp}
-        return {name: int(name in chosen) for name in self._names()}
+        found = dict.fromkeys(self._names(), 0) | ({"head": int(skip.high_head)} if self.planes else {})
+        found |= {f"attention.{i}": 1 for i in skip.high_attention} | {f"mlp.{i}": 1 for i in skip.high_mlp}
+        last = 1 + self.planes
+        return found | {f"attention.{i}": last for i in skip.attention} | {f"mlp.{i}": last for i in skip.mlp}
 
     def _set(self, bits: dict[str, Any]) -> SkipSet:
-        attention, mlp = (
-            tuple(i for i in range(self.layers) if bits.get(f"{kind}.{i}")) for kind in ("attention", "mlp")
-        )
-        return SkipSet(attention, mlp)
+        def layers(kind: str, choice: int) -> tuple[int, ...]:
+            return tuple(i for i in range(self.layers) if bits.get(f"{kind}.{i}") == choice)
+
+        last = 1 + self.planes
+        skip = SkipSet(layers("attention", last), layers("mlp", last))
+        if not self.planes:
+            return skip
+        high = layers("attention", 1), layers("mlp", 1)
+        return replace(skip, high_attention=high[0], high_mlp=high[1], high_head=bool(bits.get("head")))
 
     def _storage(self, optuna: Any) -> Any:
         if self.store is None:
@@ -291,12 +327,22 @@ def _union(sets: list[SkipSet]) -> SkipSet:
     return SkipSet(tuple(attention), tuple(sorted({i for s in sets for i in s.mlp})))
 
 
+def _disjoint(skip: SkipSet) -> SkipSet:
+    """Name no plane of what is left out."""
+    high = (sorted(set(skip.high_attention) - set(skip.attention)), sorted(set(skip.high_mlp) - set(skip.mlp)))
+    return replace(skip, high_attention=tuple(high[0]), high_mlp=tuple(high[1]))
+
+
+_PARTS = {"a": "attention", "m": "mlp", "A": "high_attention", "M": "high_mlp"}  # of a key
+
+
 def _key(skip: SkipSet) -> str:
-    return ",".join([f"a{i}" for i in skip.attention] + [f"m{i}" for i in skip.mlp])
+    found = [f"{letter}{i}" for letter, name in _PARTS.items() for i in getattr(skip, name)]
+    return ",".join([*found, *(["H"] if skip.high_head else [])])
 
 
 def _parse(key: str) -> SkipSet:
-    parts = key.split(",")
-    return SkipSet(
-        tuple(int(p[1:]) for p in parts if p.startswith("a")), tuple(int(p[1:]) for p in parts if p.startswith("m"))
-    )
+    layers = {
+        name: tuple(int(layer) for layer in re.findall(rf"\b{letter}(\d+)", key)) for letter, name in _PARTS.items()
+    }
+    return SkipSet(**layers, high_head="H" in key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -41,6 +41,9 @@ from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 
+if TYPE_CHECKING:
+    from edgespec.decoding.target import SkipSet
+
 MANIFEST = "edgespec.json"
 
 Layout = Literal["stock", "native"]
@@ -54,15 +57,44 @@ MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 
 class SkipSetPart(Part):
-    """Layers whose attention / MLP a self-draft leaves out."""
+    """Layers whose attention / MLP a self-draft leaves out, and those of which it reads the high planes alone."""
 
     attention: Layers = Field(default_factory=list)
     mlp: Layers = Field(default_factory=list)
+    high_attention: Layers = Field(default_factory=list)
+    high_mlp: Layers = Field(default_factory=list)
+    high_head: bool = Field(default=False, description="the same of the LM head")
+
+    @classmethod
+    def of(cls, skip: SkipSet) -> SkipSetPart:
+        """Convert a self-draft's set."""
+        return cls(
+            attention=list(skip.attention),
+            mlp=list(skip.mlp),
+            high_attention=list(skip.high_attention),
+            high_mlp=list(skip.high_mlp),
+            high_head=skip.high_head,
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left out but low planes: without planes it is the whole model."""
+        return not self.attention and not self.mlp
+
+    @property
+    def words(self) -> str:
+        """Say what is left out."""
+        found = f"skips {len(self.attention)} attentions and {len(self.mlp)} MLPs"
+        if self.high_attention or self.high_mlp or self.high_head:
+            head = " and the LM head" if self.high_head else ""
+            found += f", reads high planes of {len(self.high_attention)} attentions, {len(self.high_mlp)} MLPs{head}"
+        return found
 
 
 def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
     """Refuse layers that the model does not have."""
-    if skip and any(layer >= facts.layers for layer in (*skip.attention, *skip.mlp)):
+    named = (*skip.attention, *skip.mlp, *skip.high_attention, *skip.high_mlp) if skip else ()
+    if any(layer >= facts.layers for layer in named):
         raise ValueError(f"skip: names a layer that a model of {facts.layers} does not have")
 
 

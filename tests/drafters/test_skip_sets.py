@@ -56,6 +56,43 @@ def test_the_search_finds_a_planted_good_set(seed: int) -> None:
     assert truth(search.best) > 1.1 * truth(search.initial)
 
 
+def test_three_choices_where_weights_have_two_planes() -> None:
+    """Layer 5's attention is needed whole, layers 7 and 8 are not needed at all, high planes do for all others."""
+    layers, cost = 10, StepCost(0.04, 0.06, 0.0, 0.02, 0.03, 0.05)
+
+    def losses(skip: SkipSet) -> float:
+        left = sum(0.001 if layer in (7, 8) else 0.2 for layer in (*skip.attention, *skip.mlp))
+        high = sum(0.1 if layer == 5 else 0.002 for layer in skip.high_attention) + 0.002 * len(skip.high_mlp)
+        return left + high
+
+    for seed in range(3):
+        search = OnlineSearch(layers, SkipSet.all_high(layers), cost, FLAT.v, seed)
+        draw = np.random.default_rng(seed)
+        while not search.stopped:
+            skip = search.ask()
+            assert not set(skip.attention) & set(skip.high_attention)
+            assert not set(skip.mlp) & set(skip.high_mlp)
+            assert {0, layers - 1} <= {*skip.high_attention} & {*skip.high_mlp}  # ends stay as they began
+            assert skip.high_head
+            search.tell(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
+        true = [search.speed(skip, float(np.exp(-losses(skip)))) for skip in (search.best, search.initial)]
+        assert true[0] > 1.1 * true[1]
+        assert {7, 8} & {*search.best.attention, *search.best.mlp}
+        assert 5 not in search.best.high_attention
+
+
+def test_records_name_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    manifest = SimpleNamespace(files={}, target=SimpleNamespace(weights="weights"))
+    first, other = (OnlineSearch(6, SkipSet.all_high(6), StepCost(0.05, 0.05), FLAT.v) for _ in range(2))
+    found = SkipSet((2,), (), (0, 1, 3, 4, 5), (0, 1, 2, 3, 4, 5), True)
+    for skip in (first.initial, found):
+        first.tell(skip, 15, 16)
+    SkipStore(manifest, "native", "text").save(first)  # type: ignore[arg-type]
+    assert SkipStore(manifest, "native", "text").load(other)  # type: ignore[arg-type]
+    assert other.records == first.records
+
+
 def test_the_initial_set_is_scored_first_and_leads_until_another_is_confirmed() -> None:
     search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
     assert search.ask() == START

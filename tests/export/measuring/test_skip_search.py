@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,21 @@ import pytest
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.measuring.acceptance import ChainScorer
-from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, read_skip_set
+from edgespec.export.measuring.skip_search import (
+    Candidate,
+    SkipSearch,
+    StepCosts,
+    measure_steps,
+    read_skip_set,
+)
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.export.quantization.calibration_text import read_calibration
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.codec import TextCodec
+from tests.conftest import TARGET, Written
 from tests.support import hf
 
 NAME = "llama_tied_gqa"
@@ -88,7 +98,43 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, scorer: tuple[Slot, Chain
 
 
 def test_costs_survive_json() -> None:
-    assert StepCosts.from_dict(json.loads(json.dumps(COSTS.as_dict()))) == COSTS
+    for costs in (COSTS, replace(COSTS, high_attention=0.2, high_mlp=0.3, high_head=1.5)):
+        assert StepCosts.from_dict(json.loads(json.dumps(costs.as_dict()))) == costs
+
+
+@pytest.mark.usefixtures("native")
+def test_three_choices_of_two_planes(writer: Callable[..., Written], tmp_path: Path) -> None:
+    """The search begins from high planes, goes on where it was interrupted, and is never slower than them."""
+    made = writer("native", TARGET, "int8")
+    text, _ = read_calibration(None, made.arch.source.path / "none", TextCodec(made.arch.source.path))
+    tokens = TextCodec(made.arch.source.path).encode(text)[:120]
+    slot, chains = made.slot("native", 2), ChainScorer(made.slot("native", 2), tokens, positions=24, gamma=4)
+    costs = replace(COSTS, high_attention=0.3, high_mlp=0.45, high_head=1.0)
+    search = Recorded(slot, chains, costs, 3, planes=True)
+    best = search.run(12)
+    high = SkipSet.all_high(slot.layers)
+    assert search.scored[0].skip == high
+    assert best.speedup >= search.score(high).speedup > search.score(SkipSet((1,), (1,))).speedup
+    tried = [one.skip for one in search.scored]
+    assert any(skip.attention and skip.high_mlp for skip in tried)
+    assert any(len(skip.high_mlp) + len(skip.mlp) < slot.layers for skip in tried)  # some of it whole
+    assert not any(set(skip.attention) & set(skip.high_attention) for skip in tried)
+    assert best.draft_cost == pytest.approx(costs.draft_ms(best.skip) / costs.plain)
+    interrupted = Recorded(slot, chains, costs, 3, tmp_path / "journal", planes=True, stop_after=2 * slot.layers + 5)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(12)
+    assert Recorded(slot, chains, costs, 3, tmp_path / "journal", planes=True).run(12) == best
+    measured = measure_steps(slot, 2, repeats=2)
+    assert set(measured.as_dict()) <= {*costs.as_dict()}
+
+
+@pytest.mark.usefixtures("native")
+def test_the_export_of_two_planes_searches_among_three(tmp_path: Path, target: str) -> None:
+    options = ExportOptions(target, tmp_path / "out", ["self-spec"], format="int8", trials=2, threads=1)
+    manifest = Exporter(options).run()
+    skip = manifest.methods["self-spec"].skip
+    assert skip is not None
+    assert skip.high_attention or skip.high_mlp or skip.attention or skip.mlp
 
 
 def test_the_export_searches_and_cleans_up(tmp_path: Path, target: str) -> None:

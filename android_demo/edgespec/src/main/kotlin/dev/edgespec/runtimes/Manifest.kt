@@ -290,7 +290,9 @@ private fun Reader.sampling(whole: Reader): SamplingParams = try {
     throw whole.wrong("sampling", error.what)
 }
 
-private fun Reader.skipSet(): SkipSet? = partOrNull("skip") { SkipSet(ints("attention", 0), ints("mlp", 0)) }
+private fun Reader.skipSet(): SkipSet? = partOrNull("skip") {
+    SkipSet(ints("attention", 0), ints("mlp", 0), ints("high_attention", 0), ints("high_mlp", 0), flag("high_head"))
+}
 
 private fun Reader.method(): MethodPart {
     ignore("branch", "notes")

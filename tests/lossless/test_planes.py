@@ -1,0 +1,126 @@
+"""Drafts by high planes: whatever they read of a bundle with two planes, the text is that of both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.manifest import MANIFEST
+from tests.conftest import PROMPTS, TARGET
+
+pytestmark = pytest.mark.usefixtures("native")
+SOME = [PROMPTS[0], PROMPTS[9]]
+ALL = range(6)
+# what self-spec reads: as no export prepared it, all three choices, one sub-layer
+SETS: dict[str, dict[str, Any] | None] = {
+    "default": None,
+    "three": {"attention": [1], "mlp": [4], "high_attention": [0, 2, 3], "high_mlp": [1, 2, 3, 5], "high_head": True},
+    "one": {"high_mlp": [2]},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "self-spec": {"adaptive": False, "gamma": 5},
+    "swift": {"search": 1.0, "kind": "planes-test"},
+    "chain": {"proposers": ("ngram", "self-spec"), "adaptive": False},
+    "auto": {},
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planes") / "int8"
+    return edgespec.export(TARGET, folder, format="int8", methods=["swift"], threads=2)
+
+
+@pytest.fixture(scope="module")
+def opened(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Engine]]:
+    made: dict[str, Engine] = {}
+
+    def get(name: str) -> Engine:
+        if name not in made:
+            folder = shutil.copytree(exported, tmp_path_factory.mktemp(name) / "bundle")
+            if (skip := SETS[name]) is not None:
+                data = json.loads((folder / MANIFEST).read_text("utf-8"))
+                data["methods"]["self-spec"] = {"skip": skip}
+                (folder / MANIFEST).write_text(json.dumps(data), "utf-8")
+            made[name] = load(folder, threads=2)
+        return made[name]
+
+    yield get
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.mark.parametrize("method", MORE)
+@pytest.mark.parametrize("name", SETS)
+def test_greedy_equals_plain(
+    opened: Callable[[str], Engine], name: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    engine, drafted, accepted = opened(name), 0, 0
+    for prompt in SOME:
+        how: dict[str, Any] = {"max_new_tokens": 80, "ignore_eos": True}
+        plain = engine.generate(prompt, method="ar", **how)
+        result = engine.generate(prompt, method=method, fallback=False, **how, **MORE[method])
+        assert result.tokens == plain.tokens
+        assert result.exact
+        drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
+    assert 0 < accepted <= drafted
+    if (name, method) == ("default", "self-spec"):
+        assert 0.7 < accepted / drafted < 1  # a plane is nearly the model, and not the model
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+def test_sampled_text(opened: Callable[[str], Engine], acceptance: str) -> None:
+    engine = opened("three")
+    how: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 60, "ignore_eos": True}
+    how |= {"acceptance": acceptance}
+    first, second = (engine.generate(SOME[0], method="self-spec", fallback=False, **how) for _ in range(2))
+    assert first.tokens == second.tokens
+    assert first.lossless
+    assert first.stats.accepted > 0
+    if acceptance == "coupled":
+        assert first.tokens == engine.generate(SOME[0], method="ar", **how).tokens
+
+
+def test_a_batch_drafts_by_planes(opened: Callable[[str], Engine]) -> None:
+    engine = opened("default")
+    settings = edgespec.Settings(method="self-spec", max_new_tokens=40, fallback=False, ignore_eos=True)
+    found = engine.generate_batch(SOME, settings)
+    for prompt, result in zip(SOME, found, strict=True):
+        assert result.tokens == engine.generate(prompt, method="ar", max_new_tokens=40, ignore_eos=True).tokens
+        assert result.stats.accepted > 0
+
+
+def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(opened: Callable[[str], Engine]) -> None:
+    engine = opened("default")
+    assert "self-spec" in engine.methods
+    part = engine.bundle.manifest.methods["self-spec"]
+    assert part.skip is not None
+    assert part.skip.whole
+    assert part.skip.high_head
+    assert part.skip.high_attention == part.skip.high_mlp == list(ALL)
+    assert part.predicted_speedup is not None
+    assert 1.1 < part.predicted_speedup < 1.6
+    assert engine.choose(None).name == "self-spec"  # nothing better is there
+    assert "self-spec" in [one.name for one in engine.choose("auto").candidates]
+
+
+def test_where_there_are_no_planes_to_read(exported: Path) -> None:
+    """On stock operators, and read as a model of 4 bits, the draft would be the model."""
+    with load(exported, operators="stock", threads=2) as stock, load(exported, precision="high", threads=2) as high:
+        assert "self-spec" not in high.methods
+        with pytest.raises(InvalidRequest, match="needs native operators"):
+            stock.generate(SOME[0], method="self-spec")
+        assert stock.choose(None).name != "self-spec"
+        for engine in (stock, high):
+            plain = engine.generate(SOME[0], method="ar", max_new_tokens=40)
+            assert engine.generate(SOME[0], method="swift", max_new_tokens=40, fallback=False).tokens == plain.tokens
