@@ -101,7 +101,13 @@ class BlockPool:
                     first = self._width * self._each + number * self.block_bytes
                     give_back_pages(self._bytes, first, first + self.block_bytes)
 
-    def _grow(self) -> None:
+    def make_room(self, blocks: int) -> None:
+        """Have room for so many blocks, where there is not yet room for all: by one copy rather than by many."""
+        with self._lock:
+            if len(self.counts) < min(blocks, self._width * self.entries):
+                self._grow(blocks)
+
+    def _grow(self, least: int = 0) -> None:
         have = len(self.counts)
         most = self._width * self.entries
         array, blocks = None, most
@@ -109,7 +115,7 @@ class BlockPool:
             with suppress(MemoryError):
                 array = own_pages((self._size(most),), np.uint8, sparse=True)
         if array is None:
-            blocks = min(most, max(self._width, have * 3 // 2))
+            blocks = min(most, max(self._width, have * 3 // 2, least))
             array = own_pages((self._size(blocks),), np.uint8)
         used = self._width * self._each + have * self.block_bytes if have else 0
         for first in range(0, used, _PIECE):  # so that nothing is there twice

@@ -18,7 +18,7 @@ from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.blocks import BlockPool
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, grown
-from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.shared import Bound, Model
 from edgespec.runtimes.slots.slot import Ids
 
 
@@ -78,11 +78,21 @@ class NativeBatch:
         """Give a slot a block of the pool -> its number."""
         before = self.pool.bound
         number = self.pool.take()
+        self._follow(before)
+        return number
+
+    def make_room(self, blocks: int) -> None:
+        """Have so many blocks for each slot."""
+        before = self.pool.bound
+        self.pool.make_room(self.width * blocks)
+        self._follow(before)
+
+    def _follow(self, before: Bound) -> None:
+        """Use the pool where it lies now, if it has moved."""
         if self.pool.bound is not before:
             self._runner.attach()
             for slot in self.slots:
                 slot.attach()
-        return number
 
     def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
         """Run the passes of several slots as one, as ``forward`` or ``forward_best`` of each of them would.
@@ -147,7 +157,8 @@ class BatchSlot(NativeSlot):
         self.capacity = self.batch.capacity
 
     def reserve(self, tokens: int) -> None:
-        """Leave it to what is written: there is a block when a token comes."""
+        """Have room for as much in every slot; which blocks are whose is left to what is written."""
+        self.batch.make_room(-(-tokens // KV_BLOCK))
 
     @property
     def kv_bytes(self) -> int:
