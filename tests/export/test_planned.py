@@ -176,7 +176,7 @@ def same(planned: Manifest, real: Manifest) -> None:
     for name, entry in planned.files.items():
         size = real.files[name].size
         if name.endswith((".onnx", ".weights.json")):
-            assert entry.size == pytest.approx(size, rel=0.25), name
+            assert entry.size == pytest.approx(size, rel=0.25, abs=2500), name  # names of inputs are estimated
         else:
             assert entry.size == size, name
 
