@@ -51,8 +51,9 @@ def embed(
     target = engine.bundle.manifest.target
     if problem := why_no_embeddings(target.final_norm, engine.operators.kind):
         raise InvalidRequest(*problem)
-    weights = read_final_norm(engine.bundle.path, target)
-    assert weights is not None
+    stored = read_final_norm(engine.bundle.path, target)
+    assert stored is not None
+    weights = stored.astype(np.float64)
     assert target.final_norm is not None
     pooling, hidden = pooling or engine.bundle.manifest.pooling or "mean", target.facts.hidden
     if pooling not in POOLINGS:
@@ -75,7 +76,7 @@ def embed(
         slot = session.target
         assert isinstance(slot, NativeSlot)
         for row, text in enumerate(texts):
-            pooled = _pooled(engine, slot, text, pooling, weights.astype(np.float64), target.final_norm, cancel)
+            pooled = _pooled(engine, slot, text, pooling, weights, target.final_norm, cancel)
             cut = pooled[: found.shape[1]]
             found[row] = cut / (np.sqrt(np.square(cut).sum()) or 1)
         return found

@@ -273,8 +273,7 @@ class Models:
     def _let_go(self, model: Model) -> _Loaded:
         """Take a model away from whoever asks from now on; the caller has the lock, and closes it."""
         jobs, model.jobs = model.jobs, None
-        loaded = next(one for one in self._loaded if one.jobs is jobs)
-        return loaded
+        return next(one for one in self._loaded if one.jobs is jobs)
 
     def _close(self, loaded: _Loaded) -> None:
         jobs, loaded.jobs = loaded.jobs, None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.engine import prompt_cache
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
@@ -23,6 +24,14 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% if think %} think {% endif %}{% endif %}"
 )
+
+
+def keep_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a test a cache of its own that keeps every prompt, however fast it is read; return its folder."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "kept"))
+    monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
+    monkeypatch.setattr(prompt_cache, "WORTH", 0.0)
+    return tmp_path / "kept" / "prompts"
 
 
 @pytest.fixture(params=OPERATORS)

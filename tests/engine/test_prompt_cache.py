@@ -26,6 +26,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.cache import entries
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, TARGET
+from tests.engine.conftest import keep_prompts
 
 Fresh = Callable[..., Engine]
 BEGINNING = PROMPTS[14] * 20  # more than two blocks
@@ -39,11 +40,7 @@ METHODS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a cache of its own that keeps every prompt, however fast it is read; return its folder."""
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "kept"))
-    monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
-    monkeypatch.setattr(prompt_cache, "WORTH", 0.0)
-    return tmp_path / "kept" / "prompts"
+    return keep_prompts(tmp_path, monkeypatch)
 
 
 def files(folder: Path) -> list[Path]:

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any
 
 import httpx
@@ -27,7 +26,7 @@ from tests.conftest import DRAFT, PROMPTS
 from tests.server.conftest import source_with_template, start, stop
 from tests.server.test_prompts import KEEPS_ALL
 from tests.server.test_tools import TOOLS
-from tests.stress.hostile import MIB, resident
+from tests.stress.hostile import MIB, growth, resident
 
 KINDS = 32
 SYSTEMS = 4
@@ -113,10 +112,7 @@ class Outcome:
 
     def growth(self) -> float:
         """Resident memory of the last quarter over the second one, less one."""
-        quarter = len(self.resident) // 4
-        if not quarter:
-            return 0.0
-        return median(self.resident[-quarter:]) / median(self.resident[quarter : 2 * quarter]) - 1
+        return growth(self.resident)
 
     def report(self) -> dict[str, Any]:
         return {

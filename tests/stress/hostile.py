@@ -11,6 +11,7 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,14 @@ from tests.stress.attacks import ATTACKS, WAIT, Attack, Place
 
 EVERY = 0.05  # seconds between two looks
 MIB = 1 << 20
+
+
+def growth(resident: Sequence[int]) -> float:
+    """Return the median of the last quarter over that of the second one, less one."""
+    quarter = len(resident) // 4
+    if not quarter:
+        return 0.0
+    return median(resident[-quarter:]) / median(resident[quarter : 2 * quarter]) - 1
 
 
 @dataclass
@@ -50,10 +59,7 @@ class Outcome:
 
     def growth(self) -> float:
         """Resident memory of the last quarter over the second one, less one."""
-        quarter = len(self.resident) // 4
-        if not quarter:
-            return 0.0
-        return median(self.resident[-quarter:]) / median(self.resident[quarter : 2 * quarter]) - 1
+        return growth(self.resident)
 
     def report(self) -> dict[str, Any]:
         return {
