@@ -27,12 +27,22 @@ _MANY, _NEAR = 4096, 8.0  # in a support of more tokens, those so many nats belo
 class Constraint(Protocol):
     """A grammar that a request's text must follow.
 
-    It is asked for any prefix, committed or guessed, in any order, and its answer depends on the prefix alone.  So a
-    row has the same distribution in every pass, and every method that is lossless without a constraint is so with it.
+    It is asked for any prefix, committed or guessed, in any order, and its answer depends on the prefix and the model's
+    row there, which the prefix decides.  So a row has the same distribution in every pass, and every method that is
+    lossless without a constraint is so with it.
+
+    Attributes:
+        scored: log-probabilities are told under it, with bias and penalties; else they are the unadjusted model's.
     """
 
-    def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
-        """bool [vocab]: the tokens that may follow ``prefix``, prompt included; None = any."""
+    @property
+    def scored(self) -> bool: ...
+
+    def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
+        """bool [vocab]: the tokens that may follow ``prefix``, prompt included; None = any.
+
+        ``row``: float32 [vocab], the logits there after bias and penalties; most grammars do not look at it.
+        """
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """List the tokens that the grammar alone says come next, ``most`` at most."""
@@ -182,7 +192,7 @@ def adjusted(
     if params.counts and (text := prefix[params.prompt :]):
         ids, counts = np.unique(np.array(text, np.int64), return_counts=True)
         row[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
-    if params.constraint is not None and (allowed := params.constraint.allowed(prefix)) is not None:
+    if params.constraint is not None and (allowed := params.constraint.allowed(prefix, row)) is not None:
         kept = np.where(allowed[: len(row)], row, np.float32(-np.inf))
         return row if kept.max() == -np.inf else kept
     return row

@@ -223,8 +223,11 @@ class RowSampler:
         return int((logits > mine).sum() + (logits[:token] == mine).sum())
 
     def logprob(self, row: int, token: int) -> float:
-        """Return the log-probability of ``token`` at ``row`` before bias, penalty and truncation."""
-        return log_softmax_at(self.logits[row], token)
+        """Return the log-probability of ``token`` at ``row`` before truncation and, mostly, bias and penalty."""
+        constraint, logits = self.params.constraint, self.logits[row]
+        if constraint is not None and constraint.scored:
+            logits = adjusted(logits, self.params, self._seen(row))
+        return log_softmax_at(logits, token)
 
     def top_logprobs(self, row: int, count: int) -> list[tuple[int, float]]:
         """List the likeliest tokens at ``row`` with their log-probabilities, as ``logprob`` gives them."""

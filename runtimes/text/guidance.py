@@ -151,11 +151,13 @@ class GuidedText:
         guidance: what made it.
     """
 
+    scored = False
+
     def __init__(self, matcher: Any, prompt: int, guidance: Guidance) -> None:
         self._matcher, self._prompt, self._guidance = matcher, prompt, guidance
         self._at: list[int] = []  # tokens that the matcher has consumed
 
-    def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
+    def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
         """See Constraint; behind a token that may not be there anything is: nobody will look."""
         return self._mask() if self._go_to(prefix) else None
 

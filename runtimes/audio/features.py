@@ -1,0 +1,116 @@
+"""Log-mel features of Whisper (arXiv 2212.04356, section 2.2): how loud each band of frequencies is, every 10 ms.
+
+A frame is 25 ms of sound under a Hann window; its power spectrum goes through triangular filters on Slaney's mel scale
+(Auditory Toolbox, Technical Report 1998-010), each with the area 1.  The logarithm is bounded to 8 decades below the
+loudest band of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.audio.reading import RATE, Samples
+
+WINDOW, HOP = 400, 160  # samples: 25 ms every 10 ms
+SECONDS = 30  # that a model hears at once
+WINDOW_SAMPLES, WINDOW_FRAMES = SECONDS * RATE, SECONDS * RATE // HOP
+_SIDE = WINDOW // 2  # what the first and the last frame see beyond the ends is mirrored
+_AT_ONCE = 256  # frames: their spectra stay in a processor's cache
+_QUIETEST = np.float32(1e-10)
+_LINEAR, _STEP = 1000.0, 200 / 3  # Hz up to which the mel scale is linear, and Hz a mel there
+_LOG_STEP = np.log(6.4) / 27  # of the frequency's logarithm a mel, above
+
+Floats = NDArray[np.float64]
+
+
+def log_mel(pieces: Iterable[Samples], bins: int, least: int = WINDOW_SAMPLES) -> NDArray[np.float32]:
+    """Compute the features of a recording.
+
+    Args:
+        pieces: float32 [m] each, one channel at 16,000 samples a second.
+        bins: bands; 80, or 128 for models from large-v3 on.
+        least: samples; a shorter recording is filled up with silence.
+
+    Returns:
+        float32 [samples // 160, bins].
+
+    Raises:
+        InvalidRequest: a recording and a ``least`` too short to be mirrored at its ends, 201 samples.
+    """
+    filters, window = mel_filters(bins), np.hanning(WINDOW + 1)[:-1]
+    found = [
+        np.log10(np.maximum(_power(frames * window) @ filters, _QUIETEST)) for frames in _frames(_filled(pieces, least))
+    ]
+    mels = np.concatenate(found)[:-1]  # Whisper leaves the last frame out
+    np.maximum(mels, mels.max() - np.float32(8), out=mels)
+    mels += np.float32(4)
+    mels /= np.float32(4)
+    return mels
+
+
+def _power(frames: Floats) -> Samples:  # [n, 400] -> [n, 201]
+    """Square the spectrum.  It is computed in float64: what is quiet beside something loud would be lost in float32."""
+    squares = np.square(np.fft.rfft(frames).view(np.float64))  # real and imaginary parts in turn
+    return (squares[:, ::2] + squares[:, 1::2]).astype(np.float32)
+
+
+def _filled(pieces: Iterable[Samples], least: int) -> Iterator[Samples]:
+    count = 0
+    for piece in pieces:
+        count += len(piece)
+        yield piece
+    if count < least:
+        yield np.zeros(least - count, np.float32)
+
+
+def _frames(pieces: Iterable[Samples]) -> Iterator[Samples]:
+    """Cut a recording into frames, float32 [n, 400], some at a time; both ends are mirrored."""
+    held, begun = np.zeros(0, np.float32), False
+    for piece in pieces:
+        held = np.concatenate([held, piece])
+        if not begun:
+            if len(held) <= _SIDE:
+                continue
+            held, begun = np.concatenate([held[_SIDE:0:-1], held]), True
+        yield from _cut(held)
+        held = held[max(0, (len(held) - WINDOW) // HOP + 1) * HOP :]  # a frame begins every HOP samples
+    if not begun:
+        raise InvalidRequest(f"the sound has {len(held)} samples: expected more than {_SIDE}")
+    yield from _cut(np.concatenate([held, held[-2 : -_SIDE - 2 : -1]]))
+
+
+def _cut(samples: Samples) -> Iterator[Samples]:
+    """Cut all whole frames out of ``samples``."""
+    if len(samples) < WINDOW:
+        return
+    frames = sliding_window_view(samples, WINDOW)[::HOP]
+    for at in range(0, len(frames), _AT_ONCE):
+        yield frames[at : at + _AT_ONCE]
+
+
+def _hertz(mels: Floats) -> Floats:
+    linear = _LINEAR / _STEP
+    return np.where(mels < linear, mels * _STEP, _LINEAR * np.exp(_LOG_STEP * (np.maximum(mels, linear) - linear)))
+
+
+def _mels(hertz: float) -> float:
+    return hertz / _STEP if hertz < _LINEAR else _LINEAR / _STEP + np.log(hertz / _LINEAR) / _LOG_STEP
+
+
+@lru_cache(maxsize=2)
+def mel_filters(bins: int) -> Samples:
+    """float32 [201, bins]: what each of the frequencies of a frame adds to each band; read-only."""
+    edges = _hertz(np.linspace(0.0, _mels(RATE / 2), bins + 2))  # [bins + 2], Hz
+    heard = np.linspace(0.0, RATE / 2, WINDOW // 2 + 1)[:, None]  # [201, 1]
+    rising = (heard - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - heard) / (edges[2:] - edges[1:-1])
+    areas = np.maximum(0.0, np.minimum(rising, falling)) * (2 / (edges[2:] - edges[:-2]))
+    filters = areas.astype(np.float32)
+    filters.flags.writeable = False
+    return filters

@@ -1,0 +1,179 @@
+"""Sound as a model hears it: one channel, 16,000 samples a second, from a file, from bytes or from an array.
+
+A file is read piece by piece, so that what is held does not grow with its length.  WAV files of 16-bit PCM at 16,000
+samples a second need the standard library alone; other files are read by libsndfile and other rates are converted by
+soxr, both of the extra ``audio``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import wave
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+
+RATE = 16_000  # samples a second
+MOST_HOURS = 4.0
+PIECE = 1 << 16  # frames that are read at once
+RATES = 2_000, 400_000  # samples a second that a recording may have
+MOST_CHANNELS = 64
+EXTRA = "pip install 'edgespec[audio]'"
+
+Samples = NDArray[np.float32]
+Sound = str | os.PathLike[str] | bytes | NDArray[Any]
+
+
+def pieces(sound: Sound, rate: int = RATE, most_hours: float = MOST_HOURS) -> Iterator[Samples]:
+    """Read a sound piece by piece.
+
+    Args:
+        sound: a file, its bytes, or samples [n] or [n, channels]: floats from -1 to 1, or 16-bit integers.
+        rate: of an array, samples a second; a file has its own.
+        most_hours: a longer recording is refused, once so much of it was read.
+
+    Yields:
+        float32 [m], m >= 1: one channel (the mean of all), ``RATE`` samples a second.
+
+    Raises:
+        InvalidRequest: no such file, one that holds no sound or cannot be read, nothing in it, NaN or infinite
+            samples, a rate or a number of channels that no recording has, or more than ``most_hours``; a kind of file
+            or a rate that needs the extra ``audio``, where that is not installed.
+    """
+    if isinstance(sound, np.ndarray):
+        name = "the sound"
+        found = _converted(_cut(_floats(sound)), _checked(name, rate, sound.shape[-1] if sound.ndim == 2 else 1))
+    else:
+        name = "the sound" if isinstance(sound, bytes) else str(sound)
+        found = _read(sound, name)
+    count, most = 0, int(most_hours * 3600 * RATE)
+    for piece in found:
+        if not np.isfinite(piece).all():
+            raise InvalidRequest(f"{name} has samples that are NaN or infinite: expected numbers from -1 to 1")
+        count += len(piece)
+        if count > most:
+            raise InvalidRequest(f"{name} is longer than {most_hours:g} hours, the most that is read", "cut it first")
+        if len(piece):
+            yield piece
+    if not count:
+        raise InvalidRequest(f"{name} has no samples: expected a recording")
+
+
+def _floats(samples: NDArray[Any]) -> Samples:
+    """float32 [n, channels] of samples as they are given."""
+    if samples.ndim not in (1, 2) or samples.dtype.kind not in "fi" or samples.dtype in (np.int8, np.int64):
+        raise InvalidRequest(
+            f"the sound is {samples.dtype} {list(samples.shape)}: expected samples [n] or [n, channels], floats from "
+            "-1 to 1 or 16- or 32-bit integers"
+        )
+    scale = 1.0 if samples.dtype.kind == "f" else 1 / (1 << (8 * samples.dtype.itemsize - 1))
+    return (samples.reshape(len(samples), -1) * np.float32(scale)).astype(np.float32)
+
+
+def _cut(samples: Samples) -> Iterator[Samples]:
+    return (samples[at : at + PIECE] for at in range(0, len(samples), PIECE))
+
+
+def _checked(name: str, rate: int, channels: int) -> int:
+    """Return ``rate``, if a recording may have it, and so many channels."""
+    if not RATES[0] <= rate <= RATES[1]:
+        raise InvalidRequest(f"{name} has {rate} samples a second: expected {RATES[0]} to {RATES[1]}")
+    if not 1 <= channels <= MOST_CHANNELS:
+        raise InvalidRequest(f"{name} has {channels} channels: expected 1 to {MOST_CHANNELS}")
+    return rate
+
+
+def _read(sound: str | os.PathLike[str] | bytes, name: str) -> Iterator[Samples]:
+    """Read a file or its bytes -> float32 [m], one channel at ``RATE``."""
+    if not isinstance(sound, bytes) and not Path(sound).is_file():
+        raise InvalidRequest(f"expected a sound file, and {name} is none", "name a wav, flac, ogg or mp3 file")
+    with _opened(sound) as file, _pcm(file) as plain:
+        if plain is not None:
+            rate = _checked(name, plain.getframerate(), plain.getnchannels())
+            yield from _converted(_wave_frames(plain), rate)
+        else:
+            file.seek(0)
+            yield from _by_libsndfile(file, name)
+
+
+@contextmanager
+def _opened(sound: str | os.PathLike[str] | bytes) -> Iterator[Any]:
+    with io.BytesIO(sound) if isinstance(sound, bytes) else Path(sound).open("rb") as file:
+        yield file
+
+
+@contextmanager
+def _pcm(file: Any) -> Iterator[wave.Wave_read | None]:
+    """Open a WAV file of 16-bit PCM; None = it is something else."""
+    try:
+        found = wave.open(file, "rb")  # noqa: SIM115
+    except (wave.Error, EOFError, RuntimeError):  # RuntimeError: chunks that do not fit each other
+        yield None
+        return
+    with closing(found):
+        yield found if found.getsampwidth() == 2 else None
+
+
+def _wave_frames(plain: wave.Wave_read) -> Iterator[Samples]:
+    """float32 [m, channels], until the file ends, whatever its header says."""
+    channels = plain.getnchannels()
+    while data := plain.readframes(PIECE):
+        whole = len(data) // (2 * channels) * channels
+        yield np.frombuffer(data, "<i2", whole).reshape(-1, channels).astype(np.float32) / np.float32(1 << 15)
+
+
+def _by_libsndfile(file: Any, name: str) -> Iterator[Samples]:
+    """Read what libsndfile knows: wav, flac, ogg, mp3 and others."""
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: without its library
+        raise InvalidRequest(
+            f"reading {name} needs soundfile, which is not installed (16-bit PCM in a WAV file needs nothing)", EXTRA
+        ) from error
+    try:
+        with soundfile.SoundFile(file) as opened:
+            rate = _checked(name, opened.samplerate, opened.channels)
+
+            def frames() -> Iterator[Samples]:
+                while len(piece := opened.read(PIECE, "float32", always_2d=True)):
+                    yield piece
+
+            yield from _converted(frames(), rate)
+    except soundfile.SoundFileError as error:
+        why = str(error).removeprefix("Error opening ").strip().rstrip(".")
+        raise InvalidRequest(
+            f"expected a sound file that libsndfile reads (wav, flac, ogg, mp3), and {name} is none: {why}",
+            "convert it first, as in `ffmpeg -i talk.m4a talk.wav`",
+        ) from error
+
+
+def _converted(frames: Iterable[Samples], rate: int) -> Iterator[Samples]:
+    """Make one channel at ``RATE`` of pieces [m, channels] at ``rate``."""
+    mono = (piece[:, 0] if piece.shape[1] == 1 else piece.mean(1, dtype=np.float32) for piece in frames)
+    return mono if rate == RATE else _resampled(mono, rate)
+
+
+def _resampled(mono: Iterator[Samples], rate: int) -> Iterator[Samples]:
+    convert = _converter(rate)
+    for piece in mono:
+        yield convert(np.ascontiguousarray(piece), False)
+    yield convert(np.zeros(0, np.float32), True)
+
+
+def _converter(rate: int) -> Callable[[Samples, bool], Samples]:
+    """Make a converter that is given one piece after the other, and whether it is the last."""
+    try:
+        import soxr
+    except ImportError as error:
+        raise InvalidRequest(
+            f"the sound has {rate} samples a second; making {RATE} of them needs soxr, which is not installed", EXTRA
+        ) from error
+    stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32", quality="HQ")
+    return lambda piece, last: np.asarray(stream.resample_chunk(piece, last=last), np.float32)

@@ -1,0 +1,106 @@
+"""Sound files of every kind become one channel of 16,000 samples a second, or an error that says why not."""
+
+from __future__ import annotations
+
+import io
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.audio.reading import RATE, Sound, pieces
+
+soundfile = pytest.importorskip("soundfile", reason="needs edgespec[audio]")
+
+
+def tone(seconds: float = 1.5, rate: int = RATE) -> NDArray[np.float32]:
+    """float32 [n]: 440 Hz."""
+    return (0.5 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+def read(sound: Sound, **options: Any) -> NDArray[np.float32]:
+    return np.concatenate(list(pieces(sound, **options)))
+
+
+def pcm(samples: NDArray[np.float32], channels: int = 1) -> bytes:
+    """Write a WAV file of 16 bits, by the standard library."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as made:
+        made.setnchannels(channels)
+        made.setsampwidth(2)
+        made.setframerate(RATE)
+        made.writeframes((samples * 32767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "kind, rate, channels, allowed",
+    [("wav", RATE, 1, 1e-4), ("wav", 44_100, 2, 2e-3), ("flac", 8_000, 1, 2e-3), ("ogg", 48_000, 2, 0.05),
+     ("mp3", 22_050, 1, 0.05)],
+)  # fmt: skip
+def test_files_of_any_kind_rate_and_number_of_channels(
+    tmp_path: Path, kind: str, rate: int, channels: int, allowed: float
+) -> None:
+    file = tmp_path / f"tone.{kind}"
+    soundfile.write(file, np.repeat(tone(rate=rate)[:, None], channels, 1), rate)
+    for sound in (file, str(file), file.read_bytes()):
+        found = read(sound)
+        assert abs(len(found) - 1.5 * RATE) < 2500 if kind == "mp3" else len(found) == 1.5 * RATE
+        assert found.dtype == np.float32
+        middle = found[RATE // 2 : RATE]  # mp3 begins later
+        assert abs(np.abs(np.fft.rfft(middle)).argmax() * 2 - 440) <= 2
+        assert abs(np.abs(middle).max() - 0.5) < allowed
+
+
+def test_arrays_and_pieces_that_do_not_end_where_files_do() -> None:
+    whole = np.random.default_rng(0).uniform(-1, 1, 200_001).astype(np.float32)
+    assert (read(whole) == whole).all()
+    assert (read(np.stack([whole, -whole], 1)) == 0).all()  # the mean of two channels
+    assert np.abs(read((whole * 32767).astype(np.int16)) - whole).max() < 1e-4
+    assert len(read(tone(rate=48_000), rate=48_000)) == 1.5 * RATE
+
+
+def test_wav_files_need_the_standard_library_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("soundfile", "soxr"):
+        monkeypatch.setitem(sys.modules, name, None)
+    sound = tone()
+    assert np.abs(read(pcm(sound)) - sound).max() < 1e-4
+    with pytest.raises(InvalidRequest, match=r"soxr.*\n.*edgespec\[audio\]"):
+        read(sound, rate=8_000)
+    (tmp_path / "x.flac").write_bytes(b"fLaC")
+    with pytest.raises(InvalidRequest, match=r"soundfile.*\n.*edgespec\[audio\]"):
+        read(tmp_path / "x.flac")
+
+
+@pytest.mark.parametrize(
+    "sound, message",
+    [
+        ("nothing.wav", "is none"),
+        (b"", "is none"),
+        (b"ID3 nothing of this is sound" * 50, "ffmpeg"),
+        (pcm(tone())[:20], "is none"),
+        (pcm(tone()[:0]), "no samples"),
+        (np.zeros(0, np.float32), "no samples"),
+        (np.full(9, np.nan, np.float32), "NaN"),
+        (np.zeros((2, 3, 4), np.float32), r"\[2, 3, 4\]"),
+        (np.zeros(9, np.complex64), "complex64"),
+        (np.zeros((9, 65), np.float32), "65 channels"),
+    ],
+)
+def test_what_is_no_sound_is_refused_by_name(sound: Sound, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read(sound)
+
+
+def test_a_file_that_was_cut_is_read_up_to_there_and_a_long_one_refused() -> None:
+    whole = pcm(tone())
+    assert 0 < len(read(whole[:20_001])) < 10_000
+    with pytest.raises(InvalidRequest, match=r"0\.0001 hours"):
+        read(whole, most_hours=1e-4)
+    with pytest.raises(InvalidRequest, match="1 samples a second"):
+        read(tone(), rate=1)
