@@ -19,6 +19,7 @@ from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest, ModelPart, SamplingPart, TokenizerFacts
 from edgespec.runtimes.files.staged import staged, write_staged
+from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
@@ -107,8 +108,11 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
         )
 
 
-def copy_tokenizer(source: Path, folder: Path, codec: TextCodec) -> None:
-    """Copy what the runtime needs besides weights: tokenizer, chat templates, generation and model configuration."""
+def copy_tokenizer(source: Path, folder: Path, codec: TextCodec, sources: TextCodec | None = None) -> None:
+    """Copy what the runtime needs besides weights: tokenizers, chat templates, generation and model configuration.
+
+    ``sources``: the tokenizer of what an encoder reads, if it is not that of the texts.
+    """
     for name in (*TOKENIZER_FILES, SPECIAL_TOKENS_FILE):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
@@ -117,6 +121,8 @@ def copy_tokenizer(source: Path, folder: Path, codec: TextCodec) -> None:
         shutil.copyfile(file, folder / TEMPLATE_FOLDER / file.name)
     if codec.converted:
         codec.tokenizer.save(str(folder / "tokenizer.json"))
+    if sources is not None:
+        sources.tokenizer.save(str(folder / SOURCE_TOKENIZER))
     if codec.templates:
         (folder / CHAT_FILE).write_text(json.dumps(chat_data(codec), ensure_ascii=False, indent=1), "utf-8")
 

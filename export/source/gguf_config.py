@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.source.stored import Stored
 from edgespec.export.tokenizers.facts import Described, build
-from edgespec.export.tokenizers.files import (
+from edgespec.export.tokenizers.sentencepieces import (
     BPE,
     CONTROL,
     NORMAL,

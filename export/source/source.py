@@ -19,9 +19,13 @@ from edgespec.runtimes.files.manifest import MANIFEST
 BUILTIN = "builtin:"
 HUB_SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja",
+    "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja", "*.spm",
+    "sentencepiece.bpe.model", "target_vocab.json",
 ]  # fmt: skip
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
+HUB_FILES = [
+    "*.json", "*.safetensors", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm", "merges.txt",
+    "*.jinja",
+]  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
 TOKENIZER_FILES = (
     "tokenizer.json",

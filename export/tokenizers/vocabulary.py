@@ -68,7 +68,7 @@ def read_byte_level(folder: Path, config: dict[str, Any], model_type: str | None
         model_type: of config.json, where the class does not say it.
     """
     splits = QWEN2 if _family(folder, config.get("tokenizer_class"), model_type) == "qwen2" else None
-    vocab, merges = _read_vocab(folder / "vocab.json"), _read_merges(folder / "merges.txt")
+    vocab, merges = read_vocab(folder / "vocab.json"), _read_merges(folder / "merges.txt")
     return describe_byte_level(vocab, merges, splits, prefix=bool(config.get("add_prefix_space", False)))
 
 
@@ -84,7 +84,8 @@ def _family(folder: Path, name: Any, model_type: str | None) -> str:
     return family
 
 
-def _read_vocab(file: Path) -> dict[str, int]:
+def read_vocab(file: Path) -> dict[str, int]:
+    """Read a vocab.json: token -> id."""
     vocab = read_json(file, ExportError, "download it again")
     if not isinstance(vocab, dict) or not vocab or not all(type(number) is int for number in vocab.values()):
         raise ExportError(f"{file}: expected an object of token ids", "download it again")
@@ -189,10 +190,10 @@ def vocabulary(described: Described) -> dict[str, int]:
     return vocab if isinstance(vocab, dict) else {item[0]: number for number, item in enumerate(vocab)}
 
 
-def surround(described: Described, before: str | None, after: str | None) -> None:
-    """Let encoding put a BOS before and an EOS after the text; None = not."""
+def surround(described: Described, before: str | None, *after: str | None) -> None:
+    """Let encoding put tokens around the text, such as a BOS before and an EOS after it; None = none."""
     known = vocabulary(described)
-    parts = [part for part in (before, "$A", after) if part is not None]
+    parts = [part for part in (before, "$A", *after) if part is not None]
 
     def template(sequences: tuple[str, ...]) -> list[Described]:
         found: list[Described] = []

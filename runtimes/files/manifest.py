@@ -40,6 +40,7 @@ from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
+from edgespec.runtimes.files.text_form import TextForm as TextForm
 
 if TYPE_CHECKING:
     from edgespec.decoding.target import SkipSet
@@ -301,6 +302,7 @@ class Manifest(Part):
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
     sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
+    text: TextForm | None = Field(default=None, description="of an encoder-decoder: what stands around its texts")
     pooling: Pooling | None = Field(
         default=None, description="how embeddings of texts are made; None = it says nothing"
     )

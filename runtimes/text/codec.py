@@ -30,6 +30,7 @@ class TextCodec:
         folder: where its files are.
         tokenizer: what was made of other files; None = tokenizer.json.
         checked: of the bundle that it belongs to: knows the digest of tokenizer.json.
+        file: its name, if it is another one.
 
     Attributes:
         tokenizer: the library's tokenizer.
@@ -40,10 +41,16 @@ class TextCodec:
         BundleError: no tokenizer.json, or one that cannot be read.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer | None = None, checked: Checked | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer | None = None,
+        checked: Checked | None = None,
+        file: str = TOKENIZER_FILE,
+    ) -> None:
         self.converted = tokenizer is not None
-        with _library(BundleError, f"{folder / TOKENIZER_FILE}: not a readable tokenizer", "download it again"):
-            self.tokenizer: Tokenizer = tokenizer or _open(folder, checked or Checked())
+        with _library(BundleError, f"{folder / file}: not a readable tokenizer", "download it again"):
+            self.tokenizer: Tokenizer = tokenizer or _open(folder, file, checked or Checked())
             self.tokenizer.no_padding()
             self.tokenizer.no_truncation()
             self._bytes = ByteTokens.of(self.tokenizer)
@@ -154,13 +161,13 @@ class TextCodec:
         )
 
 
-def _open(folder: Path, checked: Checked) -> Tokenizer:
-    """Open the tokenizer.json of ``folder``, which has been tried apart from this process."""
+def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
+    """Open the tokenizer in the file ``name`` of ``folder``, which has been tried apart from this process."""
     import tokenizers
 
-    file = folder / TOKENIZER_FILE
+    file = folder / name
     if not file.is_file():
-        raise BundleError(f"{folder}: has no {TOKENIZER_FILE}", "download the model's tokenizer files too")
+        raise BundleError(f"{folder}: has no {name}", "download the model's tokenizer files too")
     known = cache_folder() / "tokenizers" / f"{checked.digest(file)}-{tokenizers.__version__}"
     try:
         read_sealed(known, known.name)

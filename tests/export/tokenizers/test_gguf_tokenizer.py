@@ -14,7 +14,7 @@ from edgespec.export.bundle.model_part import open_model
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.tokenizers.chat_data import chat_data
 from edgespec.export.tokenizers.facts import tokenizer_facts
-from edgespec.export.tokenizers.files import merges
+from edgespec.export.tokenizers.sentencepieces import merges
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf
 from tests.support.chats import FOLDER

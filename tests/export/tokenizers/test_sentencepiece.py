@@ -15,7 +15,8 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from edgespec.errors import EdgespecError, ExportError
-from edgespec.export.tokenizers.files import UNIGRAM, describe_sentencepiece, open_codec, read_sentencepiece
+from edgespec.export.tokenizers.files import open_codec
+from edgespec.export.tokenizers.sentencepieces import UNIGRAM, describe_sentencepiece, read_sentencepiece
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import spm
 

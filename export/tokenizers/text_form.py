@@ -1,0 +1,140 @@
+"""What stands around the texts of an encoder-decoder, and the rules that its generation_config.json gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from edgespec.errors import BundleError, ExportError, first_line
+from edgespec.runtimes.files.text_form import Place, TextForm, WritingRules
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.languages import code_of
+from edgespec.runtimes.text.special import read_object
+
+# tokens that name a language: Marian, M2M-100, MADLAD-400, Whisper; then NLLB and mBART
+_LANGUAGE = re.compile(
+    r"^(>>[\w-]+<<|__[a-z]{2,4}__|<2[A-Za-z_-]{2,12}>|<\|[a-z]{2,3}\|>|[a-z]{2,3}_[A-Z][A-Za-z]{1,3})$"
+)
+_FIRST = (">>", "<2")  # those stand before the source and name the language to be written
+GENERATION = "generation_config.json"
+
+
+def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources: TextCodec | None = None) -> TextForm:
+    """Read what an encoder-decoder's tokenizer and configuration say of its texts.
+
+    Args:
+        folder: the model's.
+        config: its config.json.
+        codec: tokenizer of the decoder's texts.
+        sources: of what the encoder reads, if it is another one.
+
+    Raises:
+        ExportError: no token that a decoder's text begins with, or rules that cannot be.
+    """
+    generation = _generation(folder, config)
+    tokens = _language_tokens(codec)
+    languages = {code_of(token): number for token, number in tokens.items()}
+    by_id = {number: code for code, number in languages.items()}
+    source = _source(sources or codec, by_id)
+    if any(token.startswith(_FIRST) for token in tokens):
+        source.insert(source.index("text"), "to")
+    start = _token(generation, config, "decoder_start_token_id", "bos_token_id")
+    if start is None:
+        raise ExportError(
+            f"{folder}: expected decoder_start_token_id, the token that a text begins with, and found none",
+            f"add it to {GENERATION}",
+        )
+    forced = _token(generation, config, "forced_bos_token_id")
+    begin: list[Any] = [start]
+    named = start if start in by_id else forced if forced in by_id else None  # a model of one target language
+    if languages and "to" not in source and "from" in source:
+        begin = ["to"] if start in by_id else [start, "to"]
+    elif forced is not None:
+        begin.append(forced)
+    told = codec.config
+    target = _known(told.get("tgt_lang") or told.get("target_lang"), languages)
+    return TextForm(
+        source=source,
+        begin=begin,
+        languages=languages if {"from", "to"} & {*source, *begin} else {},
+        prefixes=_prefixes(config),
+        default_from=_known(told.get("src_lang") or told.get("source_lang"), languages),
+        default_to=target if named is None else by_id[named],
+        rules=_rules(folder, generation),
+    )
+
+
+def _known(name: Any, languages: Mapping[str, int]) -> str | None:
+    """Return a language that the configuration names, if the model has it, or has none to choose from."""
+    return name if isinstance(name, str) and name and (not languages or name in languages) else None
+
+
+def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json, or where there is none config.json, which older models write it into."""
+    try:
+        found = read_object(folder / GENERATION, infinite=True)
+    except BundleError:
+        found = {}
+    return {key: value for key, value in (found or config).items() if value is not None}
+
+
+def _language_tokens(codec: TextCodec) -> dict[str, int]:
+    """Tokens that name a language, with their ids; of forms with a bare code only special ones are."""
+    special = {token.content for token in codec.tokenizer.get_added_tokens_decoder().values() if token.special}
+    vocab = codec.tokenizer.get_vocab(with_added_tokens=True)
+    found = {token: number for token, number in vocab.items() if _LANGUAGE.match(token)}
+    found = {token: number for token, number in found.items() if token.startswith(_FIRST) or token in special}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _source(codec: TextCodec, by_id: Mapping[int, str]) -> list[int | Place]:
+    """Read off what the tokenizer puts around a text; a language there is the source's."""
+    whole, bare = codec.encode("a"), codec.encode("a", special=False)
+    starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+    begin = starts[0] if starts else 0
+    places: list[int | Place] = ["from" if token in by_id else token for token in whole[:begin]]
+    places.append("text")
+    return [*places, *("from" if token in by_id else token for token in whole[begin + len(bare) :])]
+
+
+def _token(generation: Mapping[str, Any], config: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first of these that names a token."""
+    for name in names:
+        for described in (generation, config):
+            value = described.get(name)
+            if type(value) is int and value >= 0:
+                return value
+    return None
+
+
+def _prefixes(config: Mapping[str, Any]) -> dict[str, str]:
+    """Words before a source, by task, as T5 was trained with."""
+    tasks = config.get("task_specific_params")
+    found = tasks.items() if isinstance(tasks, dict) else ()
+    return {
+        name: task["prefix"] for name, task in found if isinstance(task, dict) and isinstance(task.get("prefix"), str)
+    }
+
+
+def _rules(folder: Path, generation: Mapping[str, Any]) -> WritingRules:
+    """Read the rules; transformers' defaults where they say nothing."""
+    names = {
+        "suppressed": "suppress_tokens", "begin_suppressed": "begin_suppress_tokens", "bad_words": "bad_words_ids",
+        "no_repeat": "no_repeat_ngram_size", "least": "min_length", "most": "max_length",
+        "forced_end": "forced_eos_token_id", "beams": "num_beams", "length_penalty": "length_penalty",
+        "early_stopping": "early_stopping",
+    }  # fmt: skip
+    given = {mine: generation[theirs] for mine, theirs in names.items() if theirs in generation}
+    for name in ("suppressed", "begin_suppressed"):
+        if isinstance(given.get(name), list):
+            given[name] = [token for token in given[name] if token != -1]
+    if isinstance(given.get("forced_end"), list):
+        given["forced_end"] = given["forced_end"][0] if given["forced_end"] else None
+    try:
+        return WritingRules(**given)
+    except ValidationError as error:
+        raise ExportError(f"{folder / GENERATION}: {first_line(error)}", "repair this setting, or delete it") from error

@@ -1,0 +1,65 @@
+"""What the manifest says of the texts of an encoder-decoder: languages, what stands around them, rules of writing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from edgespec.runtimes.files.bounds import Count, Token, Tokens
+from edgespec.runtimes.files.facts import Part
+
+Place = Literal["text", "from", "to"]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+Words = Annotated[str, StringConstraints(max_length=1 << 12)]
+SOURCE_TOKENIZER = "source_tokenizer.json"  # of a model whose sources have a tokenizer of their own
+
+
+class WritingRules(Part):
+    """Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with.
+
+    ``suppressed``: tokens that never come, ``begin_suppressed``: nor as the first; ``bad_words``: sequences that never
+    come; ``no_repeat``: no so many tokens come twice (0 = off); ``least``: tokens before one may end the text, and
+    ``most``: where it is full, with ``forced_end`` as its last.  The others are defaults of beam search.
+    """
+
+    suppressed: Tokens = Field(default_factory=list)
+    begin_suppressed: Tokens = Field(default_factory=list)
+    bad_words: Annotated[list[Tokens], Field(max_length=1 << 16)] = Field(default_factory=list)
+    no_repeat: Count = 0
+    least: Count = 0
+    most: Count | None = None
+    forced_end: Token | None = None
+    beams: Annotated[int, Field(ge=1, le=64)] = 1
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+class TextForm(Part):
+    """Texts of an encoder-decoder.
+
+    ``source``: what the encoder reads, and ``begin``: what the decoder's text begins with, tokens and the places of
+    the text and of the tokens of the languages from and to which it is translated; ``languages``: token of each, by
+    the model's own code; ``prefixes``: words before a source, by task (T5); ``default_from`` and ``default_to``: where
+    a request says nothing, or the only pair there is.
+    """
+
+    source: Annotated[list[Token | Place], Field(max_length=64)]
+    begin: Annotated[list[Token | Literal["from", "to"]], Field(max_length=64)]
+    languages: Annotated[dict[Name, Token], Field(max_length=1 << 12)] = Field(default_factory=dict)
+    prefixes: Annotated[dict[Name, Words], Field(max_length=1 << 10)] = Field(default_factory=dict)
+    default_from: Name | None = None
+    default_to: Name | None = None
+    rules: WritingRules = Field(default_factory=WritingRules)
+
+    @model_validator(mode="after")
+    def _fits(self) -> TextForm:
+        if self.source.count("text") != 1:
+            raise ValueError("source: expected one place of the text")
+        if not self.languages and {"from", "to"} & {*self.source, *self.begin}:
+            raise ValueError("source, begin: a place of a language without languages")
+        return self
+
+    def needs(self, which: Literal["from", "to"]) -> bool:
+        """Whether the model is told that language by a token."""
+        return which in self.source or which in self.begin

@@ -1,0 +1,98 @@
+"""Rules of generation_config.json as a constraint of sampling, so that every method keeps them.
+
+They say of any prefix which tokens may follow it, as a grammar does (``decoding.sampling.Constraint``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.sampling import Constraint
+from edgespec.runtimes.files.text_form import WritingRules
+
+
+class RuledText:
+    """A constraint: what the rules of a model say of a text, with the same meaning as in transformers.
+
+    Args:
+        rules: of the model.
+        vocab: tokens of the model.
+        ends: tokens that end a text.
+        prompt: tokens that the text begins with; lengths count them.
+        length: tokens that the text may come to have, its beginning included; ``forced_end`` is its last.
+        beside: another constraint, which holds as well.
+    """
+
+    def __init__(
+        self,
+        rules: WritingRules,
+        vocab: int,
+        ends: Collection[int],
+        prompt: int,
+        length: int,
+        beside: Constraint | None = None,
+    ) -> None:
+        self._rules, self._prompt, self._beside = rules, prompt, beside
+        self._ends = [token for token in ends if token < vocab]
+        self._last = length - 1 if rules.forced_end is not None else None
+        self._always = np.ones(vocab, np.bool_)
+        single = [words[0] for words in rules.bad_words if len(words) == 1 and words[0] not in self._ends]
+        self._always[[token for token in (*rules.suppressed, *single) if token < vocab]] = False
+        self._longer = [words for words in rules.bad_words if len(words) > 1]
+
+    @staticmethod
+    def needed(rules: WritingRules) -> bool:
+        """Whether the rules say anything of which tokens may come."""
+        return bool(
+            rules.suppressed
+            or rules.begin_suppressed
+            or rules.bad_words
+            or rules.no_repeat
+            or rules.least
+            or rules.forced_end is not None
+        )
+
+    def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
+        """See Constraint."""
+        if len(prefix) == self._last:
+            mask = np.zeros_like(self._always)
+            mask[self._rules.forced_end] = True
+            return mask
+        banned = list(self._banned(prefix))
+        mask = self._always
+        if banned:
+            mask = mask.copy()
+            mask[[token for token in banned if token < len(mask)]] = False
+        other = self._beside.allowed(prefix) if self._beside else None
+        return mask if other is None else mask & other[: len(mask)]
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """See Constraint."""
+        if len(prefix) == self._last:
+            return [int(self._rules.forced_end or 0)][:most]
+        return self._beside.forced(prefix, most) if self._beside else []
+
+    def _banned(self, prefix: Sequence[int]) -> Iterator[int]:
+        """Tokens that may not follow this prefix, beside those that never come."""
+        rules, size = self._rules, len(prefix)
+        if size < rules.least:
+            yield from self._ends
+        if size == self._prompt:
+            yield from rules.begin_suppressed
+        for words in self._longer:
+            if size >= len(words) - 1 and list(prefix[size - len(words) + 1 :]) == words[:-1]:
+                yield words[-1]
+        if 0 < rules.no_repeat <= size:
+            yield from _repeats(prefix, rules.no_repeat)
+
+
+def _repeats(prefix: Sequence[int], count: int) -> list[int]:
+    """List the tokens that would make the last ``count`` of a text some that it has already."""
+    tokens = np.array(prefix, np.int64)
+    last = tokens[len(tokens) - count + 1 :]  # [count - 1]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, count)  # [n, count]
+    same = (windows[:, :-1] == last).all(axis=1)
+    return [int(token) for token in windows[same, -1]]

@@ -1,0 +1,99 @@
+"""Source texts of an encoder-decoder: to tokens, with what its tokenizer puts around them in each language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.checked import Checked
+from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER, Place, TextForm
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.languages import choose_language, names_of
+
+
+class SourceTexts:
+    """What an encoder reads, and what the decoder's text begins with.
+
+    Args:
+        folder: of the bundle.
+        form: what stands around texts.
+        codec: of the decoder's texts; sources have the same tokenizer, but where the bundle has another for them.
+        checked: as of ``TextCodec``.
+    """
+
+    def __init__(self, folder: Path, form: TextForm, codec: TextCodec, checked: Checked | None = None) -> None:
+        self.form, own = form, (folder / SOURCE_TOKENIZER).is_file()
+        self.codec = TextCodec(folder, checked=checked, file=SOURCE_TOKENIZER) if own else codec
+
+    def encode(self, text: str, origin: str | None = None, target: str | None = None) -> list[int]:
+        """Token ids of a source.
+
+        Args:
+            text: what is to be translated, summarized and so on.
+            origin: its language; None = as the model has it.
+            target: the language of the answer; None likewise.
+
+        Raises:
+            InvalidRequest: a language that the model lacks, or none where it must be told one.
+        """
+        words = self.codec.encode(self._prefix(origin, target) + text, special=False)
+        return self._filled(self.form.source, words, origin, target)
+
+    def begin(self, origin: str | None = None, target: str | None = None) -> list[int]:
+        """Tokens that the decoder's text begins with; arguments and errors as of ``encode``."""
+        return self._filled(self.form.begin, [], origin, target)
+
+    def _filled(
+        self, places: Sequence[int | Place], words: list[int], origin: str | None, target: str | None
+    ) -> list[int]:
+        """Fill the places with tokens."""
+        found: list[int] = []
+        for place in places:
+            if place == "text":
+                found += words
+            elif isinstance(place, int):
+                found.append(place)
+            else:
+                found.append(self._language(place, origin if place == "from" else target))
+        return found
+
+    def _language(self, place: Place, wanted: str | None) -> int:
+        """Return the token of a language."""
+        form = self.form
+        wanted = wanted or (form.default_from if place == "from" else form.default_to)
+        if wanted is None:
+            some = ", ".join(sorted(form.languages)[:8])
+            raise InvalidRequest(
+                f"this model must be told the language that it translates {place}",
+                f"`--{place} CODE`, in Python {'source' if place == 'from' else 'target'}_language; it has: {some}"
+                + (f" and {len(form.languages) - 8} more" if len(form.languages) > 8 else ""),
+            )
+        return form.languages[choose_language(wanted, form.languages)]
+
+    def _prefix(self, origin: str | None, target: str | None) -> str:
+        """Words before the source that tell the languages, where they do; languages that nothing can tell are refused.
+
+        A model that hears what it reads by itself, such as one from several languages to English, is not told ``from``.
+        """
+        form = self.form
+        if origin is None and target is None:
+            return ""
+        pairs = {name: name.split("_") for name in form.prefixes if name.startswith("translation_")}
+        for name, parts in pairs.items():  # translation_en_to_de
+            if len(parts) == 4 and _same(origin, parts[1]) and _same(target, parts[3]):
+                return form.prefixes[name]
+        if pairs:
+            known = ", ".join(f"{parts[1]} to {parts[3]}" for parts in pairs.values() if len(parts) == 4)
+            raise InvalidRequest(f"this model does not translate {origin} to {target}; it knows: {known}")
+        if not form.needs("to") and target is not None and not (form.default_to and _same(target, form.default_to)):
+            raise InvalidRequest(f"this model cannot be told to write {target}; it writes {form.default_to or 'one'}")
+        fixed = form.default_from if not form.languages else None
+        if origin is not None and fixed and not _same(origin, fixed):
+            raise InvalidRequest(f"this model reads {fixed}, not {origin}")
+        return ""
+
+
+def _same(one: str | None, other: str) -> bool:
+    """Whether both may be the same language; None may be any."""
+    return one is None or not names_of(one).isdisjoint(names_of(other))
