@@ -122,8 +122,8 @@ def test_a_vocabulary_beside_one_model(tmp_path: Path, pieces: Callable[..., byt
     reference, codec = M2M100Tokenizer.from_pretrained(str(tmp_path)), open_codec(tmp_path)
     for text in TEXTS:
         assert codec.encode(text) == reference(text)["input_ids"]
-        words = codec.encode(text, special=False)
-        assert codec.decode(words).strip() == reference.decode(words, skip_special_tokens=True)
+        bare = codec.encode(text, special=False)
+        assert codec.decode(bare).strip() == reference.decode(bare, skip_special_tokens=True)
     form = text_form(tmp_path, {"model_type": "m2m_100"}, codec)
     assert (form.source, form.begin) == (["from", "text", 2], [2, "to"])
     reference.src_lang, mine = "ko", SourceTexts(tmp_path, form, codec)
