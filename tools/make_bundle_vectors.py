@@ -67,6 +67,14 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _encoded(shared: bool) -> dict[str, Any]:
+    """Return what an encoder-decoder over sound has beside a decoder; ``shared``: of a draft without an encoder."""
+    source = {"kind": "features", "most": FACTS["context"], "width": FACTS["hidden"],
+              "features": {"bands": 80, "frames": 2 * FACTS["context"], "columns": 256},
+              "shares_encoder": shared}  # fmt: skip
+    return {"source": source} | ({} if shared else {"encoder": _model({}, "int8", "f32") | {"heads": []}})
+
+
 def manifests() -> Iterator[dict[str, Any]]:
     """Manifests with every key: all formats, attentions, methods and kinds of models; bytes of keys and values."""
     attentions, own = get_args(Attention), [kind for kind in needing("drafter") if kind != ASSISTANT]
@@ -99,8 +107,8 @@ def manifests() -> Iterator[dict[str, Any]]:
         data = {
             "schema_version": SCHEMA,
             "edgespec_version": "0",
-            "target": target,
-            "draft": _model({}, "int4", "f16") | {"cut": True},
+            "target": target | (_encoded(False) if number == 1 else {}),
+            "draft": _model({}, "int4", "f16") | {"cut": True} | (_encoded(True) if number == 1 else {}),
             "drafter": drafter,
             "methods": {name: method | more.get(name, {}) for name in METHODS},
             "tokenizer": {"bos": 1, "eos": [2], "chat_template": True},

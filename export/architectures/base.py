@@ -138,6 +138,9 @@ class Architecture:
     borrowed_kv_dims: tuple[int, ...] = ()  # sizes of heads of the target's layers whose keys and values it reads
     reads: tuple[int, ...] = ()  # which of them each layer reads
     target: Architecture | None = None  # the model it is for, where it is given embeddings that it does not norm
+    # of encoders and decoders
+    both_ways: ClassVar[bool] = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
+    encoder: Architecture | None = None  # of a decoder that attends over what it gives
 
     text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
 

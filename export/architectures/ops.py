@@ -11,162 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-Kind = Literal["attention", "mlp", "embedding"]
+from edgespec.export.architectures.rules import AttentionRule as AttentionRule
+from edgespec.export.architectures.rules import ConvolutionRule as ConvolutionRule
+from edgespec.export.architectures.rules import DeltaRule as DeltaRule
+from edgespec.export.architectures.rules import ExpertsRule as ExpertsRule
+from edgespec.export.architectures.rules import LayerEmbedding as LayerEmbedding
+from edgespec.export.architectures.rules import Linear as Linear
+from edgespec.export.architectures.rules import LogitsRule as LogitsRule
+from edgespec.export.architectures.rules import MemoryRule as MemoryRule
+from edgespec.export.architectures.rules import Norm as Norm
+from edgespec.export.architectures.rules import RelativeRule as RelativeRule
+
+Kind = Literal["attention", "memory", "mlp", "embedding"]
+"""Of sub-layers; "memory": attention over an encoder's rows, which is left out only together with "attention"."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A matrix of the checkpoint, [n, k], and its bias [n]."""
-
-    weight: str
-    bias: str | None = None
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A root-mean-square norm, or a layer norm (``centered``: less the mean first): weight [n], bias [n]."""
-
-    weight: str
-    bias: str | None = None
-    centered: bool = False
-
-
-@dataclass(frozen=True)
-class AttentionRule:
-    """What one layer's attention does beside the products.
-
-    Attributes:
-        layer: whose KV.
-        scale: of the scores, before anything else.
-        rotary: which of the architecture's rotary tables; None = positions are not told to this layer.
-        window: positions a row sees, itself included; 0 = all.
-        cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
-        q_norm, k_norm: norms of each head of q and k, before rotation.
-        late_norms: after it instead.
-        v_norm: of each head of v.
-        dim: size of a head; 0 = the model's.
-        gives: later layers read this layer's keys and values.
-    """
-
-    layer: int
-    scale: float
-    rotary: str | None = None
-    window: int = 0
-    cap: float = 0.0
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    late_norms: bool = False
-    v_norm: Norm | None = None
-    dim: int = 0
-    gives: bool = False
-
-
-@dataclass(frozen=True)
-class ConvolutionRule:
-    """A short convolution over each channel.
-
-    Attributes:
-        layer: which of the layers with one.
-        taps: a vector [length * hidden], the taps of the oldest token first.
-        bias: [hidden].
-        length: tokens that it sees, the row's own among them.
-    """
-
-    layer: int
-    taps: str
-    bias: str | None
-    length: int
-
-
-@dataclass(frozen=True)
-class DeltaRule:
-    """A gated delta rule or a state space with its short convolution; its sizes are the model's (``facts.delta``).
-
-    Attributes:
-        layer: which of the layers with one.
-        taps: a vector [taps * (2 * keys * key_dim + values * value_dim)], the taps of the oldest token first.
-        bias, rate: [values], what decays are made of.
-        norm: [value_dim], the weight of the norm of each head; None = it is a state space (Mamba-2, arXiv 2405.21060).
-        skip: [values], of a state space: how much of its values each head adds to what it gives.
-        taps_bias: a bias of the convolution, as long as a token's inputs.
-        times: what a delta rule's rates of change are multiplied by; 2 lets a state's eigenvalues be negative (arXiv
-            2411.12537).
-        eps: of the norm; None = the model's.
-    """
-
-    layer: int
-    taps: str
-    bias: str
-    rate: str
-    norm: str | None = None
-    skip: str | None = None
-    taps_bias: str | None = None
-    times: float = 1.0
-    eps: float | None = None
-
-    @property
-    def vectors(self) -> dict[str, str]:
-        """The names of what it reads, by what native operators call them."""
-        found = {"w": self.taps, "bias": self.bias, "rate": self.rate, "norm": self.norm, "up": self.skip,
-                 "upbias": self.taps_bias}  # fmt: skip
-        return {key: name for key, name in found.items() if name is not None}
-
-
-@dataclass(frozen=True)
-class LayerEmbedding:
-    """A layer's own embedding of each token (per-layer embeddings of Gemma 3n and 4).
-
-    Attributes:
-        table: of all layers, [vocab, layers * width].
-        layer: whose columns are read.
-        layers: of the model.
-        width: numbers of a token in one layer.
-        scale: what they are multiplied by.
-    """
-
-    table: str
-    layer: int
-    layers: int
-    width: int
-    scale: float
-
-
-@dataclass(frozen=True)
-class ExpertsRule:
-    """A mixture of experts (arXiv 1701.06538): each row goes to the likeliest few; sizes are ``facts.experts``.
-
-    Attributes:
-        router: [experts, hidden].
-        gate, up: [experts * inner, hidden], one expert's rows behind the other's.
-        down: [experts * hidden, inner].
-        normed: the probabilities of a row's experts are divided by their sum.
-        scale: what the weighted sum is multiplied by.
-        always: so many of the last experts get every row, by the sigmoid of their score, neither normed nor scaled.
-        sigmoid: probabilities are sigmoids of scores instead of their softmax.
-        bias: [experts - always], added to probabilities when the best are chosen; not to weights.
-    """
-
-    router: str
-    gate: str
-    up: str
-    down: str
-    normed: bool
-    scale: float
-    always: int = 0
-    sigmoid: bool = False
-    bias: str | None = None
-
-
-@dataclass(frozen=True)
-class LogitsRule:
-    """What becomes of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
-
-    scale: float = 1.0
-    cap: float = 0.0
-
-
-# -- operations -----------------------------------------------------------------------------------------------------
 
 
 class Value(NamedTuple):
@@ -257,6 +115,34 @@ class AttendOver(Operation):
 
 
 @dataclass(frozen=True)
+class AttendMemory(Operation):
+    method, what = "attend_memory", "attention over an encoder's rows"
+    q: Value
+    rule: MemoryRule
+
+
+@dataclass(frozen=True)
+class FillMemory(Operation):
+    method, what = "fill_memory", AttendMemory.what
+    memory: Block
+
+
+@dataclass(frozen=True)
+class AppendMemory(Operation):
+    method, what = "append_memory", AttendMemory.what
+    k: Value
+    v: Value
+    rule: MemoryRule
+
+
+@dataclass(frozen=True)
+class Place(Operation):
+    method, what = "place", "positions that are added to rows of numbers"
+    x: Value
+    positions: str
+
+
+@dataclass(frozen=True)
 class Convolve(Operation):
     method, what = "convolution", "short convolutions"
     x: Value
@@ -325,6 +211,7 @@ class SubLayer(Operation):
     x: Value
     body: Block
     scale: str | None = None
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -333,6 +220,13 @@ class Head(Operation):
     x: Value
     norm: Norm
     head: Linear
+
+
+@dataclass(frozen=True)
+class Encoded(Operation):
+    method, what = "encoded", "an encoder"
+    x: Value
+    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -458,9 +352,18 @@ class Ops:
         return self.add(EmbedLayer(gate, base, rule, activation))[0]
 
     def sublayer(
-        self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None = None
+        self,
+        kind: Kind,
+        layer: int,
+        x: Value,
+        body: Callable[[Value], Value],
+        scale: str | None = None,
+        norm: Norm | None = None,
     ) -> Value:
         """Compute (x + body(x)) * scale; in a gated graph all of it can be left out, pass by pass.
+
+        With ``norm`` the stream itself is normed first, x = norm(x): so layers say that have norms behind their
+        residuals, each sub-layer the norm of the one before it, and the head the last one.
 
         The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.  An
         attention whose keys and values others read, and the sub-layer of a layer's own embedding, are left out only
@@ -473,6 +376,31 @@ class Ops:
     def head(self, x: Value, norm: Norm, head: Linear) -> Value:
         """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
         return self.add(Head(x, norm, head))[0]
+
+    # -- of encoders, and of decoders that attend over what an encoder gave --------------------------------------------
+
+    def encoded(self, x: Value, norm: Norm) -> Value:
+        """End an encoder, whose rows see each other: every row of the stream behind its last norm, [1, T, hidden]."""
+        return self.add(Encoded(x, norm))[0]
+
+    def place(self, x: Value, positions: str) -> Value:
+        """Add the first rows of ``positions`` [context, hidden] to a stream that is made of float rows."""
+        return self.add(Place(x, positions))[0]
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        """Fill the memory: a pass of its own without logits, over what the encoder gave (``input_slice``).
+
+        ``memory`` ends each layer in ``append_memory``; passes over tokens leave it out.
+        """
+        self.add(FillMemory(self.block(memory)), 0)
+
+    def append_memory(self, k: Value, v: Value, rule: MemoryRule) -> None:
+        """Append to a layer's part of the memory, [1, S, kv_heads * head_dim] both, as they are."""
+        self.add(AppendMemory(k, v, rule), 0)
+
+    def attend_memory(self, q: Value, rule: MemoryRule) -> Value:
+        """Attend over all rows of a layer's part of the memory: q [1, T, heads * head_dim], like the result."""
+        return self.add(AttendMemory(q, rule))[0]
 
     # -- of decoders conditioned on another model's hidden states ------------------------------------------------------
 

@@ -14,7 +14,9 @@ from edgespec.export.architectures.ops import (
     Kind,
     LayerEmbedding,
     Linear,
+    MemoryRule,
     Norm,
+    RelativeRule,
 )
 from edgespec.export.architectures.trace import Pass
 from edgespec.runtimes.files.manifest import ModelFacts
@@ -33,7 +35,9 @@ class Shapes(Pass[int]):
     heeds: ClassVar[dict[type, str]] = {
         Linear: "weight bias",
         Norm: "weight bias centered",
-        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives",
+        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives relative",
+        RelativeRule: "table distance both_ways",
+        MemoryRule: "layer scale",
         ConvolutionRule: "layer taps bias length",
         DeltaRule: "layer taps bias rate norm skip taps_bias times eps",
         LayerEmbedding: "table layer layers width scale",
@@ -80,10 +84,27 @@ class Shapes(Pass[int]):
         for norm in (rule.q_norm, rule.k_norm, rule.v_norm):
             if norm is not None:
                 self.norm(rule.dim or self.facts.head_dim, norm)
+        if rule.relative is not None:
+            self._vectors(self.facts.heads * rule.relative.size, rule.relative.table)
         return q
 
     def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
         self.attention_over(q, rule)
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        memory()
+
+    def append_memory(self, k: int, v: int, rule: MemoryRule) -> None: ...
+
+    def attend_memory(self, q: int, rule: MemoryRule) -> int:
+        return q
+
+    def place(self, x: int, positions: str) -> int:
+        self.found[positions] = self.facts.context, x
+        return x
+
+    def encoded(self, x: int, norm: Norm) -> int:
+        return self.norm(x, norm)
 
     def convolution(self, x: int, rule: ConvolutionRule) -> int:
         self._vectors(rule.length * self.facts.hidden, rule.taps)
@@ -120,8 +141,10 @@ class Shapes(Pass[int]):
         self.found[rule.table] = self.facts.vocab, rule.layers * rule.width
         return rule.width
 
-    def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int], scale: str | None) -> int:
-        body(x)
+    def sublayer(
+        self, kind: Kind, layer: int, x: int, body: Callable[[int], int], scale: str | None, norm: Norm | None
+    ) -> int:
+        body(x if norm is None else self.norm(x, norm))
         self._vectors(1, scale)
         return x
 

@@ -24,6 +24,7 @@ from edgespec.export.architectures.ops import (
     Kind,
     LayerEmbedding,
     Linear,
+    MemoryRule,
     Norm,
 )
 from edgespec.export.architectures.shapes import Shapes
@@ -272,6 +273,8 @@ class StockPlan(StoragePlan, Pass[None]):
         for norm in (rule.q_norm, rule.k_norm, rule.v_norm):
             if norm is not None:
                 self.store_norm(norm)
+        if rule.relative is not None:
+            self.store_vectors(rule.relative.table)
 
     def append(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
         self.attention_over(q, rule)
@@ -297,8 +300,25 @@ class StockPlan(StoragePlan, Pass[None]):
     def layer_embedding(self, gate: None, base: None, rule: LayerEmbedding, activation: Activation) -> None:
         self.store_layer_embedding(rule)
 
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None) -> None:
+    def sublayer(
+        self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None, norm: Norm | None
+    ) -> None:
+        if norm is not None:
+            self.store_norm(norm)
         body(x)
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        memory()
+
+    def append_memory(self, k: None, v: None, rule: MemoryRule) -> None: ...
+
+    def attend_memory(self, q: None, rule: MemoryRule) -> None: ...
+
+    def place(self, x: None, positions: str) -> None:
+        self.store_positions(positions)
+
+    def encoded(self, x: None, norm: Norm) -> None:
+        self.store_norm(norm)
 
     def head(self, x: None, norm: Norm, head: Linear) -> None:
         self.store_norm(norm)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Kind
+from edgespec.export.architectures.ops import Kind, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.plan import StockPlan
 from edgespec.export.emit.plans import storage_plans
@@ -186,9 +186,11 @@ class _Parts(StockPlan):
         self.names[EMBEDDING] = self._blocks(set()) & {arch.embedding} - head
         self.names[HEAD] = self._blocks(set()) & head
 
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None) -> None:
+    def sublayer(
+        self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None, norm: Norm | None
+    ) -> None:
         before = set(self.matrices)
-        super().sublayer(kind, layer, x, body, scale)
+        super().sublayer(kind, layer, x, body, scale, norm)
         part = part_of(kind, layer)
         self.names[part] = self.names.get(part, frozenset()) | self._blocks(before)
 

@@ -24,7 +24,7 @@ TOGETHER = 4  # choices whose logits are in memory at once
 
 def part_of(kind: Kind, layer: int) -> str:
     """Name the part that a sub-layer belongs to; a layer's own embedding belongs to its MLP."""
-    return f"{'attention' if kind == 'attention' else 'mlp'}.{layer}"
+    return f"{'attention' if kind in ('attention', 'memory') else 'mlp'}.{layer}"
 
 
 class Rounded:
@@ -91,9 +91,11 @@ class VariantOps(NumpyOps):
             self.source = self.arch.source
         return np.concatenate([both[int(coarse)] for coarse in self._coarse])
 
-    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
+    def sublayer(
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None, norm: Norm | None
+    ) -> Array:
         self._enter(part_of(kind, layer))
-        return super().sublayer(kind, layer, x, body, scale)
+        return super().sublayer(kind, layer, x, body, scale, norm)
 
     def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         found: list[Array] = []

@@ -147,9 +147,11 @@ class CalibrationOps(SequenceOps):
             target = Correction(products, exact.T @ seen / np.float32(len(seen)) - products, None).target
         return tuple(self._quantized(x, part, quantize, target) for part in parts)
 
-    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
-        self._stream = x
-        return super().sublayer(kind, layer, x, body, scale)
+    def sublayer(
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None, norm: Norm | None
+    ) -> Array:
+        self._stream = x if norm is None else self.norm(x, norm)
+        return super().sublayer(kind, layer, x, body, scale, norm)
 
     def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
         """Quantize the matrices of each expert with what comes to it behind the matrices before."""

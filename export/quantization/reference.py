@@ -22,7 +22,9 @@ from edgespec.export.architectures.ops import (
     Kind,
     LayerEmbedding,
     Linear,
+    MemoryRule,
     Norm,
+    RelativeRule,
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
@@ -114,7 +116,13 @@ def _unit(x: Array) -> Array:
 
 
 class NumpyOps(Pass[Array]):
-    """Computes a decoder on one text, causally, from an empty past."""
+    """Computes a decoder on one text, causally, from an empty past; or an encoder, whose rows see each other.
+
+    Args:
+        tokens: of the text; of an encoder over float rows as many of any as there are rows.
+        rows: positions whose logits are computed; None = all.
+        floats: [B, S, width]: float rows that an encoder reads, or what one gave, for a decoder's memory.
+    """
 
     heeds: ClassVar[dict[type, str]] = Shapes.heeds
 
@@ -124,8 +132,9 @@ class NumpyOps(Pass[Array]):
         tokens: Sequence[int],
         rows: Sequence[int] | None = None,
         progress: Callable[[int], None] | None = None,
+        floats: Array | None = None,
     ) -> None:
-        self.arch, self.source = arch, arch.source
+        self.arch, self.source, self.floats = arch, arch.source, floats
         self.tokens = np.asarray(tokens, np.int64)  # [T]
         self.rows = np.arange(len(self.tokens)) if rows is None else np.asarray(rows)  # [R]
         self.progress, self.done = progress, 0
@@ -134,6 +143,7 @@ class NumpyOps(Pass[Array]):
         }
         self._own: Array | None = None  # the tokens' rows in the embeddings of all layers
         self.given: MutableMapping[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
+        self._memory: dict[int, tuple[Array, Array]] = {}  # by layer, [B, kv_heads, S, head_dim] both
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Array:  # [1, T, hidden]
         return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
@@ -171,16 +181,54 @@ class NumpyOps(Pass[Array]):
         if rule.rotary and (growth := self.arch.rotaries[rule.rotary].growth(q.shape[1])) is not None:
             q = q * growth[:, None]
         length, group = q.shape[1], facts.heads // facts.kv_heads
-        hidden = np.triu(np.ones((length, length), bool), 1)
+        hidden = np.triu(np.ones((length, length), bool), 1) & (not self.arch.both_ways)
         if rule.window:
             hidden |= np.tril(np.ones((length, length), bool), -rule.window)
+        biases = self._biases(rule.relative, length)
         out = np.empty_like(q)
         for head in range(facts.heads):
             scores = capped(q[head] @ k[head // group].T * np.float32(rule.scale), rule.cap)
+            if biases is not None:
+                scores += biases[head]
             scores[hidden] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             out[head] = (scores / scores.sum(-1, keepdims=True)) @ v[head // group]
         return out.transpose(1, 0, 2).reshape(1, length, -1)
+
+    def _biases(self, rule: RelativeRule | None, length: int) -> Array | None:  # [heads, T, T]
+        """Read the biases of all scores by distance; None = there are none."""
+        if rule is None:
+            return None
+        places = np.arange(length) - np.arange(length)[:, None]
+        number = rule.distance + np.clip(places, -rule.distance, rule.distance if rule.both_ways else 0)
+        return self.source.read(rule.table).reshape(-1, rule.size)[:, number]
+
+    def input_slice(self, first: int, width: int) -> Array:  # [B, S, width]
+        assert self.floats is not None
+        return self.floats[..., first : first + width]
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        memory()
+
+    def append_memory(self, k: Array, v: Array, rule: MemoryRule) -> None:
+        self._memory[rule.layer] = self._split(k, self.arch.facts.kv_heads), self._split(v, self.arch.facts.kv_heads)
+
+    def attend_memory(self, q: Array, rule: MemoryRule) -> Array:
+        k, v = (np.repeat(each, self.arch.facts.heads // each.shape[1], 1) for each in self._memory[rule.layer])
+        scores = self._split(q, self.arch.facts.heads) @ k.swapaxes(2, 3) * np.float32(rule.scale)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        found: Array = (scores / scores.sum(-1, keepdims=True)) @ v
+        return found.swapaxes(1, 2).reshape(q.shape)
+
+    def place(self, x: Array, positions: str) -> Array:
+        return self._placed(x, 1, positions)
+
+    def encoded(self, x: Array, norm: Norm) -> Array:
+        return self.norm(x, norm)
+
+    @staticmethod
+    def _split(x: Array, heads: int) -> Array:  # [B, T, heads * head_dim] -> [B, heads, T, head_dim]
+        return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
 
     def convolution(self, x: Array, rule: ConvolutionRule) -> Array:  # [B, T, 3 * hidden] -> [B, T, hidden]
         b, c, v = np.split(x, 3, -1)
@@ -246,9 +294,12 @@ class NumpyOps(Pass[Array]):
         rows = [self.source.read(name, slice(int(token), int(token) + 1), columns) for token in wanted]
         return np.concatenate(rows)[inverse.reshape(ids.shape)]
 
-    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None) -> Array:
+    def sublayer(
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None, norm: Norm | None
+    ) -> Array:
+        x = x if norm is None else self.norm(x, norm)
         y = x + body(x)
-        if kind != "embedding":  # which is left out only with the layer
+        if kind in ("attention", "mlp"):  # the others are left out only with these
             self.done += 1
             if self.progress:
                 self.progress(self.done)
@@ -393,10 +444,23 @@ def reference_logits(
     tokens: Sequence[int],
     rows: Sequence[int] | None = None,
     progress: Callable[[int], None] | None = None,
+    floats: Array | None = None,
 ) -> Array:  # [R, vocab]
-    """Float32 logits of the source model at the given rows of a text."""
-    logits: Array = NumpyOps(arch, tokens, rows, progress).run(arch.trace())[0]
+    """Float32 logits of the source model at the given rows of a text.
+
+    Args:
+        floats: [1, S, width], what the encoder gave (``reference_rows``).
+    """
+    logits: Array = NumpyOps(arch, tokens, rows, progress, floats).run(arch.trace())[0]
     return logits
+
+
+def reference_rows(encoder: Architecture, given: Sequence[int] | Array) -> Array:  # [1, S, width]
+    """Compute what an encoder gives, in float32, from token ids or from float rows [S, columns]."""
+    floats = given[None] if isinstance(given, np.ndarray) else None
+    tokens = [0] * len(given) if isinstance(given, np.ndarray) else given
+    rows: Array = NumpyOps(encoder, tokens, floats=floats).run(encoder.trace())
+    return rows
 
 
 def _routed(

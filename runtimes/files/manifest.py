@@ -32,12 +32,14 @@ from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGat
 from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
 from edgespec.runtimes.files.manifest_parts import DrafterKind as DrafterKind
+from edgespec.runtimes.files.manifest_parts import FeaturePart as FeaturePart
 from edgespec.runtimes.files.manifest_parts import FileName as FileName
 from edgespec.runtimes.files.manifest_parts import FinalNorm as FinalNorm
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
+from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 from edgespec.runtimes.files.text_form import TextForm as TextForm
@@ -115,6 +117,21 @@ def _check_facts(facts: ModelFacts, borrows: bool) -> None:
         raise ValueError(f"facts: {mixed.chosen} of {mixed.count} experts in layers {mixed.layers}")
 
 
+def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None:
+    """Refuse an encoder that does not give what the decoder beside it attends over."""
+    if (encoder is None) != (source is None or source.shares_encoder):
+        raise ValueError("source: expected an encoder beside it, unless it shares the target's")
+    if source is not None and (source.kind == "features") != (source.features is not None):
+        raise ValueError(f"source: of the kind {source.kind!r}, with features {source.features}")
+    if source is None or encoder is None:
+        return
+    if encoder.source or encoder.decoder or "native" not in encoder.graphs:
+        raise ValueError("encoder: expected one without a source, for native operators")
+    if (encoder.facts.hidden, encoder.facts.context) != (source.width, source.most):
+        raise ValueError(f"encoder: gives {encoder.facts.context} rows of {encoder.facts.hidden}, but source is "
+                         f"{source.most} of {source.width}")  # fmt: skip
+
+
 class Graph(Part):
     """One ONNX file of a model.
 
@@ -174,6 +191,8 @@ class ModelPart(Part):
     origin: Origin = "edgespec"
     tapped: Layers = Field(default_factory=list, description="of a target: after how many layers it can be tapped")
     decoder: DecoderPart | None = Field(default=None, description="of a drafter conditioned on the target")
+    source: SourcePart | None = Field(default=None, description="of a decoder that attends over what an encoder gave")
+    encoder: ModelPart | None = Field(default=None, description="that encoder, which has no source of its own")
     _high_alone: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -198,6 +217,7 @@ class ModelPart(Part):
             raise ValueError(f"decoder: reads of {len(self.decoder.reads)} of {facts.layers} layers")
         if self.decoder and self.decoder.columns <= facts.hidden:
             raise ValueError(f"decoder: {self.decoder.columns} columns, of which the embedding has {facts.hidden}")
+        _check_encoder(self.source, self.encoder)
         return self
 
     @property
@@ -233,6 +253,17 @@ class ModelPart(Part):
     def main(self) -> str:
         """The graph that can run every method: gated if there is one, else strict, else plain."""
         return next(name for name in MAIN_GRAPHS if name in self.graphs)
+
+
+def _check_sources(target: ModelPart, draft: ModelPart | None) -> None:
+    """Refuse a draft that attends over something else than its target does."""
+    if draft and (draft.source is None) != (target.source is None):
+        raise ValueError("draft: expected an encoder-decoder beside an encoder-decoder, and else a decoder alone")
+    own, other = target.source, draft.source if draft else None
+    if own and (own.shares_encoder or (other and other.kind != own.kind)):
+        raise ValueError("source: expected the target to have an encoder, and its draft one of the same kind")
+    if own and other and other.shares_encoder and other.width != own.width:
+        raise ValueError(f"draft: attends over rows of {other.width}, and the target's encoder gives {own.width}")
 
 
 class Measured(Part):
@@ -315,8 +346,9 @@ class Manifest(Part):
 
     @property
     def models(self) -> list[ModelPart]:
-        """Every model of the bundle, the target first."""
-        return [part for part in (self.target, self.draft, self.drafter) if part]
+        """Every model of the bundle, the target first; encoders stand last."""
+        found = [part for part in (self.target, self.draft, self.drafter) if part]
+        return found + [part.encoder for part in found if part.encoder]
 
     def at_high_precision(self) -> Manifest:
         """Describe the same files as they are run with the high planes alone; what export measured was not."""
@@ -348,6 +380,7 @@ class Manifest(Part):
                                  "than the target")  # fmt: skip
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
                 raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
+        _check_sources(self.target, self.draft)
         if any(token >= facts.vocab for golden in self.golden for token in (*golden.prompt, *golden.tokens)):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
         return self

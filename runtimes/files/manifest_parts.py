@@ -7,7 +7,18 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from edgespec.runtimes.files.bounds import MOST_VOCAB, MOST_WIDTH, Count, Guesses, Layer, Layers, Share, Vocab, Width
+from edgespec.runtimes.files.bounds import (
+    MOST_VOCAB,
+    MOST_WIDTH,
+    Context,
+    Count,
+    Guesses,
+    Layer,
+    Layers,
+    Share,
+    Vocab,
+    Width,
+)
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
@@ -134,6 +145,35 @@ class DecoderPart(Part):
     def fusing(self) -> Fusing:
         """How it takes in the target's hidden states."""
         return FUSING[self.kind]
+
+
+class FeaturePart(Part):
+    """How sound becomes rows of numbers that an encoder reads: log-mel features, behind windows of two convolutions.
+
+    ``bands``: features of a frame; ``frames``: of a whole recording (its ``most`` rows are half as many).  Row i of the
+    encoder's input is made of three parts of ``columns`` each, for the frames p = 2 i - 1, 2 i and 2 i + 1: features of
+    the frames p - 1, p and p + 1 one behind the other (zeros outside the recording), then a 1, then zeros.  A part
+    whose p is -1 is all zeros.
+    """
+
+    bands: Width
+    frames: Width
+    columns: Width
+
+
+class SourcePart(Part):
+    """What a decoder attends over, computed once a request: the rows that an encoder makes of a source.
+
+    ``kind``: what the encoder reads, token ids of a text or float rows of ``features``.  ``most``: rows of the longest
+    source; ``width``: of a row that the encoder gives.  ``shares_encoder``: of a draft that reads what the target's
+    encoder gives and has none of its own.  What stands around both texts, ``TextForm`` says.
+    """
+
+    kind: Literal["text", "features"]
+    most: Context
+    width: Width
+    features: FeaturePart | None = None
+    shares_encoder: bool = False
 
 
 class FinalNorm(Part):

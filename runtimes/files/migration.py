@@ -14,6 +14,10 @@ well: there the runtime reads both.
 
 * int8 matrices have two planes, and a model says how large the low ones are (``low_bytes``); its native graph has
   further gates for them.  Before, there was one: kind q8, which native operators still multiply.
+
+4 -> 5:
+
+* A decoder may have a ``source`` that it attends over, and an ``encoder``.  Before, there were decoders alone.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-OLDEST, SCHEMA = 2, 4
+OLDEST, SCHEMA = 2, 5
 Json = dict[str, Any]
 
 
@@ -43,4 +47,4 @@ def _name_converted(data: Json) -> Json:
     return found
 
 
-_STEPS: Mapping[int, Callable[[Json], Json]] = {2: _name_converted, 3: dict}
+_STEPS: Mapping[int, Callable[[Json], Json]] = {2: _name_converted, 3: dict, 4: dict}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.architectures.ops import Kind
+from edgespec.export.architectures.ops import Kind, Norm
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import Array, NumpyOps, reference_logits
 from edgespec.runtimes.files.formats import LONGEST_PASS
@@ -145,11 +145,11 @@ class Skipping(NumpyOps):
     skip = SkipSet()
 
     def sublayer(
-        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None, norm: Norm | None
     ) -> Array:
         attention, mlp = layer in self.skip.attention, layer in self.skip.mlp
-        left_out = {"attention": attention, "mlp": mlp, "embedding": attention and mlp}[kind]
-        return x if left_out else super().sublayer(kind, layer, x, body, scale)
+        left_out = {"attention": attention, "memory": attention, "mlp": mlp, "embedding": attention and mlp}[kind]
+        return x if left_out else super().sublayer(kind, layer, x, body, scale, norm)
 
 
 @pytest.mark.parametrize("name", NAMES)

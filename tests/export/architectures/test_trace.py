@@ -12,13 +12,20 @@ import pytest
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import (
+    AppendMemory,
     Attend,
+    AttendMemory,
     AttentionRule,
     Block,
+    Encoded,
+    FillMemory,
+    MemoryRule,
     Multiply,
     Norm,
     Normalize,
     Operation,
+    Place,
+    RelativeRule,
     SubLayer,
     Value,
 )
@@ -147,3 +154,19 @@ def test_activations_are_forgotten_after_their_last_use(arch: Architecture) -> N
     values = {value for operation in walk(trace) for value in operation.inputs}
     assert values <= {value for dead in last_uses(trace).values() for value in dead} | {trace.result}
     assert sum(isinstance(operation, Multiply) for operation in walk(trace)) == len(held)
+
+
+def test_what_only_encoder_decoders_have_is_refused_by_stock_operators(arch: Architecture) -> None:
+    q, memory, relative = Value(0), MemoryRule(0, 0.5), RelativeRule("table", 4, False)
+    refused: list[tuple[Operation, str]] = [
+        (AttendMemory(q, memory), "attention over an encoder's rows"),
+        (FillMemory(Block((), None)), "attention over an encoder's rows"),
+        (AppendMemory(q, q, memory), "attention over an encoder's rows"),
+        (Encoded(q, Norm("norm")), "an encoder"),
+        (Place(q, "positions"), "positions that are added to rows of numbers"),
+        (Attend(q, q, q, AttentionRule(0, 0.5, relative=relative)), "attention with relative"),
+        (SubLayer("mlp", 0, q, Block((), None), norm=Norm("norm")), "sub-layers with norm"),
+    ]
+    for operation, what in refused:
+        assert GraphOps.lacks(Block(((operation, ()),), None)) == what
+        assert not NumpyOps.lacks(Block(((operation, ()),), None))

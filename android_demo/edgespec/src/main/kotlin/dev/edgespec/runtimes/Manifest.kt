@@ -11,7 +11,7 @@ import java.security.MessageDigest
 
 /* The manifest of a bundle (`edgespec.json`): reading it with errors a person can act on. */
 
-const val SCHEMA = 4
+const val SCHEMA = 5
 private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: see Binding
 const val MANIFEST = "edgespec.json"
 val DRAFTERS = listOf("eagle", "mtp", "dflash") // methods whose drafter reads hidden states, a kind each
@@ -42,18 +42,22 @@ class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask:
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
 
+/** What a decoder attends over: [most] rows of [width] at most, which an encoder makes of a text or of features. */
+class SourcePart(val kind: String, val most: Int, val width: Int)
+
 /** A model of the bundle: its facts, its format and its graphs over one weight file. */
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
     val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
-    val headFormat: String?, val embeddingFormat: String?, val planes: Boolean,
+    val headFormat: String?, val embeddingFormat: String?, val planes: Boolean, val source: SourcePart?, val encoder: ModelPart?,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
 
     fun named(): List<String> =
-        listOfNotNull(weights, index, attention?.tables, headVocab?.file) + graphs.values.map { it.file }
+        listOfNotNull(weights, index, attention?.tables, headVocab?.file) + graphs.values.map { it.file } +
+            (encoder?.named() ?: emptyList())
 }
 
 class MethodPart(
@@ -207,7 +211,7 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun Reader.manifest(): Manifest {
-    ignore("schema_version", "parity", "memory", "pooling")
+    ignore("schema_version", "parity", "memory", "pooling", "text")
     text("edgespec_version")
     val (bos, eos) = part("tokenizer") {
         flag("chat_template")
@@ -271,6 +275,11 @@ private fun Reader.model(): ModelPart {
         partOrNull("head_vocab") { HeadVocab(path("file"), int("size", 1)) }, flag("cut"),
         textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("tapped", 0), decoder,
         textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), (numberOrNull("low_bytes") ?: 0.0) > 0,
+        partOrNull("source") {
+            ignore("features", "shares_encoder")
+            SourcePart(text("kind", listOf("text", "features")), int("most", 1), int("width", 1, MOST_WIDTH))
+        },
+        partOrNull("encoder") { model() },
     )
     val (layers, hidden) = found.facts.layers to found.facts.hidden
     if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")
@@ -413,6 +422,7 @@ class Bundle private constructor(val path: File, val manifest: Manifest) {
         /** Open a bundle; presence and size of every file are always checked, with [check] their SHA-256 too. */
         fun open(folder: File, check: Boolean = true): Bundle {
             val manifest = readManifest(folder)
+            if (manifest.target.source != null) throw BundleError("$folder: an encoder-decoder, which this library does not run")
             for (name in listOfNotNull(manifest.target, manifest.draft, manifest.drafter).flatMap { it.named() }) {
                 if (name !in manifest.files) throw BundleError("${File(folder, MANIFEST)}: uses '$name' but does not list it under files")
             }

@@ -1,0 +1,193 @@
+"""What operations are told: matrices, norms, and the rules of attention and of what stands in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix of the checkpoint, [n, k], and its bias [n]."""
+
+    weight: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A root-mean-square norm, or a layer norm (``centered``: less the mean first): weight [n], bias [n]."""
+
+    weight: str
+    bias: str | None = None
+    centered: bool = False
+
+
+@dataclass(frozen=True)
+class RelativeRule:
+    """A bias of scores by head and by how far a key stands from its query (T5, arXiv 1910.10683, 2.1).
+
+    Attributes:
+        table: a vector, heads one behind the other, of each head the biases by clipped distance: number
+            ``distance + clip(key - query, -distance, distance)``, so that a head has 2 * distance + 1 numbers, or
+            distance + 1 where rows see the past alone.
+        distance: beyond it all biases of a head are the same.
+        both_ways: rows see what stands behind them, too.
+    """
+
+    table: str
+    distance: int
+    both_ways: bool
+
+    @property
+    def size(self) -> int:
+        """Numbers of a head."""
+        return self.distance * (1 + self.both_ways) + 1
+
+
+@dataclass(frozen=True)
+class MemoryRule:
+    """How the rows of a decoder's layer attend over what an encoder gave: all of it, without positions.
+
+    Attributes:
+        layer: whose part of the memory.
+        scale: of the scores.
+    """
+
+    layer: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """What one layer's attention does beside the products.
+
+    Attributes:
+        layer: whose KV.
+        scale: of the scores, before anything else.
+        rotary: which of the architecture's rotary tables; None = positions are not told to this layer.
+        window: positions a row sees, itself included; 0 = all.
+        cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
+        q_norm, k_norm: norms of each head of q and k, before rotation.
+        late_norms: after it instead.
+        v_norm: of each head of v.
+        dim: size of a head; 0 = the model's.
+        gives: later layers read this layer's keys and values.
+        relative: a bias of scores by distance.
+    """
+
+    layer: int
+    scale: float
+    rotary: str | None = None
+    window: int = 0
+    cap: float = 0.0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    late_norms: bool = False
+    v_norm: Norm | None = None
+    dim: int = 0
+    gives: bool = False
+    relative: RelativeRule | None = None
+
+
+@dataclass(frozen=True)
+class ConvolutionRule:
+    """A short convolution over each channel.
+
+    Attributes:
+        layer: which of the layers with one.
+        taps: a vector [length * hidden], the taps of the oldest token first.
+        bias: [hidden].
+        length: tokens that it sees, the row's own among them.
+    """
+
+    layer: int
+    taps: str
+    bias: str | None
+    length: int
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """A gated delta rule or a state space with its short convolution; its sizes are the model's (``facts.delta``).
+
+    Attributes:
+        layer: which of the layers with one.
+        taps: a vector [taps * (2 * keys * key_dim + values * value_dim)], the taps of the oldest token first.
+        bias, rate: [values], what decays are made of.
+        norm: [value_dim], the weight of the norm of each head; None = it is a state space (Mamba-2, arXiv 2405.21060).
+        skip: [values], of a state space: how much of its values each head adds to what it gives.
+        taps_bias: a bias of the convolution, as long as a token's inputs.
+        times: what a delta rule's rates of change are multiplied by; 2 lets a state's eigenvalues be negative (arXiv
+            2411.12537).
+        eps: of the norm; None = the model's.
+    """
+
+    layer: int
+    taps: str
+    bias: str
+    rate: str
+    norm: str | None = None
+    skip: str | None = None
+    taps_bias: str | None = None
+    times: float = 1.0
+    eps: float | None = None
+
+    @property
+    def vectors(self) -> dict[str, str]:
+        """The names of what it reads, by what native operators call them."""
+        found = {"w": self.taps, "bias": self.bias, "rate": self.rate, "norm": self.norm, "up": self.skip,
+                 "upbias": self.taps_bias}  # fmt: skip
+        return {key: name for key, name in found.items() if name is not None}
+
+
+@dataclass(frozen=True)
+class LayerEmbedding:
+    """A layer's own embedding of each token (per-layer embeddings of Gemma 3n and 4).
+
+    Attributes:
+        table: of all layers, [vocab, layers * width].
+        layer: whose columns are read.
+        layers: of the model.
+        width: numbers of a token in one layer.
+        scale: what they are multiplied by.
+    """
+
+    table: str
+    layer: int
+    layers: int
+    width: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class ExpertsRule:
+    """A mixture of experts (arXiv 1701.06538): each row goes to the likeliest few; sizes are ``facts.experts``.
+
+    Attributes:
+        router: [experts, hidden].
+        gate, up: [experts * inner, hidden], one expert's rows behind the other's.
+        down: [experts * hidden, inner].
+        normed: the probabilities of a row's experts are divided by their sum.
+        scale: what the weighted sum is multiplied by.
+        always: so many of the last experts get every row, by the sigmoid of their score, neither normed nor scaled.
+        sigmoid: probabilities are sigmoids of scores instead of their softmax.
+        bias: [experts - always], added to probabilities when the best are chosen; not to weights.
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+    normed: bool
+    scale: float
+    always: int = 0
+    sigmoid: bool = False
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class LogitsRule:
+    """What becomes of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
+
+    scale: float = 1.0
+    cap: float = 0.0
