@@ -10,6 +10,7 @@
 #include "pass.h"
 #include "team.h"
 #include "values.h"
+#include "visible.h"
 
 namespace edgespec {
 namespace {
@@ -243,8 +244,6 @@ CustomOp make_decoder() {
 
 }  // namespace
 }  // namespace edgespec
-
-#define EDGESPEC_EXPORT extern "C" __attribute__((visibility("default")))
 
 EDGESPEC_EXPORT edgespec::abi::Status* RegisterCustomOps(edgespec::abi::SessionOptions* options,
                                                          const edgespec::abi::ApiBase* base) {

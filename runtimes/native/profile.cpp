@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "pass.h"
+#include "visible.h"
 
 namespace edgespec {
 namespace {
@@ -89,8 +90,6 @@ int Pass::open(int members) {
 }
 
 }  // namespace edgespec
-
-#define EDGESPEC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Counts passes from now on, from nothing, or stops counting.
 EDGESPEC_EXPORT void edgespec_profile(int on) {

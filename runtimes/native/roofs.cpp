@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "visible.h"
 
 namespace {
 
@@ -57,8 +58,6 @@ double best_rate(int threads, int repeats, Function work) {
 }
 
 }  // namespace
-
-#define EDGESPEC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // GB/s of the best of `repeats` reads of `bytes` by `threads` threads of `streams` streams each.
 EDGESPEC_EXPORT double edgespec_read_bandwidth(size_t bytes, int threads, int streams, int repeats) {

@@ -56,7 +56,7 @@ def test_the_table_of_folders_has_every_package() -> None:
 
 @pytest.mark.parametrize("page", NAMES)
 def test_python_names(page: str) -> None:
-    for dotted in re.findall(r"\bedgespec(?:\.\w+)+", "\n".join([*inline(page), *blocks(page, "python")])):
+    for dotted in re.findall(r"(?<!/)\bedgespec(?:\.\w+)+", "\n".join([*inline(page), *blocks(page, "python")])):
         if not dotted.endswith(".json") and f"{dotted.replace('.', '/')}.py" not in MADE:
             resolve(dotted)
     for code in [*inline(page), *blocks(page, "python")]:
