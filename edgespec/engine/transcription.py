@@ -1,0 +1,348 @@
+"""From features of sound to a transcript: windows of 30 s, one after the other, as Whisper was made to be used.
+
+A window is written with the text before it as a prompt; the next one begins where its last whole segment ends.  A text
+that is too unlikely or repeats itself is written again at a higher temperature; a window in which nobody speaks is left
+out.  The steps and their thresholds are those of OpenAI's reference (github.com/openai/whisper, transcribe.py), and
+with one temperature the texts are those of transformers' sequential long-form ``generate``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.loop import Round
+from edgespec.decoding.sampling import SamplingParams, log_softmax_at
+from edgespec.decoding.speech_rules import SpeechRules
+from edgespec.engine.transcript import Segment, Transcript
+from edgespec.errors import InvalidRequest, unknown_name
+from edgespec.runtimes.files.speech import SpeechPart, Task
+
+FRAME = 0.01  # seconds
+STEP = 0.02  # seconds between two tokens of times
+FRESH = 0.5  # temperature above which a window's text is no prompt for the next: it may have gone astray
+
+Features = NDArray[np.float32]
+
+
+class Listener(Protocol):
+    """A model that hears, and its text.
+
+    Attributes:
+        speech: what the bundle says of it.
+        vocab: logits of a row.
+        context: most tokens of prompt and text together.
+        eos: tokens that end a text; the lowest one stands behind all words.
+    """
+
+    speech: SpeechPart
+    vocab: int
+    context: int
+    eos: frozenset[int]
+
+    def hear(self, window: Features) -> None:
+        """Take in a window, float32 [frames, bins]; what is asked next is about it."""
+
+    def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """float32 [vocab]: the logits of the token after ``tokens``."""
+
+    def write(self, tokens: Sequence[int], sampling: SamplingParams, most: int) -> Iterator[Round]:
+        """Go on behind ``tokens`` with ``most`` tokens at most; rounds have log-probabilities."""
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, without special ones."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without special ones."""
+
+
+@dataclass(frozen=True)
+class TranscriptionSettings:
+    """What a transcription may set.
+
+    Attributes:
+        language: a code such as ``en``; None = it is detected in the first window.
+        task: transcribe, or translate into English.
+        timestamps: whether the text has times; without them a segment is a window.
+        prompt: text in front of the first window: names and words to expect, a style.
+        previous_text: whether each window gets the text before it as a prompt.
+        temperatures: tried in turn, until a text is likely enough.
+        most_compression: a text that zlib makes smaller by more than this repeats itself; None = any.
+        least_logprob: mean log-probability of a window's tokens, below which it is written again; None = any.
+        most_silence: probability that nobody speaks, beyond which an unlikely window is left out; None = never.
+
+    Raises:
+        InvalidRequest: an unknown task, or no temperatures.
+    """
+
+    language: str | None = None
+    task: Task = "transcribe"
+    timestamps: bool = True
+    prompt: str | None = None
+    previous_text: bool = True
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    most_compression: float | None = 2.4
+    least_logprob: float | None = -1.0
+    most_silence: float | None = 0.6
+
+    def __post_init__(self) -> None:
+        if self.task not in ("transcribe", "translate"):
+            raise unknown_name("task", self.task, ("transcribe", "translate"))
+        if not self.temperatures:
+            raise InvalidRequest("temperatures is empty: expected one or several", "as in (0.0, 0.2, 0.4)")
+
+    def changed(self, **changes: Any) -> TranscriptionSettings:
+        """Copy with changes on top.
+
+        Raises:
+            InvalidRequest: an unknown name, or a value outside its range.
+        """
+        known = {one.name for one in fields(self)}
+        if unknown := [name for name in changes if name not in known]:
+            raise unknown_name("setting", unknown[0], known)
+        return replace(self, **changes)
+
+
+@dataclass
+class Written:
+    """A window's text."""
+
+    tokens: list[int] = field(default_factory=list)  # without the one that ended it
+    logprobs: list[float] = field(default_factory=list)  # of all, that one too
+    temperature: float = 0.0
+    no_speech: float | None = None
+    text: str = ""
+
+    @property
+    def avg_logprob(self) -> float:
+        """Mean log-probability of the tokens."""
+        return sum(self.logprobs) / max(1, len(self.logprobs))
+
+    @property
+    def compression(self) -> float:
+        """Bytes of the text over bytes that zlib makes of them."""
+        text = self.text.encode()
+        return len(text) / len(zlib.compress(text))
+
+
+class Transcription:
+    """A running transcription: iterate for segments as they come; ``transcript`` has those that came.
+
+    Args:
+        listener: the model.
+        features: float32 [frames, bins] of the whole recording.
+        frames: how many of them are of the recording; behind them is silence that fills up the first window.
+        settings: what is asked for.
+        sampling: what else decides how tokens are chosen; temperature and constraint are set here.
+        on_text: called with the text of the window at hand as it grows, from its beginning; it may begin anew.
+
+    Raises:
+        InvalidRequest: a language or a task that the model does not know, a prompt without room for one.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        features: Features,
+        frames: int,
+        settings: TranscriptionSettings,
+        sampling: SamplingParams | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self._listener, self._features, self._frames = listener, features, frames
+        self._settings, self._sampling, self._on_text = settings, sampling or SamplingParams(), on_text
+        self._speech = speech = listener.speech
+        self.segments: list[Segment] = []
+        self.language = _language(speech, settings)
+        self.language_probability: float | None = None
+        if settings.task == "translate" and "translate" not in speech.tasks:
+            raise InvalidRequest("this model does not translate", "use one that knows several languages")
+        self._before: list[int] = []  # tokens of what was said before, or of the prompt
+        if settings.prompt and settings.prompt.strip():
+            if speech.previous is None:
+                raise InvalidRequest("this model takes no prompt: it has no token that stands before one")
+            self._before = listener.encode(" " + settings.prompt.strip())
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[Segment]:
+        return self._pieces
+
+    def close(self) -> None:
+        """End it now."""
+        self._pieces.close()
+
+    @property
+    def transcript(self) -> Transcript:
+        """What was heard so far."""
+        return Transcript(
+            list(self.segments), self.language, self._settings.task, self._frames * FRAME, self.language_probability
+        )
+
+    def _run(self) -> Generator[Segment, None, None]:
+        speech, seek = self._speech, 0
+        while seek < self._frames:
+            held = min(speech.frames, self._frames - seek)
+            self._listener.hear(self._window(seek, held))
+            if self.language is None and speech.languages:
+                self.language, self.language_probability = self._detect()
+            written = self._write()
+            if self._silent(written):
+                seek += held
+                continue
+            segments, moved = self._cut(written, seek, held)
+            said = [token for segment in segments for token in segment.tokens]
+            fresh = not self._settings.previous_text or written.temperature > FRESH
+            self._before = [] if fresh else self._before + said
+            for segment in segments:
+                if segment.start < segment.end and segment.text.strip():
+                    self.segments.append(segment)
+                    yield segment
+            seek += moved
+
+    def _window(self, seek: int, held: int) -> Features:
+        """Return the features [frames, bins] from ``seek`` on; only a first window has silence behind its sound."""
+        frames = self._speech.frames
+        window = self._features[seek : seek + (frames if seek == 0 else held)]
+        return np.pad(window, ((0, frames - len(window)), (0, 0))) if len(window) < frames else window
+
+    def _detect(self) -> tuple[str, float]:
+        """Say which language is spoken in the window, and how likely that is among those that the model knows."""
+        row = self._listener.row([self._speech.start])
+        codes = list(self._speech.languages)
+        scores = row[[self._speech.languages[code] for code in codes]].astype(np.float64)
+        best = int(scores.argmax())
+        return codes[best], float(1 / np.exp(scores - scores[best]).sum())
+
+    def _prompt(self) -> tuple[list[int], int]:
+        """Return the tokens that the window's text stands behind, and where in them the model begins to hear."""
+        speech, settings = self._speech, self._settings
+        begin = [speech.start]
+        if self.language is not None and speech.languages:
+            begin.append(speech.languages[self.language])
+        if settings.task in speech.tasks:
+            begin.append(speech.tasks[settings.task])
+        if not settings.timestamps:
+            begin.append(speech.no_timestamps)
+        before: list[int] = []
+        if self._before and speech.previous is not None:
+            before = [speech.previous, *self._before[-(self._listener.context // 2 - 1) :]]
+        return before + begin, len(before)
+
+    def _write(self) -> Written:
+        """Write the window's text, at higher temperatures where it did not go well."""
+        settings, (prompt, start) = self._settings, self._prompt()
+        no_speech = None
+        if settings.most_silence is not None and self._speech.no_speech is not None:
+            row = self._listener.row(prompt[: start + 1])
+            no_speech = float(np.exp(log_softmax_at(row, self._speech.no_speech)))
+        for temperature in settings.temperatures:
+            written = self._attempt(prompt, temperature)
+            written.no_speech = no_speech
+            if not self._astray(written):
+                break
+        return written
+
+    def _attempt(self, prompt: list[int], temperature: float) -> Written:
+        listener, speech = self._listener, self._speech
+        rules = SpeechRules(
+            vocab=listener.vocab,
+            prompt=len(prompt),
+            eos=min(listener.eos),
+            first_time=speech.first_time,
+            timestamps=self._settings.timestamps,
+            no_timestamps=speech.no_timestamps,
+            suppressed=tuple(speech.suppressed),
+            suppressed_first=tuple(speech.suppressed_first),
+            latest_first=speech.latest_first,
+        )
+        sampling = replace(self._sampling, temperature=temperature, constraint=rules)
+        written = Written(temperature=temperature)
+        for made in listener.write(prompt, sampling, listener.context - len(prompt)):
+            written.tokens += made.tokens
+            written.logprobs += made.logprobs or []
+            if self._on_text is not None:
+                self._on_text(self._text(written.tokens))
+        if written.tokens and written.tokens[-1] in listener.eos:
+            written.tokens.pop()
+        written.text = self._text(written.tokens)
+        return written
+
+    def _astray(self, written: Written) -> bool:
+        """Whether a text is to be written again."""
+        settings = self._settings
+        unlikely = settings.least_logprob is not None and written.avg_logprob < settings.least_logprob
+        if unlikely and self._quiet(written):
+            return False
+        repeats = settings.most_compression is not None and written.compression > settings.most_compression
+        return unlikely or repeats
+
+    def _quiet(self, written: Written) -> bool:
+        most = self._settings.most_silence
+        return most is not None and written.no_speech is not None and written.no_speech > most
+
+    def _silent(self, written: Written) -> bool:
+        """Whether nobody speaks in the window."""
+        least = self._settings.least_logprob
+        return self._quiet(written) and not (least is not None and written.avg_logprob > least)
+
+    def _cut(self, written: Written, seek: int, held: int) -> tuple[list[Segment], int]:
+        """Cut a window's text, of ``held`` frames from ``seek`` on, into segments; gives how many frames are done.
+
+        Where one segment ends and another begins stand two times.  A text that ends with a single one says that nothing
+        is said behind it; else what stands behind the last two is heard again with the next window.
+        """
+        first, tokens = self._speech.first_time, written.tokens
+        if not self._settings.timestamps:
+            return [self._segment(written, tokens, seek, 0.0, held * FRAME)], held
+        times = [token >= first for token in tokens]
+        pairs = [at for at in range(1, len(tokens)) if times[at - 1] and times[at]]
+        if not pairs:
+            last = next((token - first for token in reversed(tokens) if token > first), None)
+            length = held * FRAME if last is None else last * STEP
+            return [self._segment(written, tokens, seek, 0.0, length)], held
+        single = times[-2:] == [False, True]
+        ends = [*pairs, len(tokens)] if single else pairs
+        segments = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            part = tokens[begin:end]
+            segments.append(self._segment(written, part, seek, (part[0] - first) * STEP, (part[-1] - first) * STEP))
+        moved = round((tokens[ends[-1] - 1] - first) * STEP / FRAME)
+        return segments, held if single or moved <= 0 else min(held, moved)
+
+    def _segment(self, written: Written, tokens: list[int], seek: int, start: float, end: float) -> Segment:
+        at = seek * FRAME
+        return Segment(
+            start=at + start,
+            end=at + end,
+            text=self._text(tokens),
+            tokens=tokens,
+            seek=seek,
+            temperature=written.temperature,
+            avg_logprob=written.avg_logprob,
+            compression_ratio=written.compression,
+            no_speech_prob=written.no_speech,
+        )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        end = min(self._listener.eos)  # special tokens and times are behind it
+        return self._listener.decode([token for token in tokens if token < end])
+
+
+def _language(speech: SpeechPart, settings: TranscriptionSettings) -> str | None:
+    """Return the language that was asked for; None = it is to be detected.
+
+    Raises:
+        InvalidRequest: one that the model does not know.
+    """
+    if not speech.languages:
+        if settings.language not in (None, "en"):
+            raise InvalidRequest(f"this model knows English alone, not {settings.language!r}")
+        return "en"
+    if settings.language is not None and settings.language not in speech.languages:
+        raise unknown_name("language", settings.language, speech.languages)
+    return settings.language
