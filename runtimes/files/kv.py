@@ -99,6 +99,11 @@ ATTENTION: dict[Attention, KvFormat] = {
 """What ``--attention`` means.  Only the first three need nothing learnt at export."""
 
 
+def memory_format(kv: KvFormat) -> KvFormat:
+    """How keys and values of a memory are kept, beside a cache of these formats: of four bits nothing was learnt."""
+    return KvFormat(kv.keys if kv.keys in ("f32", "f16") else "int8", kv.values)
+
+
 def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
     """Of what a format's codes were learnt with, [layers, kv_heads, ...]: int4 scale and zero point of each channel,
     [2, dim]; nomad centroids, [dim / d_sub, d_sub, 16].  Channels beyond head_dim are zeros."""

@@ -46,7 +46,7 @@ void Pass::plan_queries(const Step& s) {
 
 // Groups of rows, and how many splits the one that sees most takes; each group counts them from its own first.
 void Pass::plan_attention(const Step& s) {
-  const int64_t* slots = plan(2);
+  const int64_t* slots = s.memory ? in_.sources : plan(2);
   const int most = std::max(1, kGroupQueries / (s.heads / s.kv));
   groups_.clear();
   path_.assign(in_.rows, -1);
@@ -55,7 +55,7 @@ void Pass::plan_attention(const Step& s) {
       groups_.push_back({static_cast<int>(slots[r]), r, 0, INT64_MAX, 0, 0, INT64_MAX, INT64_MAX, {}, {}});
     Group& group = groups_.back();
     ++group.count;
-    const Visible& v = scratch_.visible[r];
+    const Visible& v = seen(s, r);
     group.begin = std::min(group.begin, first_seen(v, s.window));
     group.end = std::max(group.end, v.end());
     group.open = std::max(group.open, v.oldest(s.window));
@@ -69,8 +69,8 @@ void Pass::plan_attention(const Step& s) {
     splits_ = std::max(splits_, static_cast<int>((group.end + kSplit - 1) / kSplit - group.begin / kSplit));
   item_heads_ = splits_ >= kManySplits ? s.kv : 1;
   // for the whole cache at once: memory that is given back piece by piece, as the text grows, stays in malloc's hands;
-  // of a pool, where each slot could have the longest text but few do, in steps
-  size_t most_splits = in_.layout.table ? 1 : (capacity_ + kSplit - 1) / kSplit;
+  // of a pool and of memories, where each could have the longest text but few do, in steps
+  size_t most_splits = in_.layout.table || s.memory ? 1 : (capacity_ + kSplit - 1) / kSplit;
   while (most_splits < static_cast<size_t>(splits_)) most_splits *= 2;
   scratch_.partial.get(size_t(in_.rows) * s.heads * most_splits * partial_stride(dim_) * 4);
 }
@@ -95,7 +95,7 @@ void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
   std::memcpy(f, q, size_t(dim_) * 4);
   Query& query = queries_[at];
   query = {f, bytes, 1.f, 0.f, 0, lut};
-  const KvFormat format = key_format();
+  const KvFormat format = key_format(s);
   const float* table =
       in_.tables.of[format] ? in_.tables.at(format, in_.layout, s.layer, head / (s.heads / s.kv)) : nullptr;
   if (format == kKvInt8) {
@@ -123,7 +123,7 @@ void Pass::attend(const Step& s, int chunk) {
   const int queries = group.count * each;
   const int64_t last = std::max(first, (end + kKvBlock - 1) / kKvBlock), whole = std::clamp(group.tail, first, last);
   const int blocks = static_cast<int>(whole - first);
-  const Cache kv = cache(group.slot);
+  const Cache kv = cache(s, group.slot);
   for (int head = first_head; head < first_head + heads; ++head) {
     float* part = partial(s, group, head, split);
     float* largest = part + size_t(queries) * dim_;
@@ -160,14 +160,15 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
                         int there, int first, int queries, ptrdiff_t ahead, const Tail* tail) const {
   const int tokens = round_up(there, 32);
   const int64_t token = block * kKvBlock;
-  const KvFormat format = key_format();
+  const KvFormat format = key_format(s);
   const Query* wanted = queries_ + query_at(s, head, group.first) + first;
   alignas(64) float scores[kMaxQueries][kKvBlock];
-  k_.score(format, in_.read_codes ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
+  k_.score(format, read_codes(s) ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
            tokens / kTile, wanted, queries, scores[0], kKvBlock, ahead);
-  if (reads_recent()) recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
+  if (reads_recent(s)) recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   for (int i = 0; i < queries && s.cap > 0; ++i) k_.softcap(scores[i], tokens, s.cap);
   if (token < group.open || token + tokens > group.shut) hide(s, group, first, queries, token, tokens, tail, scores[0]);
+  if (s.relative >= 0) relate(s, group, head, first, queries, token, tokens, scores[0]);
   const int all = group.count * (s.heads / s.kv);
   float* part = partial(s, group, head, split);
   float *values = part + size_t(first) * dim_, *largest = part + size_t(all) * dim_ + first, *sum = largest + all;
@@ -190,7 +191,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
   if (tail)
     weigh_tail(s, group, kv, head, block, there, first, queries, *tail, scores[0], values);
   else
-    k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, there, scores[0], kKvBlock, queries, values,
+    k_.weigh(layout(s).values, kv.values(block, s.layer, head), dim_, 0, there, scores[0], kKvBlock, queries, values,
              ahead);
 }
 
@@ -200,7 +201,7 @@ void Pass::hide(const Step& s, const Group& group, int first, int queries, int64
   const int each = s.heads / s.kv;
   const size_t columns = group.tiles.size() * kTile;
   for (int i = 0; i < queries; ++i) {
-    const Visible& v = scratch_.visible[group.first + (first + i) / each];
+    const Visible& v = seen(s, group.first + (first + i) / each);
     const int64_t oldest = v.oldest(s.window);
     const int low = static_cast<int>(std::clamp<int64_t>(oldest - from, 0, tokens));
     const int high = static_cast<int>(std::clamp<int64_t>(v.high - from, low, tokens));
@@ -214,6 +215,21 @@ void Pass::hide(const Step& s, const Group& group, int first, int queries, int64
       const bool recent = token < in_.layout.sinks || token > v.position - in_.layout.window;
       row[token - from] = (tail->exact && recent ? tail->exact : tail->scores)[(first + i) * columns + seen.column];
     }
+  }
+}
+
+// Adds to scores of tokens [from, from + tokens) what their distance from each row gives at this KV head's heads.
+void Pass::relate(const Step& s, const Group& group, int kv_head, int first, int queries, int64_t from, int tokens,
+                  float* scores) const {
+  const int each = s.heads / s.kv;
+  for (int i = 0; i < queries; ++i, scores += kKvBlock) {
+    const float* line = vector(s.relative) + size_t(kv_head * each + (first + i) % each) * s.n;
+    const int64_t start = from - scratch_.visible[group.first + (first + i) / each].position + s.at;  // of token `from`
+    const int low = static_cast<int>(std::clamp<int64_t>(-start, 0, tokens));
+    const int high = static_cast<int>(std::clamp<int64_t>(s.n - start, low, tokens));
+    for (int t = 0; t < low; ++t) scores[t] += line[0];
+    if (low < high) k_.add(scores + low, line + start + low, high - low);
+    for (int t = high; t < tokens; ++t) scores[t] += line[s.n - 1];
   }
 }
 

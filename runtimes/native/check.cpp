@@ -44,6 +44,7 @@ void Pass::check() const {
     }
   }
   if (program_.state_matrix) check_states();
+  check_sources();
   for (int r = 0; r < in_.heads; ++r)
     if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
   for (int m = 0; m < in_.move_count; ++m) {
@@ -72,12 +73,12 @@ void Pass::check() const {
       fail("packed weights must be aligned to 64 bytes");
   }
   program_.each(in_.gates, [&](const Step& s) {
+    if (s.positions >= 0 && static_cast<size_t>(last) >= in_.weights[s.positions].bytes / (size_t(s.k) * 4))
+      fail("position " + std::to_string(last) + " is beyond the table of positions");
     if (s.op == Op::kEmbed || s.op == Op::kBlend) {
       for (int r = 0; r < in_.rows; ++r)
         if (tokens[r] < 0 || tokens[r] >= s.n)
           fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
-      if (s.positions >= 0 && static_cast<size_t>(last) >= in_.weights[s.positions].bytes / (size_t(s.k) * 4))
-        fail("position " + std::to_string(last) + " is beyond the table of positions");
     } else if (s.op == Op::kLoad) {
       if (in_.hidden_rows != in_.rows || in_.hidden_width != program_.given)
         fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
@@ -88,6 +89,22 @@ void Pass::check() const {
         fail("position " + std::to_string(last) + " is beyond the table of angles");
     }
   });
+}
+
+// Memories that rows see or fill must be there, and so many rows of them.
+void Pass::check_sources() const {
+  if (!active_.sees_memory && !active_.fills_memory) return;
+  if (active_.sees_memory && active_.fills_memory) fail("a pass that fills memories cannot read them");
+  const int64_t room = in_.memory_layout.capacity(in_.memory_bytes);
+  const int64_t least = active_.fills_memory ? 0 : 1, most = active_.fills_memory ? room - 1 : room;
+  for (int r = 0; r < in_.rows; ++r) {
+    const int64_t number = in_.sources[r], rows = in_.sources[in_.rows + r];
+    if (number < 0 || number >= in_.memories) fail("memory " + std::to_string(number) + " does not exist");
+    if (rows < least || rows > most)
+      fail("row " + std::to_string(r) + (active_.fills_memory ? " goes to place " : " sees ") + std::to_string(rows) +
+           (active_.fills_memory ? " of" : " rows of") + " a memory of " + std::to_string(room) + ": expected " +
+           std::to_string(least) + " to " + std::to_string(most));
+  }
 }
 
 // Blocks of tokens [first, end) must lie in the pool.
@@ -122,6 +139,9 @@ void Pass::see() {
     end = std::max({r && slots[r] == slots[r - 1] ? end : 0, v.end(), places[r] + 1});
     if (active_.attends && (r + 1 == in_.rows || slots[r + 1] != slots[r])) check_blocks(slots[r], 0, end);
   }
+  auto& of_memory = scratch_.of_memory;
+  of_memory.resize(active_.sees_memory ? in_.rows : 0);
+  for (size_t r = 0; r < of_memory.size(); ++r) of_memory[r].high = in_.sources[in_.rows + r];
 }
 
 void Pass::apply_moves() const {

@@ -18,7 +18,8 @@ namespace {
 using namespace abi;
 
 constexpr int kMembers = 64;     // threads of the pool that may take part in a pass
-constexpr int kFixedInputs = 8;  // before the weights
+constexpr int kFixedInputs = 8;  // before those of memories and the weights
+constexpr int kMemoryInputs = 2;
 constexpr int kControls = 8;
 constexpr int64_t kMostNumbers = 1 << 30;  // of an input that is counted by int
 constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent keys, in tokens
@@ -29,12 +30,15 @@ constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent ke
 //   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read
 //   codes + 2 x blocks of each slot's table, window, sinks, ring), tables float [..] (what the keys' format, then the
 //   codes' format was learnt with; cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded),
-//   then the weights.
+//   then, of a program that reads memories, memory uint8 [M, bytes] (keys and values of cross-attention, filled by
+//   passes of their own) and sources int64 [2, T] (the memory of each row, and how many rows of it are seen or, as it
+//   is filled, which one this is), then the weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
 //   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
 //   gates; W: columns of the stores that they leave on).
 struct Decoder {
   Program program;
+  int inputs() const { return kFixedInputs + (program.memory.count ? kMemoryInputs : 0); }  // before the weights
   bool constant = false;  // the weights are initializers: where they lie need be asked only once
   std::once_flag asked;
   std::vector<Tensor> weights;
@@ -61,18 +65,32 @@ KvFormat format(int64_t number) {
   return static_cast<KvFormat>(number);
 }
 
-std::vector<Tensor> weights(KernelContext* context) {
+// Weights are the inputs from `first` on.
+std::vector<Tensor> weights(KernelContext* context, size_t first) {
   size_t inputs = 0;
   check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
-  std::vector<Tensor> found(std::max(inputs, size_t(kFixedInputs)) - kFixedInputs);
+  std::vector<Tensor> found(std::max(inputs, first) - first);
   for (size_t i = 0; i < found.size(); ++i) {
-    const View v = input(context, kFixedInputs + i);
+    const View v = input(context, first + i);
     if (v.type != kFloat && v.type != kUint8 && v.type != kInt8)  // others are not as long as their count says
       throw std::invalid_argument("edgespec: a weight of type " + std::to_string(v.type));
     if (reinterpret_cast<uintptr_t>(v.data) & 3) throw std::invalid_argument("edgespec: a weight that is not aligned");
     found[i] = {v.data, v.bytes()};
   }
   return found;
+}
+
+void read_memories(KernelContext* context, PassInputs& in) {
+  const View memory = input(context, kFixedInputs), sources = input(context, kFixedInputs + 1);
+  if (memory.type != kUint8 || memory.dims.size() != 2 || memory.dims[0] > kMostNumbers ||
+      reinterpret_cast<uintptr_t>(memory.data) & 7 || (memory.dims[0] > 1 && memory.dims[1] & 7))
+    throw std::invalid_argument("edgespec: expected memories uint8 [M, bytes] aligned to 8 bytes");
+  if (sources.type != kInt64 || sources.dims != std::vector<int64_t>{2, in.rows})
+    throw std::invalid_argument("edgespec: expected sources int64 [2, T]");
+  in.memory = static_cast<uint8_t*>(memory.data);
+  in.memories = static_cast<int>(memory.dims[0]);
+  in.memory_bytes = static_cast<size_t>(memory.dims[1]);
+  in.sources = static_cast<const int64_t*>(sources.data);
 }
 
 void run(Decoder& decoder, KernelContext* context) {
@@ -135,11 +153,13 @@ void run(Decoder& decoder, KernelContext* context) {
       (layout.ring && layout.ring < layout.window))
     throw std::invalid_argument(
         "edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
+  in.memory_layout = program.memory_layout(layout);
+  if (program.memory.count) read_memories(context, in);
   if (decoder.constant) {
-    std::call_once(decoder.asked, [&] { decoder.weights = weights(context); });
+    std::call_once(decoder.asked, [&] { decoder.weights = weights(context, decoder.inputs()); });
     in.weights = decoder.weights;
   } else {
-    in.weights = weights(context);
+    in.weights = weights(context, decoder.inputs());
   }
   if (in.weights.size() < static_cast<size_t>(program.weights))
     throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +

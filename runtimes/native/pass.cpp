@@ -132,7 +132,7 @@ int Pass::open_own(const Step& s, int members) {
   switch (s.op) {
     case Op::kExperts: return open_experts(s, members);
     case Op::kDelta: return open_delta(s);
-    case Op::kHeads: plan_queries(s); return s.heads + (s.shared ? 0 : s.kv);
+    case Op::kHeads: plan_queries(s); return (s.fills() ? 0 : s.heads) + (s.shared ? 0 : s.kv);
     case Op::kAttend:
       plan_attention(s);
       return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
@@ -176,6 +176,10 @@ void Pass::embed(const Step& s, int row) {
   if (s.scale != 1)
     for (int i = 0; i < s.k; ++i) out[i] *= s.scale;
   if (s.positions >= 0) k_.add(out, vector(s.positions) + size_t(plan(1)[row]) * s.k, s.k);
+}
+
+void Pass::place(const Step& s, int row) {
+  k_.add(floats(s.x) + size_t(row) * s.k, vector(s.positions) + size_t(plan(1)[row]) * s.k, s.k);
 }
 
 // A row x [k] as the step's norm leaves it, y [k].
@@ -222,14 +226,16 @@ void Pass::copy_head(int id, int heads, int head, int dim, int group, float* y) 
 }
 
 void Pass::heads(const Step& s, int chunk) {
-  const int head = s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv;  // keys first: they take longer
+  const int queries = s.fills() ? 0 : s.heads;
+  const int head = s.shared ? chunk : chunk < s.kv ? queries + chunk : chunk - s.kv;  // keys first: they take longer
   const int dim = dim_, each = dim / kTile, rows = in_.rows;
   const bool given = s.qx >= 0;                              // projected by steps before
-  const bool is_query = head < s.heads, is_key = !is_query;  // values come with their keys
-  const int kv_head = head - s.heads;
+  const bool is_query = head < queries, is_key = !is_query;  // values come with their keys
+  const int kv_head = head - queries;
   alignas(64) float y[kRowGroup][kMaxHeadDim], v[kRowGroup][kMaxHeadDim];
   const float* bias = given ? nullptr : vector(s.bias);
-  const int64_t *positions = plan(1), *slots = plan(2), *places = plan(5);
+  const int64_t *positions = plan(1), *slots = s.memory ? in_.sources : plan(2),
+                *places = s.memory ? in_.sources + in_.rows : plan(5);
   for (int group = 0; group * kRowGroup < rows; ++group) {
     const int n = rows_in_group(rows, group);
     if (given) {
@@ -261,7 +267,7 @@ void Pass::heads(const Step& s, int chunk) {
         k_.scale(y[i], dim, s.growth < 0 ? s.scale : s.scale * vector(s.growth)[positions[row]]);
         prepare_query(s, row, head, y[i]);
       } else {
-        cache(static_cast<int>(slots[row])).append(k_, in_.tables, s.layer, kv_head, places[row], y[i], v[i]);
+        cache(s, static_cast<int>(slots[row])).append(k_, in_.tables, s.layer, kv_head, places[row], y[i], v[i]);
       }
     }
   }

@@ -38,6 +38,12 @@ struct PassInputs {
   int slots = 0;
   size_t kv_bytes = 0;
   KvLayout layout;
+  uint8_t* memory = nullptr;  // [memories][memory_bytes]
+  int memories = 0;
+  size_t memory_bytes = 0;
+  KvLayout memory_layout;
+  // [2][rows]: the memory of each row, then how many rows of it are seen or, where it is filled, which one this is.
+  const int64_t* sources = nullptr;
   bool read_codes = false;
   int top = 0;  // 0: all logits, else the best `top` of each row
   std::vector<Tensor> weights;
@@ -91,7 +97,7 @@ struct Scratch {
   std::vector<Memory> floats, acts;
   Memory expert_in, expert_mid, expert_acts, expert_out;
   Memory mixed, queries, query_floats, query_bytes, query_tables, partial, found_ids, found_values;
-  std::vector<Visible> visible;
+  std::vector<Visible> visible, of_memory;  // what each row sees of its cache, and of its memory
 };
 
 class Pass {
@@ -104,7 +110,7 @@ class Pass {
   void run(int chunk);
 
  private:
-  struct Group {  // rows of one slot, or of one part of it, that attention takes together
+  struct Group {  // rows of one slot or memory, or of one part of it, that attention takes together
     int slot, first, count;
     int64_t begin, end;          // tokens that any of them may see
     int64_t open, shut;          // tokens that all of them see where they belong
@@ -138,6 +144,7 @@ class Pass {
 
   void check() const;
   void check_states() const;
+  void check_sources() const;
   void check_blocks(int64_t slot, int64_t first, int64_t end) const;
   int next_phase(int members);
   void count_phase();
@@ -166,6 +173,13 @@ class Pass {
                                 table(slot), layout)
                         : Cache(in_.kv + size_t(slot) * in_.kv_bytes, layout);
   }
+  // Keys and values that a step reads or writes.
+  const KvLayout& layout(const Step& s) const { return s.memory ? in_.memory_layout : in_.layout; }
+  Cache cache(const Step& s, int number) const {
+    return s.memory ? Cache(in_.memory + size_t(number) * in_.memory_bytes, in_.memory_layout) : cache(number);
+  }
+  bool read_codes(const Step& s) const { return in_.read_codes && !s.memory; }
+  const Visible& seen(const Step& s, int row) const { return (s.memory ? scratch_.of_memory : scratch_.visible)[row]; }
   const int32_t* table(int64_t slot) const {
     return reinterpret_cast<const int32_t*>(in_.kv + slot * in_.layout.slot_bytes() + in_.layout.header_bytes());
   }
@@ -194,9 +208,13 @@ class Pass {
   void finish_logits(const Step& s, int tile, int columns, float* y) const;
   void best(const Step& s, int chunk);
   void merge_best(const Step& s);
-  KvFormat key_format() const { return in_.read_codes ? in_.layout.codes : in_.layout.keys; }  // that attention reads
+  KvFormat key_format(const Step& s) const {  // that attention reads
+    return read_codes(s) ? in_.layout.codes : layout(s).keys;
+  }
   // Whether it reads the newest and the first keys exactly; only drafts may have a window.
-  bool reads_recent() const { return in_.layout.ring && in_.layout.window && is_coded(key_format()); }
+  bool reads_recent(const Step& s) const {
+    return !s.memory && in_.layout.ring && in_.layout.window && is_coded(key_format(s));
+  }
   void plan_queries(const Step& s);
   void plan_attention(const Step& s);
   void find_tail(Group& group);
@@ -208,6 +226,8 @@ class Pass {
   float* partial(const Step& s, const Group& group, int kv_head, int split) const;
   void merge(const Step& s, int chunk);
   void prepare_query(const Step& s, int row, int head, const float* q);
+  void relate(const Step& s, const Group& group, int kv_head, int first, int queries, int64_t from, int tokens,
+              float* scores) const;
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
                      int queries, float* scores) const;
   void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens, const Tail* tail,

@@ -73,7 +73,7 @@ void Pass::count_phase() {
     case Op::kAttend:
       for (const Group& group : groups_) {
         const double tokens = static_cast<double>(group.end - group.begin);
-        watch_.counted(kAttentionPart, tokens * s.kv * static_cast<double>(in_.layout.head_bytes(s.layer)) / kKvBlock,
+        watch_.counted(kAttentionPart, tokens * s.kv * static_cast<double>(layout(s).head_bytes(s.layer)) / kKvBlock,
                        tokens * group.count * s.heads * dim_ * 2);
       }
       return;

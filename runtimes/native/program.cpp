@@ -8,6 +8,30 @@ namespace edgespec {
 
 using program_text::fail;
 
+const char* KvLayers::add(int layer, int kv, int head_dim) {
+  if (heads && heads != kv) return "layers with different numbers of KV heads";
+  heads = kv;
+  dim = std::max(dim, head_dim);
+  count = std::max(count, layer + 1);
+  dims.resize(count);
+  if (dims[layer] && dims[layer] != head_dim) return "another size of heads";
+  dims[layer] = head_dim;
+  return nullptr;
+}
+
+void KvLayers::describe(KvLayout& layout) const {
+  layout.layers = count;
+  layout.heads = heads;
+  layout.dim = round_up(dim, kTile);
+  layout.dims.clear();
+  bool same = true;
+  for (const int own : dims) {  // a layer that the program leaves out is as large as the largest
+    layout.dims.push_back(own ? round_up(own, kTile) : layout.dim);
+    same &= layout.dims.back() == layout.dim;
+  }
+  if (same) layout.dims.clear();
+}
+
 Program Program::parse(const std::string& text) {
   Program program;
   bool lent = false;
@@ -28,11 +52,11 @@ Program Program::parse(const std::string& text) {
     }
     if (kind == "lent") {
       int layer = -1, dim = 0;
-      if (!(words >> layer >> dim) || layer != program.layers || layer >= kMaxCount || dim < 1 || dim > kMaxHeadDim)
+      if (!(words >> layer >> dim) || layer != program.kept.count || layer >= kMaxCount || dim < 1 || dim > kMaxHeadDim)
         fail(line, "expected the next layer and the size of its heads");
-      program.layers = layer + 1;
-      program.dims.push_back(dim);
-      program.head_dim = std::max(program.head_dim, dim);
+      program.kept.count = layer + 1;
+      program.kept.dims.push_back(dim);
+      program.kept.dim = std::max(program.kept.dim, dim);
       lent = true;
       continue;
     }
@@ -51,7 +75,8 @@ Program Program::parse(const std::string& text) {
     if (step.op == Op::kAttend) {  // reads what the step before left
       const Step* queries = program.steps.empty() ? nullptr : &program.steps.back();
       if (!queries || queries->op != Op::kHeads || queries->heads != step.heads || queries->kv != step.kv ||
-          queries->dim != step.dim || queries->layer != step.layer)
+          queries->dim != step.dim || queries->layer != step.layer || queries->memory != step.memory ||
+          queries->fills())
         fail(line, "expected the heads of this layer just before");
     }
     if (step.op == Op::kExperts) {  // trusts what the step before chose
@@ -61,14 +86,11 @@ Program Program::parse(const std::string& text) {
         fail(line, "expected its route just before");
     }
     if (step.op == Op::kHeads) {
-      if (program.kv_heads && program.kv_heads != step.kv) fail(line, "layers with different numbers of KV heads");
-      program.kv_heads = step.kv;
-      program.head_dim = std::max(program.head_dim, step.dim);
-      program.layers = std::max(program.layers, step.layer + 1);
-      program.dims.resize(program.layers);
-      int& dim = program.dims[step.layer];
-      if (dim ? dim != step.dim : step.shared) fail(line, dim ? "another size of heads" : "no such keys yet");
-      dim = step.dim;
+      const KvLayers& kept = program.kept;
+      if (step.shared && !step.memory && (step.layer >= kept.count || !kept.dims[step.layer]))
+        fail(line, "no such keys yet");
+      if (const char* why = (step.memory ? program.memory : program.kept).add(step.layer, step.kv, step.dim))
+        fail(line, why);
     }
     if (step.op == Op::kConvolve || step.op == Op::kDelta) {
       const bool delta = step.op == Op::kDelta;
@@ -96,19 +118,18 @@ Program Program::parse(const std::string& text) {
 }
 
 void Program::describe(KvLayout& layout) const {
-  layout.layers = layers;
-  layout.heads = kv_heads;
-  layout.dim = round_up(head_dim, kTile);
-  layout.dims.clear();
-  bool same = true;
-  for (const int dim : dims) {  // a layer that the program leaves out is as large as the largest
-    layout.dims.push_back(dim ? round_up(dim, kTile) : layout.dim);
-    same &= layout.dims.back() == layout.dim;
-  }
-  if (same) layout.dims.clear();
+  kept.describe(layout);
   layout.states = states;
   layout.state_width = state_width;
   layout.state_matrix = static_cast<size_t>(state_matrix);
+}
+
+KvLayout Program::memory_layout(const KvLayout& own) const {
+  KvLayout layout;
+  layout.keys = std::min(own.keys, kKvInt8);  // of four bits a memory has none: nothing was learnt of its keys
+  layout.values = own.values;
+  memory.describe(layout);
+  return layout;
 }
 
 Active Program::active(const bool* gates_on, int count) const {
@@ -118,7 +139,9 @@ Active Program::active(const bool* gates_on, int count) const {
   each(gates_on, [&](const Step& s) {
     found.embeds |= s.op == Op::kEmbed;
     found.loads |= s.op == Op::kLoad;
-    found.attends |= s.op == Op::kHeads || s.op == Op::kConvolve || s.op == Op::kDelta;
+    found.attends |= (s.op == Op::kHeads && !s.memory) || s.op == Op::kConvolve || s.op == Op::kDelta;
+    found.sees_memory |= s.op == Op::kAttend && s.memory;
+    found.fills_memory |= s.op == Op::kHeads && s.fills();
     if (s.op == Op::kStore) found.hidden = std::max(found.hidden, s.at + s.k);
     if (s.rows == 2) found.times = std::max(found.times, s.first + s.times);
     if (s.op != Op::kLogits) return;

@@ -35,8 +35,9 @@ struct Step {
 #define REAL(key, without, least) float key = without;
 #include "steps.inl"
 
-  int made() const { return heads + (shared ? 0 : 2 * kv); }  // of heads: whose rows it makes
-  bool spaces() const { return up >= 0; }                     // of delta: a state space
+  bool fills() const { return memory && !shared; }  // of heads: keys and values of a memory, without queries
+  int made() const { return (fills() ? 0 : heads) + (shared ? 0 : 2 * kv); }  // of heads: whose rows it makes
+  bool spaces() const { return up >= 0; }                                     // of delta: a state space
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
   // Of a matrix in two planes: only the high one is read.
@@ -58,17 +59,28 @@ struct Weight {
 // What a pass with certain gates does.
 struct Active {
   bool embeds = false, loads = false, attends = false;
+  bool sees_memory = false, fills_memory = false;
   int hidden = 0;   // width of the hidden states it gives, 0: none
   int logits = 0;   // rows of logits for each row that reaches an LM head
   int columns = 0;  // of the logits
   int times = 1;    // most rows of a buffer for each row that reaches an LM head
 };
 
+// The layers whose keys and values a cache holds.
+struct KvLayers {
+  int count = 0, heads = 0, dim = 0;  // dim: of the largest head
+  std::vector<int> dims;              // sizes of heads, by layer
+
+  // One more layer, of which a step says this.  Why it does not fit those before it, or null.
+  const char* add(int layer, int kv, int head_dim);
+  void describe(KvLayout& layout) const;  // sizes alone
+};
+
 struct Program {
   std::vector<int> floats, acts;  // widths of the buffers
   std::vector<Step> steps;
-  int gates = 0, layers = 0, kv_heads = 0, head_dim = 0;  // head_dim: of the largest
-  std::vector<int> dims;                                  // sizes of heads, by layer
+  int gates = 0;
+  KvLayers kept, memory;  // the layers of a sequence's own cache, and of a memory
   // Layers without attention: how many, numbers of a token's row, tokens that a convolution sees, numbers of matrices.
   int states = 0, state_width = 0, state_length = 0, state_matrix = 0;
   int hidden = 0;   // width of what stands first in hidden
@@ -83,6 +95,8 @@ struct Program {
 
   // What a cache of this model is like, formats apart.
   void describe(KvLayout& layout) const;
+  // What a memory is like, beside a cache of that layout: without states, and never with codes of keys.
+  KvLayout memory_layout(const KvLayout& own) const;
 
   // Throws std::invalid_argument: too few gates, or LM heads that do not fit together.
   Active active(const bool* gates, int count) const;

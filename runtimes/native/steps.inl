@@ -45,14 +45,14 @@
 // ---- keys: indices of weight inputs and of buffers, -1 for none; numbers: without the key, least, most --------------
 WEIGHT(w) WEIGHT(bias) WEIGHT(norm) WEIGHT(beta) WEIGHT(positions) WEIGHT(cos) WEIGHT(sin) WEIGHT(growth)
 WEIGHT(qnorm) WEIGHT(knorm) WEIGHT(vnorm) WEIGHT(gate) WEIGHT(up) WEIGHT(upbias) WEIGHT(rate)
-WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow)
+WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative)
 BUFFER(x) BUFFER(base) BUFFER(act) BUFFER(out) BUFFER(qx) BUFFER(kx) BUFFER(vx) BUFFER(z) BUFFER(a) BUFFER(b)
 NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth)
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
 NUMBER(heads, 0, 0, kMaxCount) NUMBER(kv, 0, 0, kMaxCount) NUMBER(layer, 0, 0, kMaxCount)
 NUMBER(dim, 0, 0, kMaxHeadDim) NUMBER(rotary, 0, 0, kMaxHeadDim) NUMBER(window, 0, 0, kMaxSkip)
 NUMBER(length, 0, 2, kMaxTaps)
-NUMBER(add, 0, 0, 1) NUMBER(center, 0, 0, 1) NUMBER(late, 0, 0, 1) NUMBER(shared, 0, 0, 1)
+NUMBER(add, 0, 0, 1) NUMBER(center, 0, 0, 1) NUMBER(late, 0, 0, 1) NUMBER(shared, 0, 0, 1) NUMBER(memory, 0, 0, 1)
 NUMBER(index, 0, 0, kMaxGates) NUMBER(other, -1, 0, kMaxGates) NUMBER(plane, -1, 0, kMaxGates) NUMBER(skip, 0, 0, kMaxSkip)
 REAL(eps, 0, 0) REAL(scale, 1, -FLT_MAX) REAL(cap, 0, 0)
 
@@ -67,6 +67,9 @@ STEP(embed, Embed, kSerial, "w=matrix[n,k] low?=low[n,k] plane? kind?=any n k ou
 
 // Columns at to at + k of the input hidden_in -> floats.
 STEP(load, Load, kSerial, "out>floats[k] k at?", )
+
+// In place: plus the row's position's row of positions [P, k].
+STEP(place, Place, kRows, "x>floats[k] k positions=table", )
 
 // Floats -> columns at to at + k of the output hidden, as wide as the stores that are on.
 STEP(store, Store, kSerial, "x=floats[k] k at?", )
@@ -84,7 +87,7 @@ STEP(quantize, Quantize, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] cen
 
 // Normed floats -> floats; n: columns at to at + k of a buffer n wide, which may be a copy, without norm.  add: to what
 // is there, and the sum times scale.  center: less the mean first, which makes it a layer norm, if need be without
-// weights; beta: added at last.
+// weights; beta: added at last.  In place, if all rows are normed and nothing is added.
 STEP(norm, Norm, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] center? eps? k out>floats[n|k] add? rows? scale? "
      "n? at?",
      NEED(s.beta < 0 || s.norm >= 0, "beta without norm")
@@ -151,20 +154,27 @@ STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,
 // q, k, v of a layer; keys are rotated and appended to the cache with the values, queries wait for attend.  late: norms
 // come after the rotation; growth [P]: what a query at that position is multiplied by; shared: queries alone, for keys
 // and values that an earlier step has appended for this layer.  From qx, kx and vx: those have been multiplied already.
+// memory: of the rows' memories; with shared=1 queries, else keys and values alone, which go where `sources` says.
 STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*tiled,k] plane? kind? k? "
      "bias?=vector[made*dim] qx?=floats[heads*dim] kx?=floats[kv*dim] vx?=floats[kv*dim] dim heads kv rotary? cos?=table sin?=table growth?=vector[seen] "
-     "qnorm?=vector[dim] knorm?=vector[dim] vnorm?=vector[dim] late? eps? layer? scale? shared?",
+     "qnorm?=vector[dim] knorm?=vector[dim] vnorm?=vector[dim] late? eps? layer? scale? shared? memory?",
      NEED(s.qx >= 0 || (s.kind == kP8) == (s.low >= 0), "expected a low plane for p8 alone")
      NEED((s.qx < 0) == (s.kx < 0) && (s.qx < 0) == (s.vx < 0), "expected all of qx, kx and vx, or none")
      NEED(s.qx >= 0 || (s.act >= 0 && s.w >= 0 && s.k > 0), "expected act, w and k, or qx, kx and vx")
      NEED(s.heads % s.kv == 0, "expected heads, and kv that divide them")
      NEED(s.rotary <= s.dim && s.rotary % 2 == 0, "head size out of range")
      NEED(!s.rotary || (s.cos >= 0 && s.sin >= 0), "expected cos and sin")
-     NEED(!s.shared || (s.qx < 0 && s.knorm < 0 && s.vnorm < 0), "expected queries alone"))
+     NEED(!s.shared || (s.qx < 0 && s.knorm < 0 && s.vnorm < 0), "expected queries alone")
+     NEED(!s.memory || (s.qx < 0 && !s.rotary && s.growth < 0), "expected act and w for a memory, and no positions")
+     NEED(!s.fills() || s.qnorm < 0, "expected keys and values alone"))
 
 // -> floats; window: a row at position p sees positions p - window + 1 to p only, 0: all; cap: scores are
-// cap * tanh(score / cap).
-STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? cap?", )
+// cap * tanh(score / cap); relative: what is added to the score of a key d positions on from the row, for each head n
+// numbers, of which that one is number at + d, or else the first or the last; memory: all that the row sees of its one.
+STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? cap? relative?=vector[heads*n] n? at? "
+     "memory?",
+     NEED((s.relative >= 0) == (s.n > 0) && s.at <= std::max(0, s.n - 1), "expected relative with n, and at within n")
+     NEED(!s.memory || (!s.window && s.relative < 0), "expected neither a window nor relative for a memory"))
 
 // x = b, c, v: out = c * (bias + sum over j of w[j] * (b * v of the token length - 1 - j before)), a row's own tokens
 // by its parents, older ones from the cache's states; layer: which of those with states.

@@ -50,7 +50,7 @@ void Pass::attend_tail(const Step& s, const Group& group, const Cache& kv, int h
   const size_t columns = group.tiles.size() * kTile;
   const int64_t blocks = (end + kKvBlock - 1) / kKvBlock - first;
   float* found = static_cast<float*>(scores.get(2 * queries * columns * sizeof(float)));
-  float* exact = reads_recent() ? found + queries * columns : nullptr;
+  float* exact = reads_recent(s) ? found + queries * columns : nullptr;
   auto* laid = static_cast<uint8_t*>(values.get(group.leaves.size() * blocks * value_bytes(in_.layout.values, dim_)));
   score_tail(s, group, kv, head, false, found);
   if (exact) score_tail(s, group, kv, head, true, exact);
@@ -67,7 +67,7 @@ void Pass::attend_tail(const Step& s, const Group& group, const Cache& kv, int h
 void Pass::score_tail(const Step& s, const Group& group, const Cache& kv, int head, bool exact, float* scores) const {
   const int queries = group.count * (s.heads / s.kv);
   const size_t columns = group.tiles.size() * kTile;
-  const KvFormat format = exact ? kKvF16 : key_format();
+  const KvFormat format = exact ? kKvF16 : key_format(s);
   const bool whole = format == kKvNomad1 || format == kKvNomad2;  // of which nothing less than a block is scored
   const Query* wanted = queries_ + query_at(s, head, group.first);
   alignas(64) float found[kMaxQueries][kKvBlock];

@@ -15,6 +15,7 @@ from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.files.session_file import fill
+from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
@@ -60,8 +61,27 @@ class NativeSlot(NativeRunner):
         self.remember()
         return True
 
+    def attend(self, memory: Memory | None) -> None:
+        """Attend over this memory from now on; tokens that were read beside another source are forgotten."""
+        if memory is not None:
+            if not self.attends or memory.of.model is not self.model:
+                raise InvalidRequest("a memory of another model, or of one that attends over nothing but its own text")
+            memory.hold()
+        before, self.memory = self.memory, memory
+        if before is not None:
+            before.release()
+        if (before and before.digest) != (memory and memory.digest):
+            self.crop(0)
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.release()
+        super().close()
+
     def begin_like(self, other: Slot, length: int) -> int:
         assert isinstance(other, NativeSlot)
+        if other.memory is not self.memory:
+            return self.crop(0)
         # what is moved by the next pass does not lie where it should yet
         same = other.cropped(min([length, *(to for _, _, to in other._moves)]))
         if not same:
@@ -217,6 +237,8 @@ class NativeSlot(NativeRunner):
         """Plan rows that no layer runs over."""
         plan = self._attach("plan", "plan", (6, n), np.int64)
         plan[:], plan[PARENT] = 0, -1
+        if self.attends:
+            self._see(n, 0, 0, None)  # nor does any row attend
         return plan
 
     def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:

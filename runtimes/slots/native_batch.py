@@ -115,7 +115,7 @@ class NativeBatch:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
         for item in wanted:
             item.slot.make_room(len(item.tokens))  # before anything is planned
-        plans: list[Ids] = []  # [6, n] each
+        plans: list[Ids] = []  # [6, n] each, or [8, n]
         runner, first = self._runner, [0] * len(wanted)
         at = 0
         for i in order:
@@ -124,6 +124,8 @@ class NativeBatch:
             plan[PARENT] += np.where(plan[PARENT] >= 0, at, 0)
             runner.add_moves(slot.take_moves())
             plans.append(plan)
+            if slot.memory is not None:
+                runner.memories = slot.memory.of.bound
             first[i], at = at, at + plan.shape[1]
         runner.keep_hidden = any(item.slot.keep_hidden for item in wanted)
         runner.keep_aux_hidden = any(item.slot.keep_aux_hidden for item in wanted)
@@ -234,9 +236,10 @@ class BatchSlot(NativeSlot):
         self._need_room(len(self.tokens) + rows)
 
     def planned(self, tokens: Ids, parents: Ids | None) -> Ids:
-        """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here."""
+        """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here; [8, n] with memories."""
         self._verify(tokens, parents)
-        return self.model.buffer("plan", (6, len(tokens)), np.int64).array.copy()
+        lines = [self._bound["plan"].array, *([self._bound["sources"].array] if self.attends else [])]
+        return np.concatenate(lines)
 
     def take_moves(self) -> list[tuple[int, int, int]]:
         """Hand over the moves (slot, from, to) that come before the next pass."""
@@ -262,6 +265,7 @@ class _Runner(NativeSlot):
 
     def __init__(self, model: Model, pool: BlockPool, context: int | None, capacity: int) -> None:
         self._gathered = np.zeros((6, 0), np.int64)
+        self.memories: Bound | None = None  # of all slots
         self._pool, self.table_bits = pool, 2 * pool.entries
         super().__init__(model, context=context, reserve=0)
         self.capacity = capacity
@@ -279,12 +283,15 @@ class _Runner(NativeSlot):
         self._moves.extend(moves)
 
     def gathered(self, plan: Ids, best: bool) -> Pass:
-        """Run a plan [6, n]."""
+        """Run a plan [6, n], or [8, n]."""
         self._gathered = plan
         return self.forward_best(plan[0]) if best else self.forward(plan[0])
 
     def _verify(self, tokens: Ids, parents: Ids | None) -> None:
-        self._attach("plan", "plan", self._gathered.shape, np.int64)[:] = self._gathered
+        n = self._gathered.shape[1]
+        self._attach("plan", "plan", (6, n), np.int64)[:] = self._gathered[:6]
+        if self.attends:
+            self._see(n, self._gathered[6], self._gathered[7], self.memories)
 
 
 def _part(output: Pass, first: int, item: BatchPass) -> Pass:

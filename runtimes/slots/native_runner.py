@@ -15,6 +15,7 @@ from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
 from edgespec.runtimes.files.kv import state_bytes
 from edgespec.runtimes.slots.checkpoints import Checkpoints, copy_states, put_states
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
+from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot
 
@@ -34,6 +35,7 @@ class Gates:
         groups: of heads.
         aux_hidden: whether auxiliary hidden states can be given.
         planes: whether int8 matrices have two planes.
+        memory: whether layers attend over memories as well.
 
     Attributes:
         embed: look tokens up.
@@ -44,16 +46,20 @@ class Gates:
         aux_hidden: give the auxiliary hidden states, behind the columns of ``hidden``.
         planes: read the low planes too, of sub-layers in the order of their gates, of what comes after the layers, and
             of the embedding's rows.
+        fill: make keys and values of a memory of the rows of ``hidden_in``, and nothing else; -1 = there are none.
         count: how many there are.
     """
 
-    def __init__(self, layers: int, groups: int = 0, aux_hidden: bool = False, planes: bool = False) -> None:
+    def __init__(
+        self, layers: int, groups: int = 0, aux_hidden: bool = False, planes: bool = False, memory: bool = False
+    ) -> None:
         self.embed, self.load, self.hidden, self.lm = range(2 * layers, 2 * layers + 4)
         self.heads = range(2 * layers + 4, 2 * layers + 4 + groups)
         self.aux_hidden = self.heads.stop
         first = self.aux_hidden + aux_hidden
         self.planes = range(first, first + (2 * layers + 2 if planes else 0))
-        self.count = self.planes.stop
+        self.fill = self.planes.stop if memory else -1
+        self.count = self.planes.stop + memory
 
     def plane(self, sublayer: int) -> int:
         """Find the gate of a sub-layer's low planes; -1 = there are none."""
@@ -98,9 +104,11 @@ class NativeRunner(Slot):
         self.planes = model.part.planes and not model.part.high_alone
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
-        self._at = at = Gates(self.layers, len(model.part.heads), bool(model.part.tapped), model.part.planes)
-        decoder = model.part.decoder
-        self._columns_in = decoder.columns if decoder else model.facts.hidden  # columns of what a pass may begin with
+        self.attends = "sources" in model.given  # over memories
+        self.memory: Memory | None = None
+        part = model.part
+        self._at = at = Gates(self.layers, len(part.heads), bool(part.tapped), part.planes, self.attends)
+        self._columns_in = model.given["hidden_in"]  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
         self._plain[at.planes] = not model.part.high_alone
@@ -109,6 +117,8 @@ class NativeRunner(Slot):
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._control[READ_CODES] = self.table_bits
         self._bind("tables", model.key_tables)
+        if self.attends:
+            self._bind("memory", Bound(np.zeros((0, 8), np.uint8)))
         commits = [(self.number, COMMITTED, 0)] if self.commits and model.facts.delta else []
         self._no_moves = self._bind("moves", Bound(np.array(commits, np.int64).reshape(-1, 3)))
         self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
@@ -253,7 +263,25 @@ class NativeRunner(Slot):
         plan[SLOT] = self.number
         plan[VISIBLE] = past
         plan[PARENT] = np.arange(-1, n - 1)
+        if self.attends:
+            self._see_memory(n)
         return plan
+
+    def _see_memory(self, n: int) -> None:
+        """Let the rows of the next pass, n of them, attend over the slot's memory."""
+        if (memory := self.memory) is not None:
+            self._see(n, memory.number, memory.rows, memory.of.bound)
+        elif n:
+            raise InvalidRequest("this model attends over a source, and is given none", "use `attend` first")
+        else:
+            self._attach("sources", "sources", (2, 0), np.int64)
+
+    def _see(self, n: int, number: int | Ids, rows: int | Ids, bound: Bound | None) -> None:
+        """Bind the memories of n rows, and how much of them they see or which row they fill; one for all, or [n]."""
+        sources = self._attach("sources", "sources", (2, n), np.int64)
+        sources[0], sources[1] = number, rows
+        if bound is not None and self._bound["memory"] is not bound:
+            self._bind("memory", bound)
 
     def _launch(
         self,
@@ -388,6 +416,17 @@ class NativeRunner(Slot):
             yield
         finally:
             gates[:] = self._plain
+
+    @contextmanager
+    def _filling(self) -> Iterator[None]:
+        """Let passes fill a memory and do nothing else."""
+        self._gates[:] = False
+        self._gates[self._at.planes] = self._plain[self._at.planes]
+        self._gates[self._at.fill] = True
+        try:
+            yield
+        finally:
+            self._gates[:] = self._plain
 
     @contextmanager
     def _top(self, top: int) -> Iterator[None]:

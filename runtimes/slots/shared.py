@@ -111,6 +111,8 @@ class Model:
         check_graph(path, self.graph.operators)
         with nullcontext() if native else huge_pages():  # native operators use weights where the file is mapped
             self.session = make_session(path, self.threads, native)
+        # the last dimension of each input: its size, or a name where it differs from pass to pass
+        self.given: dict[str, Any] = {one.name: [0, *one.shape][-1] for one in self.session.get_inputs()}
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}

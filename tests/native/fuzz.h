@@ -19,8 +19,8 @@ extern "C" edgespec::abi::Status* RegisterCustomOps(edgespec::abi::SessionOption
 namespace edgespec {
 
 constexpr size_t kMostBytes = size_t(1) << 24;  // of a program's buffers and weights: more shows nothing more
-constexpr int kInputs = 8, kOutputs = 4;        // without the weights
-enum Input { kPlan, kRows, kGates, kMoves, kKv, kControl, kTables, kHiddenIn };
+constexpr int kInputs = 8, kOutputs = 4;        // without those of memories and the weights
+enum Input { kPlan, kRows, kGates, kMoves, kKv, kControl, kTables, kHiddenIn, kMemory, kSources };
 
 // Numbers from the bytes of a fuzzer; zeros behind them.
 class Bytes {
@@ -350,7 +350,11 @@ class Feeds {
     const size_t places = size_t(layout.layers) * layout.heads;
     const size_t floats =
         (CodeTables::floats(layout.keys, layout.dim) + CodeTables::floats(layout.codes, layout.dim)) * places;
-    size_t total = kv * slots_ + floats * 4;
+    const KvLayout memory = program.memory_layout(layout);
+    memories_ = program.memory.count ? 1 + bytes.below(2) : 0;
+    memory_rows_ = kKvBlock * (1 + bytes.below(2));
+    const size_t remembered = memory.block_bytes() * size_t(memory_rows_ / kKvBlock);
+    size_t total = kv * slots_ + floats * 4 + remembered * memories_;
     for (const size_t size : sizes) total += size;
     for (const auto* widths : {&program.floats, &program.acts})
       for (const int width : *widths) total += size_t(width) * 4 * 32;
@@ -370,6 +374,10 @@ class Feeds {
                                layout.window,  layout.sinks, layout.ring};
     std::copy_n(control, 8, numbers_of<int64_t>(in[kControl]));
     choose_gates(bytes);
+    if (memories_) {
+      in.resize(kInputs + 2);
+      in[kMemory] = tensor(abi::kUint8, {memories_, int64_t(remembered)});
+    }
     constexpr uint8_t kFills[] = {0x3c, 0x3c, 0x3c, 0xbc, 0x00, 0x7f, 0xff};
     const uint8_t fill = kFills[bytes.below(7)];
     for (const size_t size : sizes) {
@@ -427,27 +435,38 @@ class Feeds {
       for (size_t i = 0; i < 6; ++i) numbers_of<int64_t>(in[kPlan])[i * all + r] = line[i];
       numbers_of<int64_t>(in[kRows])[r] = int64_t(r);
     }
+    if (memories_) {
+      auto& sources = in[kSources] = tensor(abi::kInt64, {2, int64_t(all)});
+      for (size_t r = 0; r < all; ++r) {
+        numbers_of<int64_t>(sources)[r] = int64_t(r) / rows % memories_;
+        numbers_of<int64_t>(sources)[all + r] = (past * 7 + 1 + int64_t(r) % 3) % memory_rows_;
+      }
+    }
     for (size_t i = 0; i < all * size_t(std::max(1, program_.given)); ++i)
       numbers_of<float>(in[kHiddenIn])[i] = float(i % 7) / 4 - 1;
   }
 
-  // Most gates on; of those around LM heads one alone, as their rows need not fit together.
+  // Most gates on; of those around LM heads one alone, as their rows need not fit together; those of steps that fill
+  // memories, or those of steps that read them.
   void choose_gates(Bytes& bytes) {
     std::vector<int> heads;
+    const bool fill = memories_ && bytes.next() % 4 == 1;
     auto& gates = context.inputs[kGates] = tensor(abi::kBool, {program_.gates});
     for (int i = 0; i < program_.gates; ++i) gates.memory->get()[i] = bytes.next() % 8 != 7;
     for (size_t i = 0; i < program_.steps.size(); ++i)
       for (int j = 1; program_.steps[i].op == Op::kGate && j <= program_.steps[i].skip; ++j)
-        if (program_.steps[i + j].op == Op::kLogits) {
+        if (const Step& s = program_.steps[i + j]; s.op == Op::kLogits) {
           heads.push_back(program_.steps[i].index);
           break;
+        } else if (s.memory && s.fills() != fill) {
+          gates.memory->get()[program_.steps[i].index] = 0;
         }
     for (const int gate : heads) gates.memory->get()[gate] = 0;
     if (!heads.empty()) gates.memory->get()[heads[bytes.below(int(heads.size()))]] = 1;
   }
 
   const Program& program_;
-  int slots_ = 1, rows_ = 0, blocks_ = 0;
+  int slots_ = 1, rows_ = 0, blocks_ = 0, memories_ = 0, memory_rows_ = 0;
   size_t header_ = 0, each_ = 0;
   int64_t past_ = 0;
 };

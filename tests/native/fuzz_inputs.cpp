@@ -13,7 +13,9 @@ void change(Context& context, Bytes& bytes) {
   const int what = bytes.next() % 16;
   Tensors& t = in[size_t(bytes.below(int(in.size())))];
   if (what < 8) {  // a number
-    Tensors& some = in[(const int[]){kPlan, kPlan, kPlan, kRows, kMoves, kControl, kControl, kPlan}[what]];
+    const bool sees = in.size() > kSources && in[kSources].type == abi::kInt64 && bytes.next() % 4 == 0;
+    Tensors& some =
+        in[sees ? kSources : (const int[]){kPlan, kPlan, kPlan, kRows, kMoves, kControl, kControl, kPlan}[what]];
     const size_t count = some.memory->size() / 8;
     if (count) numbers_of<int64_t>(some)[size_t(bytes.below(65536)) % count] = bytes.odd();
   } else if (what < 10) {  // a shape

@@ -126,6 +126,7 @@ class Cache:
         tokens: capacity of a slot.
         slots: sequences.
         tables: what coded keys were learnt with.
+        memories: how many memories there are, of ``tokens`` rows each; 0 = the program has none.
     """
 
     kv: KvFormat | None = None
@@ -133,6 +134,7 @@ class Cache:
     tokens: int = 128
     slots: int = 1
     tables: Floats | None = None
+    memories: int = 0
 
 
 class Node:
@@ -152,11 +154,13 @@ class Node:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path, kept = folder / "node.onnx", Cache(**cache)
-        path.write_bytes(model(program, weights, hidden).SerializeToString())
+        path.write_bytes(model(program, weights, hidden, memories=bool(kept.memories)).SerializeToString())
         self.session = make_session(path, threads, True)
         self.kv_format, self.hidden = kept.kv or KvFormat("f32", "f32"), hidden
         self.tables = np.zeros(0, np.float32) if kept.tables is None else kept.tables
-        self.kv = Bound(np.zeros((kept.slots, kv_bytes(self.kv_format, kept.head, kept.tokens)), np.uint8))
+        each = kv_bytes(self.kv_format, kept.head, kept.tokens)
+        self.kv = Bound(np.zeros((kept.slots, each), np.uint8))
+        self.memory = np.zeros((kept.memories, each), np.uint8)
 
     def run(
         self,
@@ -168,10 +172,12 @@ class Node:
         read_codes: bool = False,
         moves: Sequence[tuple[int, int, int]] = (),
         gates: Sequence[bool] = (),
+        sources: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[Any], ...]:
         """logits, ids, values and hidden states; ``reach``: rows that reach the LM head, None = all.
 
         ``moves``: (slot, from, to), what is kept of tokens goes elsewhere before the pass.
+        ``sources``: [2, n], the memory of each row, and how many of its rows are seen or which one is filled.
         """
         controls = self.kv_format.controls()
         controls[3] = int(read_codes)
@@ -186,6 +192,11 @@ class Node:
             "tables": self.tables.reshape(-1),
             "hidden_in": np.zeros((0, self.hidden), np.float32) if hidden is None else hidden,
         }
+        if len(self.memory):
+            feeds |= {
+                "memory": self.memory,
+                "sources": np.zeros((2, len(rows)), np.int64) if sources is None else sources,
+            }
         return run_once(self.session, self.kv, feeds)
 
 
@@ -198,7 +209,7 @@ def kv_bytes(kv: KvFormat, head: tuple[int, int], tokens: int) -> int:
     return kv.nbytes(cast(ModelFacts, facts), tokens)
 
 
-def model(program: str, weights: Weights, hidden: int) -> onnx.ModelProto:
+def model(program: str, weights: Weights, hidden: int, memories: bool = False) -> onnx.ModelProto:
     """Give the graph of one node."""
     inputs = {
         "plan": (TensorProto.INT64, [6, "T"]), "rows": (TensorProto.INT64, ["R"]), "gates": (TensorProto.BOOL, ["G"]),
@@ -206,6 +217,8 @@ def model(program: str, weights: Weights, hidden: int) -> onnx.ModelProto:
         "control": (TensorProto.INT64, [8]), "tables": (TensorProto.FLOAT, ["N"]),
         "hidden_in": (TensorProto.FLOAT, ["H", hidden]),
     }  # fmt: skip
+    if memories:
+        inputs |= {"memory": (TensorProto.UINT8, ["M", "N"]), "sources": (TensorProto.INT64, [2, "T"])}
     outputs = {
         "logits": (TensorProto.FLOAT, ["L", "V"]), "ids": (TensorProto.INT64, ["K", "top"]),
         "values": (TensorProto.FLOAT, ["K", "top"]), "hidden": (TensorProto.FLOAT, ["E", hidden]),

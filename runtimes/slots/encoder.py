@@ -1,0 +1,137 @@
+"""From a source to what a decoder attends over: the encoder's rows, and a decoder's memory made of them.
+
+An encoder's pass takes all rows of a source at once, as they see each other.  The layers follow one another, and none
+reads what another has made of keys and values, so they all use the same room.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.formats import KV_BLOCK
+from edgespec.runtimes.slots.memory import Memory, MemoryPool
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOKEN, VISIBLE
+from edgespec.runtimes.slots.shared import Bound, Model, own_pages
+from edgespec.runtimes.slots.slot import Ids, Rows
+
+
+class Encoder:
+    """An encoder, ready to run.
+
+    Args:
+        model: of a part of the manifest that is some decoder's ``encoder``, on native operators.
+
+    Attributes:
+        longest: most rows of a source.
+        width: numbers of a row that it gives.
+        columns: numbers of a row that it reads, where it reads features.
+    """
+
+    def __init__(self, model: Model) -> None:
+        if model.graph.operators != "native":
+            raise InvalidRequest("an encoder runs on native operators alone", "use `--operators native`")
+        self.longest, self.width = model.facts.context, model.facts.hidden
+        self.columns: int = model.given["hidden_in"]
+        self._slot = _EncoderSlot(model)
+
+    def encode(self, source: Ids | Rows) -> Rows:
+        """Run the encoder over a source.
+
+        Args:
+            source: int64 [S] token ids, or float32 [S, columns] rows of features.
+
+        Returns:
+            float32 [S, width], a copy.
+
+        Raises:
+            InvalidRequest: no rows, more than the model was exported for, or rows of another width.
+        """
+        if not 0 < len(source) <= self.longest:
+            raise InvalidRequest(f"a source of {len(source)} rows: expected 1 to {self.longest}", "cut it into parts")
+        return self._slot.encode(source)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that a pass works with."""
+        return self._slot.kv_bytes
+
+    def close(self) -> None:
+        """Free what it holds; it is of no use afterwards."""
+        self._slot.close()
+
+
+class Memories(MemoryPool):
+    """The memories of one model, and filling them; see ``MemoryPool`` for arguments."""
+
+    def __init__(self, model: Model, most: int = 4) -> None:
+        super().__init__(model, most)
+        self._filler: _Filler | None = None
+
+    def fill(self, rows: Rows, digest: bytes) -> Memory:
+        """Make the memory of a source, unless there is one already.
+
+        Args:
+            rows: float32 [S, width], what the encoder gives.
+            digest: of the source and of what made rows of it.
+
+        Raises:
+            InvalidRequest: more rows than the model was exported for, none, or all memories are in use.
+        """
+        if (found := self.find(digest)) is not None:
+            return found
+        made = Memory(digest, len(rows), self.take(len(rows)), self)
+        if self._filler is None:
+            self._filler = _Filler(self.model, reserve=1)
+        self._filler.fill(made, rows)
+        self.put(made)
+        return made
+
+    def close(self) -> None:
+        if self._filler is not None:
+            self._filler.close()
+        super().close()
+
+
+class _EncoderSlot(NativeSlot):
+    """Runs an encoder's passes: its cache is what one layer needs of a pass, and no text is kept."""
+
+    def __init__(self, model: Model) -> None:
+        self._one = model.facts.model_copy(update={"layers": 1, "head_dims": []})
+        super().__init__(model, reserve=0)
+
+    def reserve(self, tokens: int) -> None:
+        if tokens > self.capacity:
+            array = own_pages((1, self.kv.nbytes(self._one, tokens)), np.uint8)
+            self._cache = self._bind("kv", Bound(array))
+            self.capacity = -(-tokens // KV_BLOCK) * KV_BLOCK
+
+    def encode(self, source: Ids | Rows) -> Rows:
+        """Run a pass of rows that see each other -> [S, width], a copy."""
+        n, load = len(source), source.ndim > 1
+        self.reserve(n)
+        plan = self._nowhere(n)
+        if load:
+            self._load(source, n)
+        else:
+            plan[TOKEN] = source
+        plan[POSITION] = plan[PLACE] = np.arange(n)
+        plan[VISIBLE], plan[PARENT] = n, -1
+        with self._parts(range(self.layers), load):
+            hidden = self._launch(n, rows=0, hidden=True).hidden
+        assert hidden is not None
+        return hidden.copy()
+
+
+class _Filler(NativeSlot):
+    """Runs the passes that fill memories; it has no sequence of its own."""
+
+    def fill(self, memory: Memory, rows: Rows) -> None:
+        """Fill a memory from rows [S, width]."""
+        n = len(rows)
+        self._nowhere(n)
+        self._load(rows, n)
+        self._see(n, memory.number, np.arange(n), memory.of.bound)
+        with self._filling():
+            self._launch(n, rows=0)

@@ -1,0 +1,142 @@
+"""What decoders attend over beside their own text: keys and values made of an encoder's rows, once a source.
+
+A memory is filled by a pass of its own and never written again.  Slots refer to it; it stays for the next request of
+the same source until its place is wanted for another one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.kv import memory_format
+from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
+
+
+@dataclass(eq=False)
+class Memory:
+    """Keys and values of one source, for all layers of one model.
+
+    Attributes:
+        digest: of the source and of what made rows of it: equal digests mean equal memories.
+        rows: of the encoder that it was made of.
+        number: among those of ``of``.
+        of: where it lies.
+        users: slots that refer to it.
+    """
+
+    digest: bytes
+    rows: int
+    number: int
+    of: MemoryPool
+    users: int = 0
+
+    def hold(self) -> None:
+        """Count one user more."""
+        with self.of.lock:
+            self.users += 1
+
+    def release(self) -> None:
+        """Count one user less."""
+        with self.of.lock:
+            self.users -= 1
+
+
+class MemoryPool:
+    """The memories of one model, in one array that all its slots read.
+
+    Room for all of them is asked for at once, as pages that nobody writes take none; where the system does not give
+    that, it grows by copying.  A source that fills but a part of its memory has pages for as much.
+
+    Args:
+        model: whose passes read them: a decoder with a ``source``.
+        most: how many there may be at a time: one for each slot that works on a source of its own, and those to keep.
+
+    Attributes:
+        bound: uint8 [count, bytes], what passes are given; another one after it has grown.
+        lock: for counts; idle sessions are closed by other threads.
+    """
+
+    def __init__(self, model: Model, most: int = 4) -> None:
+        source = model.part.source
+        if source is None or most < 1:
+            raise InvalidRequest(f"{most} memories: expected at least one, and a model that attends over a source")
+        self.model, self.most, self.longest = model, most, source.most
+        self.lock = threading.Lock()
+        self._format = memory_format(model.kv)
+        self._each = self._format.nbytes(model.facts, source.most)
+        self._kept: dict[bytes, Memory] = {}  # the one used last stands last
+        array = self._pages(most) if sys.platform != "win32" else None  # where memory counts as soon as it is asked for
+        self.bound = Bound(own_pages((1, self._each), np.uint8) if array is None else array)
+
+    def find(self, digest: bytes) -> Memory | None:
+        """Find the memory of a source; None = it must be filled."""
+        with self.lock:
+            found = self._kept.pop(digest, None)
+            if found is not None:
+                self._kept[digest] = found
+            return found
+
+    def stand_in(self, rows: int) -> Memory:
+        """Give a memory of ``rows`` rows whose keys and values are zeros: passes over it can be timed."""
+        if (found := self.find(digest := b"zeros %d" % rows)) is not None:
+            return found
+        made = Memory(digest, rows, self.take(rows), self)
+        self.bound.array[made.number, : self._format.nbytes(self.model.facts, rows)] = 0
+        self.put(made)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memories that there are."""
+        with self.lock:
+            return sum(self._format.nbytes(self.model.facts, memory.rows) for memory in self._kept.values())
+
+    def close(self) -> None:
+        """Free all memories; slots that refer to one are of no use afterwards."""
+        vars(self).clear()
+
+    def put(self, memory: Memory) -> None:
+        """Keep a memory that is filled, for all requests of its source."""
+        with self.lock:
+            self._kept[memory.digest] = memory
+
+    def take(self, rows: int) -> int:
+        """Find a place for so many rows: a free one, or that of the memory that nobody has used for longest.
+
+        Raises:
+            InvalidRequest: more rows than the model was exported for, none, or all memories are in use.
+        """
+        if not 0 < rows <= self.longest:
+            raise InvalidRequest(f"a source of {rows} rows: expected 1 to {self.longest}")
+        with self.lock:
+            used = {memory.number for memory in self._kept.values()}
+            free = next((number for number in range(len(self.bound.array)) if number not in used), None)
+            if free is None and len(self.bound.array) < self.most:
+                free = len(self.bound.array)
+                self._grow(min(self.most, 2 * free))
+            if free is not None:
+                return free
+            idle = next((memory for memory in self._kept.values() if not memory.users), None)
+            if idle is None:
+                raise InvalidRequest(f"all {self.most} memories are in use", "close a session first")
+            del self._kept[idle.digest]
+            first = idle.number * self._each
+            give_back_pages(self.bound.array, first, first + self._each)
+            return idle.number
+
+    def _pages(self, count: int) -> NDArray[np.uint8] | None:  # [count, bytes]
+        with suppress(MemoryError):
+            return own_pages((count, self._each), np.uint8, sparse=True)
+        return None
+
+    def _grow(self, count: int) -> None:
+        array = own_pages((count, self._each), np.uint8)
+        array[: len(self.bound.array)] = self.bound.array
+        self.bound = Bound(array)
