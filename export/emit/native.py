@@ -9,6 +9,7 @@ read it, a matrix for what happens to its product.  The plan of the weight file 
     norm, q k v, rotation, cache  ->  quantize, heads        gate, up, gated  ->  quantize, glu
     attention                     ->  attend                 o / down, residual  ->  (quantize,) linear add=1
     o / down, norm, residual      ->  linear, norm add=1     up, activate  ->  linear, activate
+    q, memory                     ->  heads, attend memory=1
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from edgespec.export.architectures.ops import (
     Kind,
     LayerEmbedding,
     Linear,
+    MemoryRule,
     Norm,
 )
 from edgespec.export.architectures.shapes import Shapes
@@ -86,12 +88,14 @@ class NativeOps(Pass[Value]):
     """Writes the program of one decoder."""
 
     heeds: ClassVar[dict[type, str]] = Shapes.heeds | {
-        AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives"
+        AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives "
+        "relative"
     }
 
     def __init__(self, plan: NativePlan) -> None:
         self.arch, self.plan, self.heads = plan.arch, plan, plan.heads
-        self.gates = Gates(self.arch.facts.layers, len(self.heads.groups), bool(self.heads.tapped), plan.planes)
+        self.gates = Gates(self.arch.facts.layers, len(self.heads.groups), bool(self.heads.tapped), plan.planes,
+                           self.arch.encoder is not None)  # fmt: skip
         self.program = plan.program
         self.program.gates, self.program.plane = self.gates.count, self.gates.head_plane
         self._inside = False  # a sub-layer
@@ -107,8 +111,7 @@ class NativeOps(Pass[Value]):
         if positions is not None:
             self.plan.store_positions(positions)
             more["positions"] = program.input(positions)
-        self._look_up(weight, out, more)
-        program.gate_all(self.gates.embed)
+        program.gated(self.gates.embed, lambda: self._look_up(weight, out, more))
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
         return out
 
@@ -133,6 +136,50 @@ class NativeOps(Pass[Value]):
 
     def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
         self._heads((q, k, v), rule)
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        self._inside = True
+        self.program.gated(self.gates.fill, memory)
+        self._inside = False
+        self._ready.clear()
+
+    def append_memory(self, k: Value, v: Value, rule: MemoryRule) -> None:
+        self._memory_heads((k, v), rule)
+
+    def attend_memory(self, q: Value, rule: MemoryRule) -> Value:
+        self._memory_heads((q,), rule, shared=1, scale=float(rule.scale))
+        facts, program = self.arch.facts, self.program
+        out = program.floats("attention", facts.heads * facts.head_dim)
+        program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id,
+                     memory=1)  # fmt: skip
+        return out
+
+    def _memory_heads(self, given: tuple[Value, ...], rule: MemoryRule, **more: Field) -> None:
+        facts, program = self.arch.facts, self.program
+        products = [value for value in given if isinstance(value, LazyProduct) and value.x == given[0].x]  # type: ignore[union-attr]
+        if len(products) < len(given):
+            raise ExportError("native operators expect keys and values of a memory to be products of one input")
+        parts = tuple(value.parts[value.part] for value in products)
+        act = self._acts(products[0].x, "hidden", parts)
+        program.step("heads", act=act.id, **program.matrix(*parts, head_dim=facts.head_dim), k=act.width,
+                     bias=program.bias(parts), dim=facts.head_dim, heads=facts.heads, kv=facts.kv_heads,
+                     layer=rule.layer, memory=1, **more)  # fmt: skip
+
+    def place(self, x: Value, positions: str) -> Value:
+        out = self._as_floats(x, "x")
+        self.plan.store_positions(positions)
+        self.program.step("place", x=out.id, k=out.width, positions=self.program.input(positions))
+        return out
+
+    def encoded(self, x: Value, norm: Norm) -> Value:
+        rows = self._as_floats(x, "x")
+
+        def steps() -> None:
+            self._norm(LazyNorm(rows, norm), rows)
+            self.program.step("store", x=rows.id, k=rows.width)
+
+        self.program.gated(self.gates.hidden, steps)
+        return rows
 
     def join(self, parts: tuple[Value, ...]) -> Value:
         rows = [part if isinstance(part, LazyNorm) else self._as_floats(part, "given") for part in parts]
@@ -175,8 +222,10 @@ class NativeOps(Pass[Value]):
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
         out = program.floats("attention", facts.heads * dim)
         limits = {"window": rule.window} if rule.window else {}
-        caps = {"cap": float(rule.cap)} if rule.cap else {}
-        program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
+        caps: dict[str, Field] = {"cap": float(rule.cap)} if rule.cap else {}
+        if (found := rule.relative) is not None:
+            caps |= {"relative": program.vector(found.table), "n": found.size, "at": found.distance}
+        program.step("attend", layer=self._layer(rule), heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
                      **limits, **caps)  # fmt: skip
         return out
 
@@ -240,12 +289,16 @@ class NativeOps(Pass[Value]):
                      times=rule.layers, first=rule.layer, scale=float(rule.scale), fn=activation)  # fmt: skip
         return out
 
-    def sublayer(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None) -> Value:
+    def sublayer(
+        self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None, norm: Norm | None
+    ) -> Value:
         x = self._as_floats(x, "x")
         if kind == "attention":
             self._tap(x, layer)
 
         def steps() -> None:
+            if norm is not None:
+                self._norm(LazyNorm(x, norm), x)
             y = body(x)
             if isinstance(y, LazyNorm):
                 self._norm(y, x, add=1, scale=scale)
@@ -260,11 +313,12 @@ class NativeOps(Pass[Value]):
 
         self._ready.clear()
         self._inside = True
-        self.program.plane = self.gates.plane(2 * layer + (kind != "attention"))
+        gate = 2 * layer + (kind in ("mlp", "embedding"))
+        self.program.plane = self.gates.plane(gate)
         if kind == "embedding" or (kind == "attention" and self.arch.facts.shared and self.arch.rule(layer).gives):
             self.program.gated(2 * layer, steps, 2 * layer + 1)
         else:
-            self.program.gated(2 * layer + (kind == "mlp"), steps)
+            self.program.gated(gate, steps)
         self._inside = False
         self.program.plane = self.gates.head_plane
         self._beside = 0 if kind == "mlp" else self._beside
@@ -282,7 +336,7 @@ class NativeOps(Pass[Value]):
         """Make queries, keys and values of a layer; of queries alone where another layer has the rest."""
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
         fields: dict[str, Field] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
-                                    "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
+                                    "layer": self._layer(rule), "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
             fields |= program.rotation(rule.rotary)
         norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
@@ -299,6 +353,10 @@ class NativeOps(Pass[Value]):
         else:
             rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
             program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
+
+    def _layer(self, rule: AttentionRule) -> int:
+        """Whose keys and values a layer reads and writes: an encoder has room for one layer, and all use it."""
+        return 0 if self.arch.both_ways else rule.layer
 
     def _tap(self, x: Floats, layers: int) -> None:
         """Store the residual stream after ``layers`` layers, where a drafter reads it."""
@@ -371,10 +429,10 @@ class NativeOps(Pass[Value]):
         """Quantize a value for these matrices, once a sub-layer."""
         if isinstance(x, Acts):
             return x
-        norm = x.norm if isinstance(x, LazyNorm) else None
-        floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
         key = x, activation_form(self.program.kind(parts[0].weight))
         if key not in self._ready:
+            norm = x.norm if isinstance(x, LazyNorm) else None
+            floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]
 

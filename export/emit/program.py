@@ -87,11 +87,6 @@ class Program:
         self.step("gate", index=index, skip=len(inner), **({} if other is None else {"other": other}))
         self._steps += inner
 
-    def gate_all(self, index: int) -> None:
-        """Put every step so far behind a gate."""
-        inner, self._steps = self._steps, []
-        self.gated(index, lambda: self._steps.extend(inner))
-
     def quantize(
         self,
         x: Floats,
@@ -275,6 +270,8 @@ def native_graph(plan: NativePlan) -> GraphBuilder:
         "tables": (FLOAT, ["N"]),
         "hidden_in": (FLOAT, ["H", plan.arch.input_width or hidden]),
     }
+    if plan.arch.encoder is not None:
+        inputs |= {"memory": (UINT8, ["M", "C"]), "sources": (INT64, [2, "T"])}
     outputs: dict[str, tuple[int, list[int | str]]] = {
         "logits": (FLOAT, ["L", "V"]),
         "ids": (INT64, ["K", "top"]),

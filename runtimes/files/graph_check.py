@@ -19,6 +19,7 @@ from edgespec.runtimes.files.manifest import Operators
 MOST_BYTES, MOST_NODES, MOST_DEPTH, MOST_ELEMENTS = 1 << 31, 1 << 17, 4, 1 << 40
 _MADE = 1 << 28  # most elements that a constant may ask an operator to make
 FIXED = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in")  # what the native node is given
+MEMORY = ("memory", "sources")  # and that of a decoder that attends over memories
 RESULTS = ("logits", "ids", "values", "hidden")
 FLOAT, UINT8, INT8, INT32, INT64 = 1, 2, 3, 6, 7
 _BITS = {FLOAT: 32, UINT8: 8, INT8: 8, 4: 16, 5: 16, INT32: 32, INT64: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
@@ -250,16 +251,17 @@ def _check_native(folder: Path, graph: _Message) -> None:
     if node is None or (node.text(7), node.text(4)) != ("edgespec", "Decoder") or graph.all(15):
         raise ValueError("expected one node edgespec.Decoder, alone")
     inputs, outputs = ([_Message(one).text(1) for one in graph.all(number)] for number in (11, 12))
-    if tuple(inputs) != FIXED or tuple(outputs) != RESULTS or tuple(node.texts(2)) != RESULTS:
+    fixed = FIXED + MEMORY if len(inputs) > len(FIXED) else FIXED
+    if tuple(inputs) != fixed or tuple(outputs) != RESULTS or tuple(node.texts(2)) != RESULTS:
         raise ValueError(
-            f"expected inputs {', '.join(FIXED)} and outputs {', '.join(RESULTS)}, got {inputs}, {outputs}"
+            f"expected inputs {', '.join(fixed)} and outputs {', '.join(RESULTS)}, got {inputs}, {outputs}"
         )
     weights = [read_tensor(folder, one) for one in graph.all(5)]
     names = {one.name for one in weights}
     given = node.texts(1)
-    if tuple(given[:8]) != FIXED or not names.isdisjoint(FIXED) or len(names) != len(weights):
+    if tuple(given[: len(fixed)]) != fixed or not names.isdisjoint(fixed) or len(names) != len(weights):
         raise ValueError("the node's first inputs must be the graph's, and weights have names of their own")
-    if lost := [name for name in given[8:] if name not in names]:
+    if lost := [name for name in given[len(fixed) :] if name not in names]:
         raise ValueError(f"{lost[0][:60]!r} is not a constant weight")
     if odd := [one for one in weights if one.kind not in (FLOAT, UINT8, INT8)]:
         raise ValueError(f"weight {odd[0].name!r} of type {odd[0].kind}: expected float32, uint8 or int8")

@@ -34,7 +34,7 @@ void KvLayers::describe(KvLayout& layout) const {
 
 Program Program::parse(const std::string& text) {
   Program program;
-  bool lent = false;
+  bool lent = false, embeds = false;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -67,8 +67,9 @@ Program Program::parse(const std::string& text) {
     program.gates = std::max(program.gates, step.plane + 1);
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
     if (step.op == Op::kLoad) program.given = std::max(program.given, step.at + step.k);
-    // what a drafter begins with is as wide as its target, what it gives as itself
-    if ((step.op == Op::kLoad || step.op == Op::kStore) && !step.at && !(lent && step.op == Op::kLoad)) {
+    // what a drafter begins with is as wide as its target, and an encoder with features; what they give as themselves
+    embeds |= step.op == Op::kEmbed;
+    if ((step.op == Op::kStore || (step.op == Op::kLoad && embeds && !lent)) && !step.at) {
       if (program.hidden && program.hidden != step.k) fail(line, "hidden states of different widths");
       program.hidden = step.k;
     }

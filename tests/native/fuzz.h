@@ -352,7 +352,7 @@ class Feeds {
         (CodeTables::floats(layout.keys, layout.dim) + CodeTables::floats(layout.codes, layout.dim)) * places;
     const KvLayout memory = program.memory_layout(layout);
     memories_ = program.memory.count ? 1 + bytes.below(2) : 0;
-    memory_rows_ = kKvBlock * (1 + bytes.below(2));
+    memory_rows_ = memories_ ? kKvBlock * (1 + bytes.below(2)) : 0;
     const size_t remembered = memory.block_bytes() * size_t(memory_rows_ / kKvBlock);
     size_t total = kv * slots_ + floats * 4 + remembered * memories_;
     for (const size_t size : sizes) total += size;
@@ -458,7 +458,7 @@ class Feeds {
         if (const Step& s = program_.steps[i + j]; s.op == Op::kLogits) {
           heads.push_back(program_.steps[i].index);
           break;
-        } else if (s.memory && s.fills() != fill) {
+        } else if (s.op == Op::kHeads && s.memory && s.fills() != fill) {
           gates.memory->get()[program_.steps[i].index] = 0;
         }
     for (const int gate : heads) gates.memory->get()[gate] = 0;

@@ -25,8 +25,8 @@ FORMATS: list[tuple[KeyFormat, ValueFormat, float]] = [
 ]
 
 
-def random(*shape: int, seed: int = 0) -> Floats:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+def random(rows: int, columns: int = WIDTH, seed: int = 0, scale: float = 1) -> Floats:
+    return np.random.default_rng(seed).standard_normal((rows, columns), np.float32) * np.float32(scale)
 
 
 def softmax(x: Any) -> Any:
@@ -40,12 +40,11 @@ class Stack:
     def __init__(self, folder: Path, keys: KeyFormat, values: ValueFormat, both: bool, threads: int = 2) -> None:
         self.both, weights = both, Weights()
         self.own, self.out, self.cross, self.back = (
-            random(n * WIDTH, WIDTH, seed=seed) / 8 for seed, n in enumerate((3, 1, 3, 1))
+            random(n * WIDTH, seed=at, scale=1 / 8) for at, n in enumerate((3, 1, 3, 1))
         )
-        self.bias = random(HEADS, 2 * REACH + 1 if both else REACH + 1, seed=9)
-        own, out, queries, filled, back = map(
-            weights.matrix, (self.own, self.out, self.cross[:WIDTH], self.cross[WIDTH:], self.back)
-        )
+        self.bias = random(HEADS, columns=2 * REACH + 1 if both else REACH + 1, seed=9)
+        own, out, back = (weights.matrix(matrix) for matrix in (self.own, self.out, self.back))
+        queries, filled = weights.matrix(self.cross[:WIDTH]), weights.matrix(self.cross[WIDTH:])
         quantize, head = f"quantize x={{}} k={WIDTH} kind=f32 out=0", f"heads={HEADS} kv={HEADS} dim={DIM}"
         linear = f"linear act=0 w={{}} kind=f32 n={WIDTH} k={WIDTH} out=0 add=1"
         steps = [
@@ -85,7 +84,8 @@ class Stack:
         bias = self.bias[:, np.clip(distance + REACH, 0, self.bias.shape[1] - 1)]
         if not self.both:
             bias = np.where(distance > 0, -np.inf, bias)
-        rows = rows + attention(*np.split(rows @ self.own.T, 3, -1), bias) @ self.out.T
+        q, k, v = np.split(rows @ self.own.T, 3, -1)
+        rows = rows + attention(q, k, v, bias) @ self.out.T
         q, (k, v) = rows @ self.cross[:WIDTH].T, np.split(memory @ self.cross[WIDTH:].T.astype(np.float64), 2, -1)
         return rows + attention(q, k, v, 0.0) @ self.back.T
 
@@ -107,8 +107,8 @@ def whole(n: int) -> Rows:
 def test_against_numpy(tmp_path: Path, keys: KeyFormat, values: ValueFormat, tolerance: float, both: bool) -> None:
     stack = Stack(tmp_path, keys, values, both)
     for n, seen in ((1, 1), (7, 33), (150, 700)) if not both else ((1, 3), (170, 129), (600, 1100)):
-        x, memory = random(n, WIDTH, seed=n), random(seen, WIDTH, seed=seen)
-        stack.fill(1, random(ROOM, WIDTH, seed=5) * 9)  # what was there before is not seen
+        x, memory = random(n, seed=n), random(seen, seed=seen)
+        stack.fill(1, random(ROOM, seed=5, scale=9))  # what was there before is not seen
         stack.fill(1, memory)
         found = stack.run(whole(n) if both else Rows.chain(n), x, 1, seen)
         expected = stack.expected(x, memory)
@@ -119,10 +119,10 @@ def test_against_numpy(tmp_path: Path, keys: KeyFormat, values: ValueFormat, tol
 def test_bits_do_not_depend_on_what_stands_beside(tmp_path: Path, keys: KeyFormat, values: ValueFormat) -> None:
     """One row at a time is what everything is compared with: chunks, several slots and memories, trees, one thread."""
     stack, alone = Stack(tmp_path / "a", keys, values, False), Stack(tmp_path / "b", keys, values, False, threads=1)
-    x, lengths = random(40, WIDTH, seed=1), (17, 129, 600)
+    x, lengths = random(40, seed=1), (17, 129, 600)
     for number, length in enumerate(lengths):
-        stack.fill(number, random(length, WIDTH, seed=length))
-        alone.fill(number, random(length, WIDTH, seed=length), chunk=1 + 60 * number)
+        stack.fill(number, random(length, seed=length))
+        alone.fill(number, random(length, seed=length), chunk=1 + 60 * number)
     assert np.array_equal(stack.node.memory, alone.node.memory)
     one = [
         np.concatenate([alone.run(Rows.chain(1, at, slot), x[at : at + 1], slot, lengths[slot]) for at in range(40)])
@@ -135,7 +135,7 @@ def test_bits_do_not_depend_on_what_stands_beside(tmp_path: Path, keys: KeyForma
     np.testing.assert_array_equal(found, np.concatenate(one))
     # a tree, whose rows lie elsewhere than they stand: 30 to 33 is the path 0, 2, 3, 5
     parents, path = [-1, 0, 0, 2, 1, 3], [0, 2, 3, 5]
-    rows = random(6, WIDTH, seed=2)
+    rows = random(6, seed=2)
     rows[path] = x[30:34]
     found = stack.run(Rows.tree(parents, 30, 1), rows, 1, lengths[1])
     np.testing.assert_array_equal(found[path], one[1][30:34])
@@ -143,7 +143,7 @@ def test_bits_do_not_depend_on_what_stands_beside(tmp_path: Path, keys: KeyForma
 
 def test_memories_out_of_range(tmp_path: Path) -> None:
     stack = Stack(tmp_path, "f32", "f32", False)
-    x = random(2, WIDTH)
+    x = random(2)
     for number, seen, message in (
         (-1, 1, "memory -1 does not exist"), (3, 1, "memory 3 does not exist"), (1 << 40, 1, "does not exist"),
         (0, 0, "row 0 sees 0 rows of a memory of 1152: expected 1 to 1152"), (0, ROOM + 1, "row 0 sees 1153 rows"),
