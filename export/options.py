@@ -45,7 +45,7 @@ class ExportOptions:
         int4 model become int8 (``mixing/``). devices: those to write graphs for. device_precisions: of activations
         there; none = fp32. adapter: LoRA adapter to merge into the target. text_only: of a model that reads images or
             sound, take the text half.
-        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``, ``assistant``.
+        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``, ``dspark``, ``assistant``.
     """
 
     model: str

@@ -32,7 +32,8 @@ from edgespec.export.calibrated import CALIBRATED, Calibration, note
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
-from edgespec.export.drafters.read import read_drafter, with_tokens
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
@@ -172,8 +173,8 @@ class Exporter:
         size, facts = self.options.draft_vocab, self.target.facts
         if self.drafter is None or not isinstance(self.target, EmittedModel):
             return
-        own = self.drafter.method == EAGLE  # its LM head is its own
-        if size is None and not own:
+        own = self.drafter.own_head
+        if size is None and self.drafter.tokens is None and self.drafter.method != EAGLE:
             size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.tokens))
         if size == 0 and own and self.drafter.tokens is not None:
             size = facts.vocab

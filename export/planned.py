@@ -137,7 +137,7 @@ def _drafter(
     if EAGLE in wanted:
         arch, tapped = assumed_drafter(target)
         assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
-    elif (kind := next((PUBLISHED[name] for name in wanted if name in PUBLISHED), None)) is not None:
+    elif (kind := next((PUBLISHED[name] for name in wanted if name in PUBLISHED), None)) and kind.assumed:
         arch, tapped = kind.assumed(target)
         assumed.append(kind.says)
     else:

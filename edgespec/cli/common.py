@@ -123,7 +123,11 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
         "3,2,1 = by depth",
     ),
     "nodes": (int, "medusa: most guesses of a tree, 1 to 64; else what is predicted to be fastest"),
-    "threshold": (float, "paradecode: how sure an early exit must be, 0 to 1; else what the export found best"),
+    "threshold": (
+        float,
+        "paradecode: how sure an early exit must be, 0 to 1; else what the export found best. dspark: how sure a guess "
+        "must be; else as sure as is worth a row",
+    ),
     "cycles": (int, "blockwise: passes that refine a block before it is verified, 0 to 16; else 0"),
     "kind": (str, "swift: the kind of text, such as chat or code; a skip set is kept for each; else text"),
     "search": (float, "swift: most time that its search may take, as a share; else 0.02"),

@@ -136,7 +136,8 @@ class Adaptive(Wrapper):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
             self._asked = self._decide(*self._expected(budget))
-            proposal = self.inner.propose(tokens, self._asked) if self._asked else EMPTY
+            most = budget if self.inner.chooses else self._asked
+            proposal = self.inner.propose(tokens, most) if self._asked else EMPTY
         if len(proposal):
             self.drafted += 1
             self._bucket = proposal.bucket

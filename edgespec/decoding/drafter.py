@@ -204,12 +204,14 @@ class Drafter:
         name: the method, as the bundle and the command line call it.
         cheap: proposing costs next to nothing, so that control may see a proposal before it decides on it.
         steps_at_once: proposing costs the same however deep the proposal.
+        chooses: it decides itself, within its budget, how many guesses are worth a row of the pass.
         caught_up: false if its last proposal first had to read tokens that it missed while it was not asked.
     """
 
     name: str = "drafter"
     cheap: bool = False
     steps_at_once: bool = False
+    chooses: bool = False
     caught_up: bool = True
 
     @property

@@ -74,7 +74,8 @@ class DraftOptions:
         branch: of draft models, and of methods that guess like one: guesses per node by depth; one number: along
             the likeliest chain.
         nodes: medusa: most guesses of a tree.
-        threshold: of early exits: the confidence from which one is taken.
+        threshold: of early exits: the confidence from which one is taken; of dspark's guesses: from which they are
+            offered, None = as long as they are worth a row.
         kind: of a search for layers to skip: the kind of text that its result is remembered for.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.

@@ -1,20 +1,23 @@
 """KV cache of a drafter that reads the target's hidden states, and the guesses that are drawn from it.
 
 Three kinds: a row for every token but the first (EAGLE-3, layers for multi-token prediction), a row for every token and
-a block of guesses in one pass (DFlash), and none of its own, where the drafter reads the target's keys and values
-(assistants of Gemma 4).
+a block of guesses in one pass (DFlash; DSpark, which corrects them), and none of its own, where the drafter reads the
+target's keys and values (assistants of Gemma 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
-from edgespec.runtimes.files.manifest import DecoderPart
+from edgespec.formulas.cost import CostModel
+from edgespec.runtimes.files.bundle import read_confidence
+from edgespec.runtimes.files.manifest import MARKOV, DecoderPart
 from edgespec.runtimes.slots.slot import Slot
 
 FIRST_ROWS = 3  # of the first step that is timed: the pending token and two accepted guesses
@@ -51,6 +54,7 @@ class DraftCache:
 
     deferred_rows = 1  # that are left to the pass that guesses
     borrowed = False  # whether the rows are those of another model
+    chooses = False  # it says how many guesses are worth a row
 
     def __init__(self, target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
         assert slot.model.part.decoder is not None
@@ -175,10 +179,26 @@ class BlockCache(DraftCache):
         assert self.decoder.block is not None
         return self.decoder.block
 
+    @property
+    def guesses(self) -> int:
+        """Most guesses of a block."""
+        return self.block - (not self.decoder.anchor)
+
+    def rows(self, length: int) -> int:
+        """Count the rows of the block that makes so many guesses."""
+        return length + 1
+
+    def greedy(self, inputs: Rows, pending: int, length: int) -> list[int]:
+        """Take the likeliest guesses after a pending token, of a block with these rows [rows, columns]."""
+        best = self.slot.forward_block(inputs, best=True).best
+        assert best is not None
+        guesses: list[int] = best[0].tolist()
+        return guesses[:length]
+
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         if len(states):
             self.absorb((), states)
-        length = min(length, self.block - 1)
+        length = min(length, self.guesses)
         inputs = self._masked(how.tokens[-1], length)
         if how.params.plain_greedy:
             best = self.slot.forward_block(inputs, best=True).best
@@ -194,7 +214,7 @@ class BlockCache(DraftCache):
         self._absorb(inputs)
 
     def try_once(self) -> None:
-        self.slot.forward_block(self._masked(0, self.block - 1), best=True)
+        self.slot.forward_block(self._masked(0, self.guesses), best=True)
 
     def try_first(self) -> bool:
         known = len(self)
@@ -204,9 +224,103 @@ class BlockCache(DraftCache):
         return True
 
     def _masked(self, pending: int, length: int) -> Rows:
-        """Build input rows of the pending token, and of masks where guesses will be -> [1 + length, columns]."""
+        """Build the rows of a block: the pending token, and masks where guesses will be -> [rows, columns]."""
         assert self.decoder.mask is not None
-        return self._inputs([pending] + [self.decoder.mask] * length, np.zeros((1, 0), np.float32))
+        rows = [pending] + [self.decoder.mask] * (self.rows(length) - 1)
+        return self._inputs(rows, np.zeros((1, 0), np.float32))
+
+
+class CorrectedBlockCache(BlockCache):
+    """Corrects each guess of a block by the one before it, and says how sure it is.
+
+    DSpark (arXiv 2607.05147).  A block has as many rows as in training, however many guesses are asked for.  Its
+    guesses end where the next one's chance falls below ``threshold``, or, without one, where it is worth less than its
+    row of the pass costs.
+    """
+
+    def __init__(self, target: AuxHiddenTarget, slot: Slot) -> None:
+        super().__init__(target, slot)
+        self._sure = read_confidence(slot.model.folder, slot.model.part)
+        self._corrects = any(group.kind == MARKOV for group in slot.model.part.heads)
+        self.threshold: float | None = None
+        self.costs: CostModel | None = None
+        self.chooses = self._sure is not None
+
+    def rows(self, length: int) -> int:
+        return self.block
+
+    def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
+        if len(states):
+            self.absorb((), states)
+        block, pending = self._ran(self._masked(how.tokens[-1], self.guesses)), how.tokens[-1]
+        rows = iter(range(self.guesses))
+
+        def step(guess: int | None) -> Rows:
+            return self._whole(self._row(block, next(rows), pending if guess is None else guess))[0]
+
+        worth = None if block.sure is None else self._worth(block.sure, how)
+        return draw_chain(step, how, min(length, self.guesses), worth=worth)
+
+    def greedy(self, inputs: Rows, pending: int, length: int) -> list[int]:
+        block, found, known = self._ran(inputs), [pending], self.slot.head_tokens
+        for at in range(length):
+            best = int(self._row(block, at, found[-1]).argmax())
+            found.append(best if known is None else int(known[best]))
+        return found[1:]
+
+    def confidence(self, inputs: Rows, before: Sequence[int]) -> Rows:
+        """Give the chances of guesses after tokens ``before`` [n] in a block with these rows -> [n]."""
+        sure = self._ran(inputs).sure
+        assert sure is not None
+        return np.array([self._chance(sure, at, token) for at, token in enumerate(before)], np.float32)
+
+    def _ran(self, inputs: Rows) -> _Block:
+        """Run a block; its rows are copied, as what corrects them is another pass."""
+        output = self.slot.forward_block(inputs, hidden=self._sure is not None)
+        if self._sure is None or output.hidden is None:
+            return _Block(output.logits.copy(), None)
+        x = output.hidden[len(inputs) - len(output.logits) :]
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self._sure[0])
+        return _Block(output.logits.copy(), x @ self._sure[1 : 1 + x.shape[1]])
+
+    def _row(self, block: _Block, at: int, before: int) -> Rows:  # [1, columns]
+        row = block.logits[at : at + 1]
+        return row + self.slot.forward_markov(np.array([before], np.int64)) if self._corrects else row
+
+    def _chance(self, sure: Rows, at: int, before: int) -> float:
+        """Predict that the guess in a row is accepted if all before it were."""
+        assert self._sure is not None
+        offset = len(self._sure) - self.slot.model.facts.vocab
+        return float(1 / (1 + np.exp(-float(sure[at] + self._sure[offset + before]))))
+
+    def _worth(self, sure: Rows, how: Draw) -> Callable[[int | None], bool]:
+        """Decide before each guess, by the one before alone, whether to offer it."""
+        costs = self.costs.given() if self.costs and how.params.seeded_rejection else self.costs
+        row = (costs.v(self.guesses + 1) - costs.v(1)) / self.guesses if costs else 0.0
+        at, reach, expected = 0, 1.0, 1.0
+
+        def worth(guess: int | None) -> bool:
+            nonlocal at, reach, expected
+            chance = self._chance(sure, at, how.tokens[-1] if guess is None else guess)
+            if self.threshold is not None:
+                at += 1
+                return chance >= self.threshold
+            reach *= chance
+            price = row * max(1.0, expected / (costs.d(1) + costs.v(1 + at))) if costs else 0.0
+            at, expected = at + 1, expected + reach
+            return reach >= price
+
+        return worth
+
+    def try_once(self) -> None:
+        self.greedy(self._masked(0, self.guesses), 0, self.guesses)
+
+
+class _Block(NamedTuple):
+    """What a pass over a block gave: logits [guesses, columns]; what rows add to confidence, [guesses]."""
+
+    logits: Rows
+    sure: Rows | None
 
 
 def _no_step(guess: int | None) -> Rows:
@@ -259,4 +373,6 @@ def draft_cache_of(target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] 
     decoder = slot.model.part.decoder
     if decoder and decoder.reads:
         return BorrowedCache(target, slot)
+    if decoder and decoder.kind == "dspark":
+        return CorrectedBlockCache(target, slot)
     return BlockCache(target, slot) if decoder and decoder.block else DraftCache(target, slot, branch)

@@ -89,6 +89,7 @@ def draw_chain(
     length: int,
     stop: float = 0.0,
     choose: Callable[[int | None], tuple[int, float]] | None = None,
+    worth: Callable[[int | None], bool] | None = None,
 ) -> Proposal:
     """Draw up to ``length`` guesses, one after the other.
 
@@ -100,6 +101,7 @@ def draw_chain(
         stop: draft no further AFTER a guess whose unadjusted draft probability is below this.
         choose: instead of ``step`` for greedy requests: the likeliest token and its probability; its logit will do
             where ``stop`` is 0.
+        worth: whether to offer one more guess, asked before it is drawn with the guess before it.
 
     Raises:
         EdgespecError: the draft's logits are not finite.
@@ -114,6 +116,8 @@ def draw_chain(
     weak = False
     while len(guesses) < length and not weak:
         last = guesses[-1] if guesses else None
+        if worth is not None and not worth(last):
+            break
         if choose is not None and params.plain_greedy:
             guess, chance = choose(last)
             if not math.isfinite(chance):

@@ -2,6 +2,7 @@
 
 EAGLE-3 (Li et al., arXiv 2503.01840); the layer for multi-token prediction that some checkpoints hold
 (arXiv 2412.19437), which sees the last hidden state alone; DFlash (arXiv 2602.06036): a block of guesses in one pass;
+DSpark (arXiv 2607.05147): such a block, corrected guess by guess, with a confidence for each;
 Gemma 4's assistants, which have no cache: they read the target's keys and values.
 
 Auxiliary hidden states are the target's residual stream after some of its layers, side by side.  Row i of the first
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import AUX_HIDDEN, EMPTY, DraftRequest, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
-from edgespec.drafters.draft_cache import draft_cache_of
+from edgespec.drafters.draft_cache import CorrectedBlockCache, draft_cache_of
 from edgespec.drafters.draw import DrawingDrafter, rows_of
 from edgespec.drafters.registry import Parts
 from edgespec.errors import EdgespecError
@@ -48,7 +49,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self.vocab = target.vocab_size
         self.cache = draft_cache_of(target, slot, self.branch)
         self.deferred_rows = self.cache.deferred_rows
-        self.steps_at_once = not self.deferred_rows
+        self.steps_at_once, self.chooses = not self.deferred_rows, self.cache.chooses
         self._tokens: list[int] = []  # committed, the pending one last
         self._at, self._states = 0, self.cache.no_states  # first row, [rows, k * hidden]
         self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
@@ -183,4 +184,7 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> HiddenStateD
     """Draft by the bundle's drafter."""
     slot = parts.draft("drafter")
     assert slot.model.part.decoder is not None
-    return HiddenStateDrafter(parts.target, slot, slot.model.part.decoder.kind, options.branch)
+    made = HiddenStateDrafter(parts.target, slot, slot.model.part.decoder.kind, options.branch)
+    if isinstance(made.cache, CorrectedBlockCache):
+        made.cache.threshold, made.cache.costs = options.threshold, parts.costs()
+    return made

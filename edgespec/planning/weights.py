@@ -97,8 +97,11 @@ def group_bytes(part: ModelPart, group: HeadGroup, native: bool) -> int:
         "medusa": [(group.count * hidden, hidden)],
         "blockwise": [(group.inner, hidden), (group.count * hidden, group.inner)],
         "exit": [(hidden, hidden)],
+        "markov": [(part.facts.vocab, group.inner)],
     }[group.kind]
-    own = group.count * matrix_bytes(head, part.facts.vocab, hidden, native) if group.own else 0
+    rows = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
+    width = group.inner if group.kind == "markov" else hidden
+    own = group.count * matrix_bytes(head, rows, width, native) if group.own else 0
     return own + sum(matrix_bytes(form, n, k, native) for n, k in shapes)
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.ops import AttentionRule, Block, Linear, LogitsRule, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
@@ -14,7 +17,7 @@ from edgespec.export.architectures.settings import Settings, model_facts, part_o
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
+from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ModelFacts
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gate_proj"
@@ -134,6 +137,11 @@ class Architecture:
     drafts: ClassVar[DrafterKind | None] = None  # the method; None = it is a model
     block: int | None = None  # rows that a drafter of blocks was trained with
     mask: int | None = None  # the token that stands for a guess there
+    anchor: bool | None = None  # the pending token's row guesses, too
+    own_head: bool = False  # its LM head is not the target's
+    corrects: tuple[HeadGroup, ...] = ()  # heads that correct its guesses
+    scored: tuple[str, ...] = ()  # their matrices whose rows are tokens that can be guessed
+    confidence: Callable[[], NDArray[np.float32]] | None = None  # see ``DecoderPart``
     input_width: int = 0  # width of the float rows that a drafter's passes read; 0 = they read token ids
     borrowed_kv_dims: tuple[int, ...] = ()  # sizes of heads of the target's layers whose keys and values it reads
     reads: tuple[int, ...] = ()  # which of them each layer reads

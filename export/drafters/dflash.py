@@ -6,26 +6,38 @@ see all entries and each other::
     c = norm(fc [taps]);  keys and values of layer l: of c, and of norm_l(x) of the block's own rows
     logits of rows 1 on = the target's LM head(norm(x)): a row guesses the token at its own position
 
-Embedding and LM head are the target's.  A window w of a layer hides what lies more than w before a row.
+The embedding is the target's, and so is the LM head, unless the checkpoint has one (speculators').  A window w of a
+layer hides what lies more than w before a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, HEAD, Architecture
+from edgespec.export.architectures.base import ATTENTION, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
-from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like, with_head_norms
+from edgespec.export.drafters.drafter import (
+    Drafter,
+    Published,
+    check_size,
+    flat,
+    kind_of,
+    layers_like,
+    with_head_norms,
+)
 from edgespec.export.drafters.heads import FUSE
+from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly
+from edgespec.runtimes.files.manifest import DrafterKind
 
 NORM = "hidden_norm"
+AUXILIARY = "aux_hidden_state_layer_ids"  # speculators' key
 OTHER_NAMES = {FUSE: "encoder.fc.weight", f"{NORM}.weight": "encoder.output_norm_enc.weight"}  # transformers'
 
 
@@ -40,11 +52,8 @@ class DFlash(Architecture):
     """
 
     model_type = "dflash"
-    drafts = "dflash"
-    refused = (
-        ("conv_kernel_size", "convolutions of DFlash 2", "DFlash without"),
-        ("sample_from_anchor", "a guess of the first row", "guesses of masks alone"),
-    )
+    drafts: ClassVar[DrafterKind] = "dflash"
+    refused = (("conv_kernel_size", "convolutions of DFlash 2", "DFlash without"),)
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
@@ -52,6 +61,15 @@ class DFlash(Architecture):
         self.input_width = (1 + tapped) * self.facts.hidden
         self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
         self.masks = {self.mask} if self.mask is not None else set()
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor; an LM head of its own has a row for each token that can be guessed."""
+        rows = self.settings.integer("draft_vocab_size", self.facts.vocab)
+        return super().tensors | {HEAD_WEIGHT: (rows, self.facts.hidden)}
+
+    def correct(self, source: Checkpoint) -> None:
+        """Take up the heads of its checkpoint that correct guesses."""
 
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""
@@ -93,41 +111,86 @@ class DFlash(Architecture):
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of such a drafter, as its authors or transformers write it."""
-    return "dflash_config" in config or config.get("model_type") == "muse_glimmer_assistant"
+    """Whether a configuration is of such a drafter: its authors', SpecForge's, transformers' or speculators'."""
+    return (
+        "dflash_config" in config or config.get("model_type") == "muse_glimmer_assistant" or kind_of(config) == "dflash"
+    )
 
 
 def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
     """Read a drafter and check it against its target."""
-    own = source.config.get("dflash_config")
-    config: dict[str, Any] = {**source.config, **(own if isinstance(own, dict) else {})}
-    ids, layers, vocab = config.get("target_layer_ids"), target.facts.layers, target.facts.vocab
-    if not isinstance(ids, list) or not ids or not all(isinstance(at, int) and 0 <= at < layers for at in ids):
-        raise ExportError(f"{source.path}: expected target_layer_ids to be layers of 0 to {layers - 1}, got {ids!r}",
-                          "take the drafter that was made for this model")  # fmt: skip
-    if source.has(f"{HEAD}.weight"):
-        raise UnsupportedModel(f"{source.path}: a DFlash drafter with an LM head of its own: expected the target's")
+    return read_blocks(DFlash, source, target)
+
+
+def read_blocks(kind: type[DFlash], source: Checkpoint, target: Architecture) -> Drafter:
+    """Read a drafter of blocks and check it against its target; ``kind`` is what computes it."""
+    config = _in_llamas_words(source)
+    tapped = _tapped(source, config, target.facts.layers)
+    own, vocab = source.has(HEAD_WEIGHT), target.facts.vocab
     config |= {"vocab_size": vocab, "tie_word_embeddings": False}
+    config["draft_vocab_size"] = source.shape(HEAD_WEIGHT)[0] if own else vocab
     config.setdefault("max_position_embeddings", target.facts.context)
-    extra: dict[str, Extra] = {f"{HEAD}.weight": original(target.source, target.head.weight)}
+    extra: dict[str, Extra] = {} if own else {HEAD_WEIGHT: original(target.source, target.head.weight)}
     given = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), extra)
-    arch = DFlash(given, len(ids), target.facts.context)
+    arch = kind(given, len(tapped), target.facts.context)
     check_size(arch, target)
     if not 2 <= (arch.block or 0) <= 64 or not 0 <= (arch.mask if arch.mask is not None else -1) < vocab:
         raise ExportError(f"{source.path}: blocks of {arch.block} with mask {arch.mask}: expected 2 to 64 rows, and a "
                           f"token below {vocab}")  # fmt: skip
     check_tensors(arch, given)
-    arch.target = target
-    named = source.config.get("mask_token_id"), source.config.get("pad_token_id"), target.config.get("pad_token_id")
+    check_embedding(source, target)
+    arch.target, arch.own_head = target, own
+    given_to = config, source.config, target.config
+    named = [each.get(key) for each in given_to for key in ("mask_token_id", "pad_token_id")]
     arch.masks |= {each for each in named if isinstance(each, int) and 0 <= each < vocab}
-    return Drafter(arch, tuple(at + 1 for at in ids), None)  # of a list that counts outputs of layers
+    arch.correct(source)
+    return Drafter(arch, tapped, scored_tokens(source, arch) if own else None)
+
+
+def _in_llamas_words(source: Checkpoint) -> dict[str, Any]:
+    """Return a drafter's configuration in Llama's words; a size that it leaves out is read off its matrices."""
+    config = flat(source.config, "dflash_config", "transformer_layer_config")
+    name = "layers.0.self_attn.{}.weight".format
+    if source.has(name("q_norm")) and source.has(name("k_proj")):
+        dim = source.shape(name("q_norm"))[0]
+        count = sum(source.has(f"layers.{at}.self_attn.q_norm.weight") for at in range(64))
+        sizes = {"head_dim": dim, "num_attention_heads": source.shape(name("q_proj"))[0] // dim,
+                 "num_key_value_heads": source.shape(name("k_proj"))[0] // dim,
+                 "intermediate_size": source.shape("layers.0.mlp.up_proj.weight")[0],
+                 "hidden_size": source.shape(name("q_proj"))[1],
+                 "num_hidden_layers": count}  # fmt: skip
+        config = sizes | config
+    if AUXILIARY in config and "sliding_attention" in (config.get("layer_types") or ()):
+        raise UnsupportedModel(
+            f"{source.path}: speculators' layers with a window see no later row of a block, or begin the window at its "
+            "first row: edgespec does neither",
+            "take a drafter without sliding_attention in layer_types",
+        )
+    return config
+
+
+def _tapped(source: Checkpoint, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return the boundaries that are looked at: speculators lists them, others count outputs of layers, -1 none."""
+    key, shift = (AUXILIARY, 0) if config.get(AUXILIARY) is not None else ("target_layer_ids", 1)
+    ids = config.get(key)
+    if not isinstance(ids, list) or not ids or not all(isinstance(at, int) and 0 <= at + shift <= layers for at in ids):
+        raise ExportError(f"{source.path}: expected {key} to be layers of {-shift} to {layers - shift}, got {ids!r}",
+                          "take the drafter that was made for this model")  # fmt: skip
+    return tuple(at + shift for at in ids)
 
 
 def assumed_dflash(target: Architecture) -> tuple[DFlash, tuple[int, ...]]:
     """Assume one as they are published: 5 layers, blocks of 16 rows, 5 boundaries."""
-    config = layers_like(target, 5) | {"block_size": 16, "mask_token_id": 1, "tie_word_embeddings": False}
+    return assumed_blocks(DFlash, target, {"block_size": 16})
+
+
+def assumed_blocks(
+    kind: type[DFlash], target: Architecture, known: Mapping[str, Any]
+) -> tuple[DFlash, tuple[int, ...]]:
+    """Assume a drafter of 5 layers like the target's, which looks at 5 boundaries."""
+    config = {**layers_like(target, 5), "mask_token_id": 1, "tie_word_embeddings": False, **known}
     tapped = tuple(np.linspace(1, target.facts.layers, 5).astype(int).tolist())
-    return DFlash(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
+    return kind(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
 
 
 PUBLISHED = Published(

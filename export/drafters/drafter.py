@@ -14,6 +14,7 @@ from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, extended, rows_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind
 
@@ -37,7 +38,13 @@ class Drafter:
     @property
     def plan(self) -> HeadPlan:
         """What its graphs have."""
-        return HeadPlan() if self.tokens is None else HeadPlan(cut=True, only=True)
+        cut = self.tokens is not None
+        return HeadPlan(self.arch.corrects, cut=cut, only=cut)
+
+    @property
+    def own_head(self) -> bool:
+        """Whether its LM head is its own, not the target's."""
+        return self.arch.own_head
 
     @property
     def method(self) -> DrafterKind:
@@ -52,16 +59,31 @@ class Published(NamedTuple):
     Attributes:
         matches: whether a config.json is of such a drafter.
         read: (its checkpoint, the target) -> the drafter, checked.
-        assumed: target -> one as they are published, without weights, and the boundaries that it looks at.
+        assumed: target -> one as they are published, without weights, and the boundaries that it looks at; None = plans
+            assume one as training here makes it.
         says: what that assumes, for plans.
         usual_for: whether a model of this architecture usually has one.
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Checkpoint, Architecture], Drafter]
-    assumed: Callable[[Architecture], tuple[Architecture, tuple[int, ...]]]
-    says: str
+    assumed: Callable[[Architecture], tuple[Architecture, tuple[int, ...]]] | None = None
+    says: str = ""
     usual_for: Callable[[Architecture], bool] = lambda _: False
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Name what a config.json says that it is: speculators' word, else the class that its authors load it by."""
+    return str(config.get("speculators_model_type") or next(iter(config.get("architectures") or []), "unknown"))
+
+
+def flat(config: Mapping[str, Any], *inner: str) -> dict[str, Any]:
+    """Put the parts ``inner`` of a config.json at its top, where layouts nest what others do not."""
+    found = dict(config)
+    for key in inner:
+        if isinstance(part := config.get(key), dict):
+            found |= part
+    return found
 
 
 def layers_like(target: Architecture, count: int) -> dict[str, Any]:
@@ -97,7 +119,16 @@ def check_size(arch: Architecture, target: Architecture) -> None:
         )
 
 
+def extra_of(arch: Architecture, name: str) -> Extra:
+    """Take a tensor that a drafter has beside those of its layers."""
+    assert isinstance(arch.source, ExtendedCheckpoint)
+    return arch.source.extra[name]
+
+
 def cut_drafter(drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
     """Let one that has the target's LM head score only some tokens, int64 [size], ascending."""
-    cut_draft(drafter.arch, tokens)
-    return Drafter(drafter.arch, drafter.tapped, tokens, drafter.notes)
+    arch = drafter.arch
+    beside = {name: rows_of(extra_of(arch, name), tokens) for name in arch.scored}
+    cut_draft(arch, tokens)
+    arch.source = extended(arch.source, beside)
+    return Drafter(arch, drafter.tapped, tokens, drafter.notes)

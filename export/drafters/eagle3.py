@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
-from edgespec.errors import UnsupportedModel
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
-from edgespec.export.drafters.drafter import with_head_norms
+from edgespec.export.drafters.drafter import Drafter, Published, check_size, flat, kind_of, with_head_norms
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.source.derived import Extra, original
+from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
 from edgespec.export.source.source import Checkpoint
 
 EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the embedding and of the hidden state
@@ -38,6 +41,7 @@ class Eagle3(Architecture):
     model_type = "eagle3"
     drafts = "eagle"
     refused = (("fc_norm", "a norm of each tap", "norm_before_fc"),)
+    own_head = True
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
@@ -108,3 +112,64 @@ def head_dim_of(source: Checkpoint, heads: object) -> int:
     if not name or not isinstance(heads, int) or heads < 1 or source.shape(name)[0] % heads:
         raise UnsupportedModel(f"{source.path}: expected midlayer.{part} or layers.0.{part} of an EAGLE-3 drafter")
     return source.shape(name)[0] // heads
+
+
+TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of such a drafter: the original, speculators', SpecForge's and SGLang's, or ours."""
+    return "eagle3" in kind_of(config).lower()
+
+
+def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
+    """Read a drafter and check it against its target."""
+    said = flat(source.config, "eagle_config")
+    config = _in_llamas_words(source, target)
+    source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
+    tapped, note = _tapped(source, said, target.facts.layers)
+    arch = Eagle3(source, len(tapped), target.facts.context)
+    check_size(arch, target)
+    check_tensors(arch, arch.source)
+    check_embedding(source, target)
+    tokens = scored_tokens(source, arch)
+    return Drafter(arch, tapped, tokens, [note] if note else [])
+
+
+def _in_llamas_words(source: Checkpoint, target: Architecture) -> dict[str, Any]:
+    """Return the drafter's configuration in Llama's words."""
+    config = flat(source.config, "transformer_layer_config")
+    config["head_dim"] = head_dim_of(source, config.get("num_attention_heads"))
+    config["vocab_size"] = target.facts.vocab
+    config["draft_vocab_size"] = source.shape(HEAD_WEIGHT)[0] if source.has(HEAD_WEIGHT) else target.facts.vocab
+    config.setdefault("max_position_embeddings", target.facts.context)
+    config["num_hidden_layers"] = sum(source.has(f"layers.{at}.mlp.up_proj.weight") for at in range(8)) or 1
+    return config
+
+
+def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tuple[int, ...], str]:
+    """Return the boundaries that are looked at, and what was assumed about them."""
+    ids, note = said.get(TAPS), ""
+    if ids is None:
+        ids = [2, layers // 2, layers - 3]
+        note = f"the drafter does not say which layers it looks at: taken to be after {ids}, as its authors do"
+    if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
+        raise ExportError(f"{source.path}: expected {TAPS} to be a list of layers, got {ids!r}")
+    if ids[0] == 1 and "eagle_config" in said and layers >= 8:
+        note = f"{TAPS} {ids} are taken to be the layers whose outputs are looked at, as SGLang counts them"
+        ids = [each + 1 for each in ids]
+    if not all(0 <= each <= layers for each in ids):
+        raise ExportError(
+            f"{source.path}: looks at the target after layers {ids}, but this model has {layers}",
+            "take the drafter that was made for this model",
+        )
+    fused = source.shape(FUSE) if source.has(FUSE) else (0, 0)
+    if fused[1] != len(ids) * fused[0] or not fused[0]:
+        raise ExportError(
+            f"{source.path}: {FUSE} has shape {list(fused)}: expected [hidden, {len(ids)} * hidden], for layers {ids}",
+            "this may be another kind of drafter than EAGLE-3",
+        )
+    return tuple(ids), note
+
+
+PUBLISHED = Published(is_eagle3, read_eagle3)

@@ -18,7 +18,7 @@ from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.drafters.heads import CUT, CUT_BIAS, HeadPlan, TrainedHeads, check_heads, read_heads
-from edgespec.export.source.derived import ExtendedCheckpoint, Extra, chosen_rows, rows_of
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, chosen_rows, extended, rows_of
 from edgespec.export.source.source import BUILTIN, resolve_heads
 from edgespec.runtimes.files.manifest import HeadVocab
 from edgespec.runtimes.text.codec import TextCodec
@@ -142,7 +142,7 @@ def given_heads(
 
 def cut_draft(draft: Architecture, tokens: NDArray[np.int64]) -> HeadPlan:
     """Leave only some rows, int64 [size], of a draft's LM head."""
-    draft.source = ExtendedCheckpoint(draft.source, _cut_rows(draft, tokens))
+    draft.source = extended(draft.source, _cut_rows(draft, tokens))
     return HeadPlan(cut=True, only=True)
 
 

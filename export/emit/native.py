@@ -35,7 +35,7 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
-from edgespec.export.drafters.heads import cut_head, group_matrices
+from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS, cut_head, group_matrices
 from edgespec.export.emit.program import Acts, Field, Floats, NativePlan, Program, Scalar, activation_form
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_runner import Gates
@@ -328,9 +328,19 @@ class NativeOps(Pass[Value]):
         floats = self._as_floats(x, "x")
         self._tap(floats, self.arch.facts.layers)
         emit_heads(self.program, floats, norm, head, self.gates)
+        for number, group in enumerate(self.heads.groups):
+            if group.kind == "markov":
+                self.program.gated(self.gates.heads[number], partial(self._markov, group))
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _markov(self, group: HeadGroup) -> None:
+        """Write what a pass's tokens add to the logits of the guesses after them."""
+        out = self.program.floats("markov", group.inner)
+        self._look_up(MARKOV_TOKENS, out, {})
+        act = self.program.quantize(out, "markov", MARKOV_OUT, rows=1)
+        self.program.logits(act, Linear(MARKOV_OUT), raw=True)
 
     def _heads(self, given: tuple[Value, ...], rule: AttentionRule) -> None:
         """Make queries, keys and values of a layer; of queries alone where another layer has the rest."""
@@ -470,6 +480,8 @@ def emit_heads(program: Program, x: Floats, norm: Norm, head: Linear, gates: Gat
     program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
     program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
     for number, group in enumerate(plan.groups):
+        if group.kind == "markov":  # which reads tokens, not rows
+            continue
         program.gated(gates.heads[number], lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
 
 

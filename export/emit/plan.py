@@ -324,7 +324,8 @@ class StockPlan(StoragePlan, Pass[None]):
         self.store_norm(norm)
         for group in self.heads.groups:
             matrices = group_matrices(group)
-            self.linear(x, matrices.first, joined=True)
+            if matrices.first:
+                self.linear(x, matrices.first, joined=True)
             if matrices.second is not None:
                 self._multiply(matrices.second)
         if not self.heads.only:

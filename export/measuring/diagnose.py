@@ -19,10 +19,10 @@ from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.drafters.assistant import Assistant
 from edgespec.export.drafters.dflash import DFlash
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.eagle3 import EMBEDDED, FUSED
+from edgespec.export.drafters.eagle3 import EMBEDDED, FUSED, TAPS
 from edgespec.export.drafters.heads import CUT, FUSE
 from edgespec.export.drafters.mtp import TARGET_NORM, Mtp
-from edgespec.export.drafters.read import HEAD, TAPS
+from edgespec.export.drafters.vocabulary import HEAD_WEIGHT
 from edgespec.export.measuring.guesses import LEAST, Text, accepted, decoder_of, opened, streams, tapped
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.weights import WeightChoice
@@ -116,7 +116,7 @@ def _guesses(
     b = norm(u, f"{layer}.post_attention_layernorm")
     gate = b @ read(f"{layer}.mlp.gate_proj").T
     y = u + (gate / (1 + np.exp(-gate)) * (b @ read(f"{layer}.mlp.up_proj").T)) @ read(f"{layer}.mlp.down_proj").T
-    head_name = HEAD if drafter.tokens is None else CUT
+    head_name = HEAD_WEIGHT if drafter.tokens is None else CUT
     best = (norm(y, FINAL_NORM) @ source.read(head_name).T).argmax(-1)
     found: NDArray[np.int64] = best if drafter.tokens is None else drafter.tokens[best]
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.draft_cache import BlockCache, draft_cache_of
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.runtimes.files.manifest import DecoderPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
@@ -83,6 +84,7 @@ class _Run:
 
     def __init__(self, target: Slot, slot: Slot, decoder: DecoderPart, gamma: int, scale: float) -> None:
         self.target, self.slot, self.decoder, self.gamma, self.scale = target, slot, decoder, gamma, scale
+        self.cache = draft_cache_of(target, slot)
 
     def chain(self, pending: int, taps: NDArray[np.float32], rows: int) -> list[int]:
         """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept.
@@ -106,13 +108,11 @@ class _Run:
 
     def block(self, pending: int, taps: NDArray[np.float32]) -> list[int]:
         """As ``chain``, of a drafter of blocks; taps [k * hidden]."""
+        assert isinstance(self.cache, BlockCache)
         assert self.decoder.mask is not None
         self.slot.absorb_inputs(self.given([pending], taps[None]))
-        rows = [pending] + [self.decoder.mask] * self.gamma
-        best = self.slot.forward_block(self.given(rows, np.zeros((1, 0), np.float32)), best=True).best
-        assert best is not None
-        guesses: list[int] = best[0].tolist()
-        return guesses
+        rows = [pending] + [self.decoder.mask] * (self.cache.rows(self.gamma) - 1)
+        return self.cache.greedy(self.given(rows, np.zeros((1, 0), np.float32)), pending, self.gamma)
 
     def given(self, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
         """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""

@@ -180,6 +180,13 @@ class ExtendedCheckpoint(Overlay):
     """A checkpoint with trained heads or a cut LM head beside its own tensors."""
 
 
+def extended(source: Checkpoint, extra: Mapping[str, Extra]) -> ExtendedCheckpoint:
+    """Put tensors beside a checkpoint's, and beside those that it has been extended by."""
+    if isinstance(source, ExtendedCheckpoint):
+        return ExtendedCheckpoint(source.base, {**source.extra, **extra})
+    return ExtendedCheckpoint(source, extra)
+
+
 class DerivedCheckpoint(Overlay):
     """A checkpoint seen through an architecture: ``extra`` replaces and adds tensors."""
 

@@ -157,6 +157,20 @@ def read_final_norm(folder: Path, part: ModelPart) -> NDArray[np.float32] | None
     return found.reshape(rows, -1)
 
 
+def read_confidence(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  # [1 + hidden + vocab]
+    """Read what a drafter's confidence is made of (``DecoderPart``); None = it has none.
+
+    Raises:
+        BundleError: not as many numbers as the drafter is wide and the vocabulary long.
+    """
+    if part.decoder is None or part.decoder.confidence is None:
+        return None
+    found, size = np.fromfile(folder / part.decoder.confidence, "<f4"), 1 + part.facts.hidden + part.facts.vocab
+    if found.size != size:
+        raise BundleError(f"{folder / part.decoder.confidence}: expected {size} numbers", "export the bundle again")
+    return found
+
+
 def _read_by_name(folder: Path) -> list[str]:
     """List the files of tokenizer and chat template that ``folder`` has: no entry of the manifest names them."""
     fixed = [name for name in TEXT_FILES if os.path.lexists(folder / name)]
@@ -169,4 +183,5 @@ def _named(part: ModelPart) -> list[str]:
     tables = [part.attention.tables] if part.attention and part.attention.tables else []
     tokens = [part.head_vocab.file] if part.head_vocab else []
     norm = [part.final_norm.file] if part.final_norm else []
-    return [part.weights, *index, *tables, *tokens, *norm, *(graph.file for graph in part.graphs.values())]
+    sure = [part.decoder.confidence] if part.decoder and part.decoder.confidence else []
+    return [part.weights, *index, *tables, *tokens, *norm, *sure, *(graph.file for graph in part.graphs.values())]

@@ -22,7 +22,8 @@ from edgespec.runtimes.files.bounds import (
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
-DrafterKind = Literal["eagle", "mtp", "dflash", "assistant"]
+MARKOV = "markov"  # name and kind of a drafter's group of heads
+DrafterKind = Literal["eagle", "mtp", "dflash", "dspark", "assistant"]
 
 
 class Fusing(NamedTuple):
@@ -41,6 +42,7 @@ FUSING: dict[DrafterKind, Fusing] = {
     "eagle": Fusing(once=True),
     "mtp": Fusing(joined=True),
     "dflash": Fusing(),
+    "dspark": Fusing(),
     "assistant": Fusing(joined=True),
 }
 
@@ -106,11 +108,13 @@ class HeadGroup(Part):
     * blockwise: y_i = h + (W' silu(W h + b) + b')_i, W [inner, hidden], W' [count * hidden, inner]  (arXiv 1811.03115);
     * exit: y = T h, where the residual stream of layer ``layer`` stands in for the last one's  (arXiv 2506.03700).
 
+    Of a drafter, ``markov`` gives no rows but logits, to be added: W2 W1[t] of the token t before, W1 [vocab, inner].
+
     ``own``: each has an LM head of its own; else they share the model's, or the cut one where there is one.
     """
 
     name: str
-    kind: Literal["medusa", "blockwise", "exit"]
+    kind: Literal["medusa", "blockwise", "exit", "markov"]
     count: Guesses
     inner: int = Field(default=0, ge=0, le=MOST_WIDTH)
     own: bool = False
@@ -124,6 +128,12 @@ class DecoderPart(Part):
     (arXiv 2412.19437), which sees the residual stream after the last layer; ``dflash`` (arXiv 2602.06036), whose
     draft cache is made of hidden states alone, and which guesses a block in one pass: its rows are the pending token
     and ``mask`` after it, they see each other, and there were ``block`` of them in training.
+
+    ``dspark`` (arXiv 2607.05147): the same with up to three things more.  With ``anchor`` the pending token's row
+    guesses, too: a row guesses the token after its own position.  Heads of kind ``markov`` correct each guess by the
+    one before.  ``confidence`` is a file, float32 [1 + hidden + vocab]: the epsilon of the last norm, weights of a row
+    after its root mean square is divided out, and what the token before adds; the sigmoid of both is the chance that a
+    guess is accepted.
 
     ``assistant``, Gemma 4's: its layers read keys and values of the target's layers ``reads``.  All steps of a round
     stand where the pending token does and see the tokens before it.
@@ -139,6 +149,8 @@ class DecoderPart(Part):
     columns: Width
     block: Guesses | None = None
     mask: Count | None = None
+    anchor: bool | None = None
+    confidence: InsidePath | None = None
     reads: Layers = Field(default_factory=list)
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
+from edgespec.runtimes.files.manifest import MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, TOP, VISIBLE, NativeRunner
@@ -248,14 +249,23 @@ class NativeSlot(NativeRunner):
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(n, rows=-1 if parents is None else n, hidden=True))
 
-    def forward_block(self, inputs: Rows, best: bool = False) -> Pass:
-        n = len(inputs)
+    def forward_block(self, inputs: Rows, best: bool = False, hidden: bool = False) -> Pass:
+        n, decoder = len(inputs), self.model.part.decoder
+        first = 0 if decoder and decoder.anchor else 1
         self._load(inputs, n)
         self._verify(np.zeros(n, np.int64), np.full(n, -1, np.int64))
         plan = self._bound["plan"].array
         plan[POSITION], plan[VISIBLE] = plan[PLACE], len(self.tokens) + n
         with self._parts(range(self.layers), load=True, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(n, rows=n - 1, first=1))
+            return self._likeliest(self._launch(n, rows=n - first, first=first, hidden=hidden))
+
+    def forward_markov(self, tokens: Ids) -> Rows:
+        number, _ = self._group(MARKOV)
+        n = len(tokens)
+        self._nowhere(n)[TOKEN] = tokens
+        self._load(np.zeros((n, self._columns_in), np.float32), n)
+        with self._parts((), load=True, group=number):
+            return self._launch(n, rows=n).logits
 
     def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
         plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other's: none of this one's own need grow

@@ -143,12 +143,21 @@ class Slot(ABC):
         """
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
 
-    def forward_block(self, inputs: Rows, best: bool = False) -> Pass:
-        """Run a block of rows, of which each sees all and none is kept -> logits or best of all but the first, [n - 1].
+    def forward_block(self, inputs: Rows, best: bool = False, hidden: bool = False) -> Pass:
+        """Run a block of rows, of which each sees all and none is kept.
 
-        ``inputs`` [n, columns] are embeddings of the pending token and of masks.
+        Args:
+            inputs: [n, columns], embeddings of the pending token and of masks.
+            best: fill ``best`` instead of the logits.
+            hidden: give the residual stream of all rows, [n, hidden], too.
+
+        Returns logits or best of the rows that guess: all, or all but the first (``DecoderPart.anchor``).
         """
         raise InvalidRequest("drafts of whole blocks need native operators")
+
+    def forward_markov(self, tokens: Ids) -> Rows:
+        """Compute what tokens [n] add to the logits of the guess after each -> [n, columns], a view."""
+        raise InvalidRequest("guesses that are corrected by the one before need native operators")
 
     def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
         """Run one row of a drafter that reads another slot's keys and values, and keeps nothing.

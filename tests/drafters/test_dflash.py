@@ -102,7 +102,6 @@ def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[[st
         ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 999, "block_size": 6}}, "token below"),
         ({"dflash_config": {"target_layer_ids": [0], "mask_token_id": 2, "block_size": 6}}, "fc.weight"),
         ({"conv_kernel_size": 2}, "convolutions"),
-        ({"sample_from_anchor": True}, "first row"),
         ({"hidden_size": 32}, "hidden size"),
     ],
     ids=str,

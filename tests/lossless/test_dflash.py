@@ -26,29 +26,35 @@ LOUD = 77  # a token that the model hardly writes
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 
 
-def options(folder: Path, form: Format) -> ExportOptions:
+def options(folder: Path, form: Format, method: str = "dflash") -> ExportOptions:
     model = write_mtp(folder / "model", "qwen3_tied", agrees=True)
-    drafter = write_dflash(folder / "drafter", open_model(model, None), agrees=True)
+    drafter = write_dflash(folder / "drafter", open_model(model, None), agrees=True, spark=method == "dspark")
     return ExportOptions(
-        str(model), folder / "bundle", ["dflash"], form, operators="native", threads=1, drafter=str(drafter)
+        str(model), folder / "bundle", [method], form, operators="native", threads=1, drafter=str(drafter)
     )
 
 
-@pytest.mark.parametrize("form", ["int4", "int4-64", "int8", "fp32"])
-def test_blocks_are_lossless(native: None, tmp_path: Path, form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "form, method",
+    [("int4", "dflash"), ("int4-64", "dflash"), ("int8", "dflash"), ("fp32", "dflash"), ("int4", "dspark"),
+     ("int8", "dspark")],
+)  # fmt: skip
+def test_blocks_are_lossless(
+    native: None, tmp_path: Path, form: Format, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "int4-64":  # this drafter is a unit matrix less the mask, which 64 weights of one scale cannot hold
         monkeypatch.setattr("edgespec.export.measuring.drafters.LEAST", 0.0)
-    made = options(tmp_path, form)
+    made = options(tmp_path, form, method)
     manifest = Exporter(made).run()
     assert manifest.drafter is not None
     assert manifest.drafter.decoder is not None
-    assert (manifest.drafter.decoder.kind, manifest.drafter.decoder.block) == ("dflash", BLOCK)
-    assert manifest.methods["dflash"].gamma < BLOCK
+    assert (manifest.drafter.decoder.kind, manifest.drafter.decoder.block) == (method, BLOCK)
+    assert manifest.methods[method].gamma < BLOCK
     greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
     drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
     with load(made.output, threads=1, operators="native") as engine:
-        assert_plain_text(engine, "dflash", PROMPTS, greedy, drawn)
-        rejected = engine.generate(PROMPTS[0], greedy.changed(temperature=1.0, seed=1), method="dflash")
+        assert_plain_text(engine, method, PROMPTS, greedy, drawn)
+        rejected = engine.generate(PROMPTS[0], greedy.changed(temperature=1.0, seed=1), method=method)
         assert rejected.lossless
         assert len(rejected.tokens) == 40
 

@@ -19,7 +19,8 @@ from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
-from edgespec.export.drafters.read import read_drafter, with_tokens
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
 from edgespec.planning.costs import CONTROL, STRICT, costs_of, curve_of, line

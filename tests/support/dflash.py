@@ -25,11 +25,17 @@ from tests.support.any_drafter import (
     swiglu,
 )  # fmt: skip
 
+RANK = 32
 HEADS, DIM, INNER, BLOCK, MASK, WINDOW, EPS, THETA = 4, 16, 96, 6, 2, 7, 1e-6, 1e4
 
 
 def write_dflash(
-    folder: Path, target: Architecture, layers: tuple[int, ...] = (0, 2), theirs: bool = False, agrees: bool = False
+    folder: Path,
+    target: Architecture,
+    layers: tuple[int, ...] = (0, 2),
+    theirs: bool = False,
+    agrees: bool = False,
+    spark: bool = False,
 ) -> Path:
     """Write a checkpoint with random weights for a target: a full layer and a sliding one.
 
@@ -39,6 +45,7 @@ def write_dflash(
         layers: of the target whose outputs are looked at.
         theirs: in transformers' layout.
         agrees: one sliding layer that guesses what the last tokens were.
+        spark: with DSpark's heads, of which the one that corrects is weak, in SpecForge's layout.
     """
     folder.mkdir(parents=True)
     hidden, kinds = target.facts.hidden, ["full_attention", "sliding_attention"]
@@ -79,6 +86,13 @@ def write_dflash(
         config |= {"model_type": "muse_glimmer_assistant", **blocks}
     else:
         config |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": blocks}
+    if spark:
+        vocab, random = target.facts.vocab, np.random.default_rng(4)
+        for name, rows in (("w1", vocab), ("w2", vocab)):
+            tensors[f"markov_head.markov_{name}.weight"] = 0.2 * random.standard_normal((rows, RANK), np.float32)
+        tensors["confidence_head.proj.weight"] = 0.2 * random.standard_normal((1, hidden + RANK), np.float32)
+        tensors["confidence_head.proj.bias"] = np.ones(1, np.float32)
+        blocks |= {"projector_type": "dspark", "markov_rank": RANK, "confidence_head_with_markov": True}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     return folder

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import CUT
-from edgespec.export.drafters.read import read_drafter, with_tokens
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.source.source import resolve
 from tests.conftest import TARGET
 from tests.support.eagle import write_random

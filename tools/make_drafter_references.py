@@ -1,0 +1,204 @@
+"""What the code of published drafters' authors guesses, for the tests' checkpoints: tests/data/reference/drafters.
+
+    python -m tools.make_drafter_references [NAME...]
+
+Needs torch, transformers and these repositories' folders on PYTHONPATH, each at the commit that the archive names:
+vllm-project/speculators (``src``), deepseek-ai/DeepSpec, SafeAILab/EAGLE, FasterDecoding/Medusa.  Each case makes a
+small model of the reference, lets it save itself, fills it with weights that the tests can draw again, and lets it
+guess greedily in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from transformers import DynamicCache, Qwen3Config
+
+from tests.support.published import (
+    BLOCK,
+    CHAIN,
+    CUT,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    MASK,
+    RANK,
+    REFERENCES,
+    VOCAB,
+    contexts,
+    tensors_of,
+    write_target,
+)  # fmt: skip
+
+MARGIN = 1e-4  # the least gap between the best and the second logit
+LAYER = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 32, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": None,
+         "tie_word_embeddings": False}  # fmt: skip
+Found = dict[str, Any]
+
+
+def best(logits: torch.Tensor) -> int:
+    """Take the likeliest column of logits [size], which no rounding changes."""
+    first, second = logits.topk(2).values.tolist()
+    assert first - second > MARGIN, "a tie: change SEED"
+    return int(logits.argmax())
+
+
+def filled(model: torch.nn.Module, target: Path, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Save a model, draw its weights again and load them -> names and shapes as it saved them."""
+    model.save_pretrained(folder)
+    saved = load_file(folder / "model.safetensors")
+    shapes = {name: tuple(value.shape) for name, value in sorted(saved.items())}
+    tensors = {name: torch.from_numpy(value) for name, value in tensors_of(shapes, target).items()}
+    unexpected = model.load_state_dict(tensors, strict=False).unexpected_keys
+    assert not unexpected, unexpected
+    model.float().eval()
+    return shapes
+
+
+# -- speculators -------------------------------------------------------------------------------------------------------
+
+
+def _speculators(algorithm: str, **config: Any) -> Any:
+    from speculators import SpeculatorModel
+    from speculators.config import SpeculatorModelConfig, SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    layers = config.pop("layers", 2)
+    inner = Qwen3Config(**LAYER, num_hidden_layers=layers, layer_types=["full_attention"] * layers)
+    inner._attn_implementation = "eager"
+    used = SpeculatorsConfig(
+        algorithm=algorithm, proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=CHAIN)],
+        default_proposal_method="greedy", verifier=VerifierConfig(name_or_path=None, architectures=[]))  # fmt: skip
+    made = SpeculatorModelConfig.registry[algorithm](transformer_layer_config=inner, speculators_config=used, **config)
+    return SpeculatorModel.registry[algorithm](config=made)
+
+
+def blocks(algorithm: str, anchor: bool) -> Callable[[Path, Path], tuple[Any, Found]]:
+    """DFlash and DSpark of speculators: a training pass with one anchor, the pending token."""
+
+    def make(folder: Path, target: Path) -> tuple[Any, Found]:
+        more = {"markov_rank": RANK} if algorithm == "dspark" else {}
+        model = _speculators(algorithm, draft_vocab_size=len(CUT), block_size=BLOCK, mask_token_id=MASK,
+                             aux_hidden_state_layer_ids=[1, 3], sample_from_anchor=anchor, **more)  # fmt: skip
+        shapes = filled(model, target, folder)
+        guesses, sure = [], []
+        for tokens, taps in contexts(2 * HIDDEN):
+            n, pad = len(tokens), BLOCK + 1
+            ids = torch.tensor([tokens + [0] * pad])
+            states = torch.zeros(1, n + pad, 2 * HIDDEN)
+            states[0, : n - 1] = torch.from_numpy(taps)
+            mask = torch.zeros(1, n + pad)
+            mask[0, n - 1] = 1
+            with torch.no_grad():
+                hidden, logits, *_ = model._backbone_forward(
+                    states, ids, mask, torch.zeros(1, n + pad, HIDDEN), torch.zeros(1, n + pad, dtype=torch.long),
+                    max_anchors=1)  # fmt: skip
+                chain, chances = walk(model, hidden[0, not anchor :], logits[0, not anchor :], tokens[-1],
+                                      lambda at: CUT[at])  # fmt: skip
+            guesses.append(chain)
+            sure.append(chances)
+        found: Found = {"guesses": guesses}
+        return shapes, found | ({"confidence": sure} if algorithm == "dspark" else {})
+
+    return make
+
+
+def walk(
+    model: Any, hidden: Any, logits: Any, pending: int, token: Callable[[int], int]
+) -> tuple[list[int], list[float]]:
+    """Guess along a block's rows, each corrected by the guess before it, as far as the model has such heads."""
+    guesses, chances, before = list[int](), list[float](), torch.tensor([pending])
+    markov, sure = getattr(model, "markov_head", None), getattr(model, "confidence_head", None)
+    for at in range(len(logits)):
+        row, given = logits[at], [hidden[at]]
+        if markov is not None:
+            row = row + markov.markov_w2(markov.markov_w1(before))[0]
+            given.append(markov.markov_w1(before)[0])
+        if sure is not None:
+            chances.append(float(sure(torch.cat(given)).sigmoid()))
+        guesses.append(token(best(row)))
+        before = torch.tensor(guesses[-1:])
+    return guesses, chances
+
+
+# -- DeepSpec ----------------------------------------------------------------------------------------------------------
+
+
+class Once(DynamicCache):  # type: ignore[misc]
+    """A cache of one block: this version of transformers crops by another number."""
+
+    def crop(self, *_: Any) -> None: ...
+
+
+def deepspec(folder: Path, target: Path) -> tuple[Any, Found]:
+    """DSpark by its authors' code for evaluation."""
+    from deepspec.eval.dspark.draft_ops import build_dspark_proposal, forward_dspark_draft_block
+    from deepspec.modeling.dspark.qwen3 import Qwen3DSparkModel
+
+    config = Qwen3Config(
+        **LAYER, num_hidden_layers=2, layer_types=["full_attention"] * 2, architectures=["Qwen3DSparkModel"],
+        num_target_layers=LAYERS, block_size=BLOCK, mask_token_id=MASK, target_layer_ids=[0, 2], num_anchors=8,
+        enable_confidence_head=True, confidence_head_with_markov=True, markov_rank=RANK, markov_head_type="vanilla",
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    model = Qwen3DSparkModel(config)
+    shapes = filled(model, target, folder)
+    guesses, sure, counts = [], [], []
+    for tokens, taps in contexts(2 * HIDDEN):
+        n = len(tokens)
+        ids = torch.full((1, BLOCK), MASK)
+        ids[0, 0] = tokens[-1]
+        with torch.no_grad():
+            hidden = forward_dspark_draft_block(
+                model, draft_input_ids=ids, position_ids=torch.arange(n + BLOCK)[None],
+                past_key_values_draft=Once(), target_hidden_states=torch.from_numpy(taps)[None], start=n - 1,
+                block_size=BLOCK)  # fmt: skip
+            made, cut = (
+                build_dspark_proposal(model, draft_input_ids=ids, block_hidden=hidden, block_size=BLOCK,
+                                      temperature=0.0, confidence_threshold=threshold)
+                for threshold in (0.0, 0.5)
+            )  # fmt: skip
+            walk(model, hidden[0], model.compute_logits(hidden)[0], tokens[-1], int)  # for ties
+        guesses.append(made.verify_input_ids[0, 1:].tolist())
+        sure.append(made.confidence_logits[0].sigmoid().tolist())
+        counts.append(cut.draft_token_count)
+    return shapes, {"guesses": guesses, "confidence": sure, "counts": counts}
+
+
+CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
+    "dflash_speculators": blocks("dflash", False),
+    "dflash_speculators_anchor": blocks("dflash", True),
+    "dspark_speculators": blocks("dspark", True),
+    "dspark_speculators_no_anchor": blocks("dspark", False),
+    "dspark_deepspec": deepspec,
+}
+
+
+def main() -> None:
+    """Write the archives."""
+    parser = argparse.ArgumentParser(description="Guesses of published drafters' own code.")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; none = all")
+    torch.set_num_threads(1)
+    REFERENCES.mkdir(parents=True, exist_ok=True)
+    for name in parser.parse_args().names or CASES:
+        with TemporaryDirectory() as folder:
+            target = write_target(Path(folder) / "target")
+            shapes, found = CASES[name](Path(folder) / "drafter", target)
+            config = json.loads((Path(folder) / "drafter" / "config.json").read_text("utf-8"))
+        said = json.dumps({"config": config, "shapes": shapes})
+        arrays: dict[str, Any] = {key: np.array(value) for key, value in found.items()}
+        np.savez_compressed(REFERENCES / f"{name}.npz", said=said, **arrays)
+        print(name, {key: np.array(value).shape for key, value in found.items()})
+
+
+if __name__ == "__main__":
+    main()
