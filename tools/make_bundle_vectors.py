@@ -94,7 +94,8 @@ def manifests() -> Iterator[dict[str, Any]]:
             "decoder": decoder,
             "cut": True,
         }
-        measured = {"acceptance": [0.5, 0.25], "positions": 8, "text": "a text", "text_sha256": HASH}
+        measured = {"acceptance": [0.5, 0.25], "positions": 8, "text": "a text", "text_sha256": HASH,
+                    "confidence": [0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0]}  # fmt: skip
         method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "first_cost": 0.5, "predicted_speedup": 1.5,
                   "notes": "none"}  # fmt: skip
         more: dict[str, dict[str, Any]] = {

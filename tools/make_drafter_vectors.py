@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.target import SkipSet
+from edgespec.drafters.confidence import BOUNDS, Confidence
 from edgespec.drafters.draw import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
 from edgespec.drafters.skip_sets import OnlineSearch
 from edgespec.drafters.swift import StepCost
@@ -52,14 +53,15 @@ def _draw(shape: dict[str, Any], length: int, seed: int, given: dict[str, Any]) 
     def level(nodes: Sequence[int], guesses: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
         return np.stack([step(None if node < 0 else guesses[node]) for node in nodes])
 
-    stop = shape.get("stop", 0.0)
+    stop = shape.get("stop")
+    weak = None if stop is None else lambda chance: chance < stop
     if shape["kind"] == "chain":
-        return draw_chain(step, draw, length, stop)
+        return draw_chain(step, draw, length, weak)
     if shape["kind"] == "tree":
         return draw_tree(level, draw, shape["branch"], length)
     price = shape.get("price")
     policy = SiblingPolicy(shape["most"], None if price is None else lambda depth, expected, rows: price * rows)
-    return draw_siblings(step, draw, length, stop, policy)
+    return draw_siblings(step, draw, length, weak, policy)
 
 
 def drawing() -> Iterator[dict[str, Any]]:
@@ -77,6 +79,19 @@ def drawing() -> Iterator[dict[str, Any]]:
                 "parents": None if made.parents is None else made.parents.tolist(),
                 "q": drawn,
             }
+
+
+def confidences() -> Iterator[dict[str, Any]]:
+    """Give what is known of a draft's guesses after each that was tested: [probability, right, chance, mean]."""
+    rng = np.random.default_rng(6)
+    given: list[tuple[list[float], float | None]] = [([], None), ([0.1 * (1 + at) for at in range(8)], 0.6)]
+    for rates, mean in given:
+        made, steps = Confidence(rates, mean), []
+        for probability in [*BOUNDS, *rng.uniform(0, 1, 200).tolist()]:
+            right = bool(rng.random() < probability**0.5)
+            made.learn(probability, right)
+            steps.append([probability, float(right), made.chance(probability), made.mean])
+        yield {"rates": rates, "mean": mean, "steps": steps}
 
 
 def searches() -> Iterator[dict[str, Any]]:

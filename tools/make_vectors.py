@@ -9,6 +9,7 @@ that changes a vector must be meant.  Rows of logits are not stored where a form
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
 from tools.make_control_vectors import controls, guards
-from tools.make_drafter_vectors import drawing, searches
+from tools.make_drafter_vectors import confidences, drawing, searches
 from tools.make_plan_vectors import plans, turns
 from tools.vector_rows import params_of, row
 
@@ -191,24 +192,33 @@ class _Guesser(Drafter):
 
     name = "recorded"
 
-    def __init__(self, cheap: bool, buckets: list[int]) -> None:
+    def __init__(self, cheap: bool, buckets: list[int], chances: list[list[float]]) -> None:
         self.cheap, self.buckets, self.round = cheap, buckets, -1
+        self.chances, self.stops = chances, bool(chances)  # of the guesses of each round
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        return Proposal(np.zeros(budget, np.int64), bucket=self.buckets[self.round])
+        count = 1
+        while count < budget and not self._weak(count):
+            count += 1
+        return Proposal(np.zeros(count, np.int64), bucket=self.buckets[self.round])
+
+    def _weak(self, depth: int) -> bool:
+        return self.least_gain is not None and math.prod(self.chances[self.round][: depth + 1]) < self.least_gain(depth)
 
 
 def adaptive() -> Iterator[dict[str, Any]]:
     """Lengths that control chooses on recorded rounds: how many guesses would stand, and what the clock said.
 
     ``first_ms`` is the first step's alone, of which the fixed costs know (0.2 passes a millisecond).  In the rounds of
-    ``slow``, from the first until before the second, everything takes twice as long.
+    ``slow``, from the first until before the second, everything takes twice as long.  ``chances``, [round][depth]: of
+    a drafter that stops by itself; none of another one.
     """
     for number, (cheap, seeded, fallback, good, first) in enumerate(
         [(True, True, True, 0.8, 0), (True, True, True, 0.1, 0), (False, True, True, 0.6, 0),
          (False, True, False, 0.05, 0), (True, False, True, 0.5, 0), (False, False, True, 0.75, 0),
          (False, False, True, 0.3, 0), (False, False, True, 0.75, 1.5),
-         (False, True, True, 0.75, 1.5), (False, False, True, 0.6, 0), (True, False, True, 0.6, 0)]
+         (False, True, True, 0.75, 1.5), (False, False, True, 0.6, 0), (True, False, True, 0.6, 0),
+         (False, True, True, 0.8, 0), (False, False, True, 0.35, 0), (False, False, False, 0.6, 1.5)]
     ):  # fmt: skip
         rng, rounds = np.random.default_rng(number), 240
         buckets = rng.integers(0, 3, rounds).tolist() if cheap else [0] * rounds
@@ -216,7 +226,8 @@ def adaptive() -> Iterator[dict[str, Any]]:
         stand[rounds // 2 :] = rng.geometric(1 - min(0.95, good + 0.1), rounds - rounds // 2) - 1
         draft = rng.uniform(0.5, 1.5, rounds)  # milliseconds of a draft step
         extra = rng.uniform(0.1, 0.6, rounds)  # of a row beyond the first, of 5 ms
-        inner = _Guesser(cheap, buckets)
+        chances = rng.uniform(0.5, 1.0, (rounds, 9)).tolist() if number >= 11 else []
+        inner = _Guesser(cheap, buckets, chances)
         control = Adaptive(inner, CostModel(CURVE, 0.0 if cheap else 0.15, first / 5 or None), 8, fallback)
         # a seeded text never follows the clock
         control.begin(DraftRequest([1], SamplingParams(temperature=float(seeded), seed=1), Noise(1)))
@@ -238,6 +249,7 @@ def adaptive() -> Iterator[dict[str, Any]]:
             "stand": stand.tolist(),
             "first_ms": first,
             "slow": slow,
+            "chances": chances,
             "draft_ms": draft.tolist(),
             "row_ms": extra.tolist(),
             "lengths": lengths,
@@ -301,6 +313,7 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "turns": turns,
     "pace": pace,
     "drawing": drawing,
+    "confidences": confidences,
     "searches": searches,
     "controls": controls,
     "guards": guards,

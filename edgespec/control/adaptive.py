@@ -5,10 +5,16 @@ Each round verifies the K guesses that maximise
     (1 + sum_{i <= K} prod_{j <= i} a_j) / (d(K) + v(rows(K)))          K = 0 is plain decoding: 1
 
 with a_j = P(guess j accepted | all before it were), learned for each bucket of the inner drafter.
+
+A drafter that stops by itself knows more of each guess than its position.  It is told the length at most, and what a
+guess more must gain: the tokens that rounds like its last ones give in the time that the guess and its row take.
+Rounds are worth most where every guess gains that much (Dinkelbach's method).  Whether it drafts at all is decided by
+what those rounds gave.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
@@ -16,12 +22,14 @@ from math import inf
 from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
-from edgespec.formulas.cost import CostModel
+from edgespec.formulas.cost import CostModel, expected_tokens
 
 PRIOR = 0.5  # acceptance where nothing is known
 WAIT, LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
 MOST_BUCKETS = 64  # whose acceptance is kept: some drafters number what they draft with, without end
 _DECAY = 0.9
+_ROUND_DECAY = 0.95  # of what rounds of a drafter that stops by itself gave and took
+_PRIOR_ROUNDS = 2  # that what was predicted before the first counts as
 _PROBE = 2  # guesses of a probe
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting helps
 
@@ -37,6 +45,8 @@ class Record:
     probing: bool = False  # a probe is being verified
     streak: int = 0  # probes in a row
     drafting: bool | None = None  # whether it was drafted when last decided on
+    tokens: float = 0.0  # of the latest rounds, where the drafter stops by itself
+    steps: float = 0.0  # time of these rounds in plain steps
 
     def rate(self, position: int) -> float:
         """Return a at ``position``; one never put to the test is taken to be like the one before."""
@@ -135,7 +145,10 @@ class Adaptive(Wrapper):
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            self._asked = self._decide(*self._expected(budget))
+            bucket, rows = self._expected(budget)
+            self._asked = self._decide(bucket, rows)
+            if self.inner.stops:
+                self.inner.least_gain = self._least_gain(rows)
             most = budget if self.inner.chooses else self._asked
             proposal = self.inner.propose(tokens, most) if self._asked else EMPTY
         if len(proposal):
@@ -196,6 +209,8 @@ class Adaptive(Wrapper):
 
     def _best(self, record: Record, rows: list[int]) -> tuple[int, float, float]:
         """Find the length of the highest predicted speed -> it, the speed, acceptance of the first guess."""
+        if self.inner.stops and len(rows) > 1:
+            return self._longest(record, rows)
         best, gain, tried = 0, self.required, 0.0
         tokens = chance = 1.0
         for length in range(1, len(rows)):
@@ -209,6 +224,22 @@ class Adaptive(Wrapper):
             if predicted > gain and steps - 1 <= self.stake:
                 best, gain = length, predicted
         return best, gain if best else tried, record.rate(0)
+
+    def _longest(self, record: Record, rows: list[int]) -> tuple[int, float, float]:
+        """Do the same for a drafter that stops by itself: what may be risked, and the speed that its rounds had."""
+        if not record.steps:
+            steps = {length: self._steps(length, rows[length]) for length in range(1, len(rows))}
+            tokens = {length: expected_tokens(record.rate(0), length) for length in steps}
+            best = max(steps, key=lambda length: tokens[length] / steps[length])
+            record.tokens, record.steps = _PRIOR_ROUNDS * tokens[best], _PRIOR_ROUNDS * steps[best]
+        speed = record.tokens / record.steps
+        most = (n for n in range(len(rows) - 1, 0, -1) if self._steps(n, rows[n]) - 1 <= self.stake)
+        return next(most, 0) if speed > self.required else 0, speed, record.rate(0)
+
+    def _least_gain(self, rows: list[int]) -> Callable[[int], float]:
+        """Price a guess more after those down to a depth: what rounds give in its time, or plain decoding."""
+        worth = max(self._last[1], self.required)
+        return lambda depth: worth * (self._steps(depth + 1, rows[depth + 1]) - self._steps(depth, rows[depth]))
 
     def _steps(self, depth: int, rows: int) -> float:
         """Count the plain steps that drafting ``depth`` deep and verifying ``rows`` rows take.
@@ -260,6 +291,9 @@ class Adaptive(Wrapper):
                 record.learn(position, position < right)
             if proposal.parents is not None:
                 self._nodes_per_depth = len(proposal) / proposal.deepest
+            if self.inner.stops:
+                record.tokens = _ROUND_DECAY * record.tokens + right + 1
+                record.steps = _ROUND_DECAY * record.steps + self.price(proposal)
             if record.probing:
                 record.probing = False
                 if tested == right and record.streak < _STREAK:

@@ -7,7 +7,7 @@ first request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -206,6 +206,8 @@ class Drafter:
         steps_at_once: proposing costs the same however deep the proposal.
         chooses: it decides itself, within its budget, how many guesses are worth a row of the pass.
         caught_up: false if its last proposal first had to read tokens that it missed while it was not asked.
+        stops: it drafts no further where a guess more is expected to gain less than ``least_gain`` says.
+        least_gain: depth -> tokens that a guess after those down to it must gain; control sets it before it asks.
     """
 
     name: str = "drafter"
@@ -213,6 +215,8 @@ class Drafter:
     steps_at_once: bool = False
     chooses: bool = False
     caught_up: bool = True
+    stops: bool = False
+    least_gain: Callable[[int], float] | None = None
 
     @property
     def wants(self) -> frozenset[str]:

@@ -29,6 +29,7 @@ from edgespec.errors import EdgespecError
 Rows = NDArray[np.float32]
 # (nodes to expand, guesses so far, their parents) -> draft logits float32 [nodes, any]; node -1 is the pending token
 Level = Callable[[Sequence[int], Sequence[int], Sequence[int]], Rows]
+Weak = Callable[[float], bool]  # the draft probability of a guess -> whether none should follow it
 MOST_SIBLING_NODES = 32
 _ABOVE = (0.95, 0.8, 0.5)  # confidence, and the paper's guesses per node above it, above the next, ...
 _GREEDY, _SAMPLED = (3, 5, 8, 10), (1, 3, 5, 10)
@@ -87,7 +88,7 @@ def draw_chain(
     step: Callable[[int | None], Rows],
     draw: Draw,
     length: int,
-    stop: float = 0.0,
+    weak: Weak | None = None,
     choose: Callable[[int | None], tuple[int, float]] | None = None,
     worth: Callable[[int | None], bool] | None = None,
 ) -> Proposal:
@@ -98,9 +99,9 @@ def draw_chain(
             last guess, whose own continuation nobody needs.
         draw: where and how.
         length: most guesses.
-        stop: draft no further AFTER a guess whose unadjusted draft probability is below this.
+        weak: told the unadjusted draft probability of each guess but the last, whether to draft no further AFTER it.
         choose: instead of ``step`` for greedy requests: the likeliest token and its probability; its logit will do
-            where ``stop`` is 0.
+            where ``weak`` is None.
         worth: whether to offer one more guess, asked before it is drawn with the guess before it.
 
     Raises:
@@ -112,9 +113,8 @@ def draw_chain(
     guesses: list[int] = []
     prefix = Prefix(draw.tokens, guesses) if params.reads_prefix else ()
     probs = np.zeros((length, draw.vocab)) if params.rejects else None  # float64 [length, vocab]
-    least = math.log(stop) if stop > 0 else -math.inf
-    weak = False
-    while len(guesses) < length and not weak:
+    ended = False
+    while len(guesses) < length and not ended:
         last = guesses[-1] if guesses else None
         if worth is not None and not worth(last):
             break
@@ -122,7 +122,7 @@ def draw_chain(
             guess, chance = choose(last)
             if not math.isfinite(chance):
                 raise _not_finite()
-            weak = stop > 0 and chance < stop
+            ended = weak is not None and len(guesses) + 1 < length and weak(chance)
         else:
             logits = step(last)[: draw.vocab]
             if params.plain_greedy:
@@ -134,7 +134,8 @@ def draw_chain(
                 guess = found.draw(draw.noise, len(draw.tokens) + len(guesses), stream)
                 if probs is not None:
                     probs[len(guesses), found.ids] = found.probs()
-            weak = stop > 0 and len(guesses) + 1 < length and log_softmax_at(logits, guess) < least
+            if weak is not None and len(guesses) + 1 < length:
+                ended = weak(math.exp(log_softmax_at(logits, guess)))
         guesses.append(guess)
     return Proposal(np.array(guesses, np.int64), None, None if probs is None else probs[: len(guesses)])
 
@@ -247,7 +248,12 @@ class _Level:
 
 
 def draw_siblings(
-    step: Callable[[int | None], Rows], draw: Draw, length: int, stop: float, policy: SiblingPolicy, bucket: int = 0
+    step: Callable[[int | None], Rows],
+    draw: Draw,
+    length: int,
+    weak: Weak | None,
+    policy: SiblingPolicy,
+    bucket: int = 0,
 ) -> Proposal:
     """Draw a chain of up to ``length`` guesses whose nodes may have siblings, which have no children.
 
@@ -274,7 +280,7 @@ def draw_siblings(
         levels.append(level)
         chain.append(level.tokens[0])
         reach *= level.sure
-        if level.sure < stop:
+        if weak is not None and len(levels) < length and weak(level.sure):
             break
     return _assemble(levels, _siblings(levels, policy), bucket)
 

@@ -7,6 +7,7 @@ read: four bits of the same weights, as ML-SpecQD (arXiv 2503.13565) drafts with
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import count
 from typing import cast
 
@@ -16,47 +17,57 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
-from edgespec.drafters.draw import DrawingDrafter, draw_chain
+from edgespec.drafters.confidence import Confidence
+from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain
 from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart, SkipSetPart
 
-# The paper's constants (its section 3.3 and its published configuration).
-_START = 0.6  # threshold of the first round
-_STEP = 0.01  # how far one verification may ask to move it
-_WANTED = 0.9  # acceptance rate to steer to
-_MATCHED_DECAY, _STOP_DECAY = 0.5, 0.9
-
 
 class SelfSpec(DrawingDrafter):
-    """Draws chains from the target itself; stops after a guess it is not sure of.
+    """Draws chains from the target itself; under control, stops after a guess that makes a further one not worth it.
 
     Reads the full model's KV of the committed tokens, and the draft's own for the guesses; the verifying pass
-    overwrites the latter.  No extra memory.  ``stop``: the threshold to start from.
+    overwrites the latter.  No extra memory.  ``confidence``: what is known of its guesses.
     """
 
     name = "self-spec"
+    stops = True
     gamma_max = 12  # longest chain, whatever the budget
 
-    def __init__(self, target: SelfDraftTarget, skip: SkipSet, stop: float = _START) -> None:
+    def __init__(self, target: SelfDraftTarget, skip: SkipSet, confidence: Confidence | None = None) -> None:
         self.target, self.skip, self.vocab = target, skip, target.vocab_size
-        self.stop = self._first_stop = stop
-        self.matched = 0.0  # smoothed acceptance rate, the paper's m
-        self._asked = 0
+        self.confidence = confidence or Confidence()
+        self._first_confidence = deepcopy(self.confidence)
+        self._sure: list[float] = []  # draft probabilities of the last guesses
 
     def begin(self, request: DraftRequest) -> None:
         """Draft as this request samples.
 
-        The threshold is carried across requests, except where that would make a seeded text depend on earlier ones:
+        What was learned is carried across requests, except where that would make a seeded text depend on earlier ones:
         with rejection sampling the length of a draft decides which random numbers are used.
         """
         super().begin(request)
         if request.params.seeded_rejection:
-            self.stop, self.matched = self._first_stop, 0.0
+            self.confidence = deepcopy(self._first_confidence)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Draw a chain that ends after the first guess below the threshold."""
-        self._asked = min(budget, self.gamma_max)
-        return draw_chain(self._steps(tokens), self.how(tokens), self._asked, self.stop, self._choices(tokens))
+        """Draw a chain that ends where a guess more does not pay."""
+        length = min(budget, self.gamma_max)
+        return draw_chain(self._steps(tokens), self.how(tokens), length, self._weak(), self._choices(tokens))
+
+    def _weak(self) -> Weak | None:
+        """Make what tells of each guess whether the next one would not pay; None = nobody said what must be gained."""
+        self._sure, reach, least, confidence = [], 1.0, self.least_gain, self.confidence
+        if least is None:
+            return None
+
+        def weak(probability: float) -> bool:
+            nonlocal reach
+            self._sure.append(probability)
+            reach *= confidence.chance(probability)
+            return reach * confidence.mean < least(len(self._sure))
+
+        return weak
 
     def _steps(self, tokens: list[int]) -> Callable[[int | None], NDArray[np.float32]]:
         """Give what runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
@@ -90,23 +101,21 @@ class SelfSpec(DrawingDrafter):
         return True
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Move the threshold after a verification (the paper's equation for the adaptive exit)."""
-        drafted = len(proposal)
-        if not drafted:
-            return
-        rate = len(verdict.path) / drafted
-        self.matched = _MATCHED_DECAY * self.matched + (1 - _MATCHED_DECAY) * rate
-        wanted = self.stop
-        if self.matched < _WANTED:
-            wanted += _STEP
-        elif drafted < self._asked:  # else the length, not the threshold, ended the draft
-            wanted -= _STEP
-        self.stop = min(max(_STOP_DECAY * self.stop + (1 - _STOP_DECAY) * wanted, 0.0), 1.0)
+        """Count which guesses were right, by how sure they were."""
+        right, tested = len(verdict.path), proposal.tested(verdict.path)
+        for depth, probability in enumerate(self._sure[:tested]):
+            self.confidence.learn(probability, depth < right)
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> SelfSpec:
     """Draft with the skip set that the export found."""
-    return SelfSpec(parts.target, skip_set(part.skip or SkipSetPart()))
+    return SelfSpec(parts.target, skip_set(part.skip or SkipSetPart()), known_confidence(part))
+
+
+def known_confidence(part: MethodPart) -> Confidence:
+    """Read what the export measured of a draft's guesses; else assume it."""
+    measured = part.measured[0] if part.measured else None
+    return Confidence() if measured is None else Confidence(measured.confidence, measured.acceptance[0])
 
 
 def skip_set(part: SkipSetPart) -> SkipSet:

@@ -132,13 +132,12 @@ class Swift(SelfSpec):
         return SiblingPolicy(branch, price, least)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Draw a chain that ends after the first guess below the threshold, and siblings where they help."""
-        self._asked = min(budget, self.gamma_max)
-        steps, how = self._steps(tokens), self.how(tokens)
-        return draw_siblings(steps, how, self._asked, self.stop, self._siblings, self._bucket)
+        """Draw a chain that ends where a guess more does not pay, and siblings where they help."""
+        steps, how, length = self._steps(tokens), self.how(tokens), min(budget, self.gamma_max)
+        return draw_siblings(steps, how, length, self._weak(), self._siblings, self._bucket)
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Move the threshold by what happened to the chain."""
+        """Count what happened to the chain."""
         if proposal.parents is not None:
             chain = proposal.deepest  # its nodes come first
             accepted = sum(node < chain for node in verdict.path)

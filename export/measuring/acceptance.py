@@ -76,6 +76,22 @@ class ChainScorer:
         guessed = self._argmax(draft, gamma, skip)  # [P, gamma]
         return counted(guessed == self.chains[:, 1 : gamma + 1])
 
+    def confidence(self, draft: Slot, skip: SkipSet | None = None) -> tuple[list[float], list[bool]]:
+        """Run a draft as ``score`` does -> its probability of each tested guess, and whether that was right."""
+        chances, right = list[float](), list[bool]()
+        wanted = iter(self.chains[:, 1:].reshape(-1, self.gamma))
+        for output in self.passes(draft, self.gamma, skip):
+            logits = output.logits.astype(np.float64)  # [rows, vocab]
+            shares = 1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+            for found, sure in zip(
+                logits.argmax(-1).reshape(-1, self.gamma), shares.reshape(-1, self.gamma), strict=True
+            ):
+                matches = found == next(wanted)
+                tested = self.gamma if matches.all() else int(matches.argmin()) + 1
+                chances += sure[:tested].tolist()
+                right += matches[:tested].tolist()
+        return chances, right
+
     def _argmax(self, slot: Slot, depth: int, skip: SkipSet | None) -> NDArray[np.int64]:  # [P, depth]
         found = []
         for output in self.passes(slot, depth, skip):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE
+from edgespec.drafters.confidence import counted
+from edgespec.drafters.registry import METHODS, SELF_SPEC, SPECULATIVE
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
@@ -67,7 +69,8 @@ class MethodMeasurer:
         if "swift" in self.methods:
             start = (SkipSet.all_high if self.planes and slot.planes else SkipSet.every_other)(slot.layers)
             methods["swift"] = MethodPart(skip=SkipSetPart.of(start), draft_cost=costs.draft_ms(start) / costs.plain)
-        if draft_part is None and SELF_SPEC not in self.methods and not self.heads.trained:
+        planes = self.planes and slot.planes
+        if draft_part is None and SELF_SPEC not in self.methods and not self.heads.trained and not planes:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)
@@ -88,34 +91,37 @@ class MethodMeasurer:
                 measured=[self._measured(acceptance.rates, acceptance.offered[0])],
                 notes=_scored(draft, chains),
             )
-        if SELF_SPEC in self.methods:
+        if SELF_SPEC in self.methods or planes:
             methods[SELF_SPEC] = self._self_spec(slot, scorer, costs)
         for name, heads in self.heads.trained.items():
             self.progress("heads", 0, 1, f"{name} against the target")
             chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)
             methods[name] = measure_heads(name, heads, slot, chains, costs, self._measured)
             self.progress("heads", 1, 1, f"{name} against the target")
-        return methods, costs
+        return {name: methods[name] for name in METHODS if name in methods}, costs
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
         search = SkipSearch(slot, scorer, costs, self.seed, self._store(), self.planes and slot.planes)
-        if self.given_skip is not None:
+        if SELF_SPEC not in self.methods:  # int8 drafts by its high planes without being asked to
+            found = search.score(search.start)
+        elif self.given_skip is not None:
             found = search.score(self.given_skip)
         else:
             found = search.run(self.trials, lambda done, of, what: self.progress("skip set", done, of, what))
         if search.store is not None:
             search.store.unlink(missing_ok=True)
+        confidence = counted(*scorer.confidence(slot, found.skip))
         return MethodPart(
             gamma=found.gamma,
             skip=SkipSetPart.of(found.skip),
             draft_cost=found.draft_cost,
             predicted_speedup=found.speedup,
-            measured=[self._measured(found.acceptance.rates, found.acceptance.offered[0])],
+            measured=[self._measured(found.acceptance.rates, found.acceptance.offered[0], confidence)],
             notes=_advice(found),
         )
 
-    def _measured(self, rates: list[float], positions: int) -> Measured:
-        return Measured(acceptance=rates, positions=positions, **self.text.facts)
+    def _measured(self, rates: list[float], positions: int, confidence: Sequence[float] = ()) -> Measured:
+        return Measured(acceptance=rates, positions=positions, confidence=list(confidence), **self.text.facts)
 
     def _store(self) -> Path | None:
         folder = self.keep_search

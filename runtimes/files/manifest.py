@@ -271,6 +271,11 @@ class Measured(Part):
     """A measured acceptance: P(accepted | offered) by draft position, and on what it was measured."""
 
     acceptance: Shares = Field(min_length=1)
+    confidence: Shares = Field(
+        default_factory=list,
+        max_length=8,
+        description="self-spec: acceptance by its own probability of a guess: below .2, .35, .5, .65, .8, .9, .97",
+    )
     positions: Count
     text: str
     text_sha256: str

@@ -171,7 +171,7 @@ def mix(seed: int, model: FunctionTarget) -> list[Drafter]:
         return function(prefix) if sum(prefix) % 3 else other(prefix)
 
     model.draft = draft
-    return [NGram(), SelfSpec(model, SkipSet((0,)), stop=0.3), Speculative(FunctionTarget(draft, VOCAB), VOCAB)]
+    return [NGram(), SelfSpec(model, SkipSet((0,))), Speculative(FunctionTarget(draft, VOCAB), VOCAB)]
 
 
 @pytest.mark.parametrize("control", [False, True])

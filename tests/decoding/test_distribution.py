@@ -44,7 +44,7 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "ar": lambda target: Plain(),
     "ngram": lambda target: NGram(),
     "draft model": lambda target: Speculative(TableTarget(DRAFT), VOCAB),
-    "self-spec": lambda target: SelfSpec(target, SkipSet((0,)), stop=0.5),
+    "self-spec": lambda target: stopping(SelfSpec(target, SkipSet((0,)))),
     "swift chain": lambda target: swift(target, (1,)),
     "swift with siblings": lambda target: swift(target, None),
     "chain of drafters": lambda target: Chain([NGram(), swift(target, (2,))]),
@@ -60,15 +60,19 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
 }
 
 
-def swift(target: TableTarget, branch: tuple[int, ...] | None) -> Swift:
+def swift(target: TableTarget, branch: tuple[int, ...] | None) -> SelfSpec:
     """Build a SWIFT drafter over ``target`` whose drafts stop, and ``branch`` into siblings, where the text decides."""
     target.layers = 4
     step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.04, 3: 1.05, 4: 1.2}, 0.2)
     if branch:  # rows are free: siblings pay
         costs = CostModel({1: 1.0, 2: 1.0}, 0.2)
     search = OnlineSearch(4, SkipSet((1,)), step, costs.v)
-    drafter = Swift(target, search, step, costs, branch=branch or (3,))
-    drafter._first_stop = 0.5
+    return stopping(Swift(target, search, step, costs, branch=branch or (3,)))
+
+
+def stopping(drafter: SelfSpec) -> SelfSpec:
+    """Let drafts stop where the first guess is one that is right in less than .7 of all cases."""
+    drafter.least_gain = lambda depth: 0.7 * drafter.confidence.mean
     return drafter
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet
+from edgespec.drafters.confidence import Confidence
 from edgespec.drafters.draw import Draw, draw_chain
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
@@ -33,7 +34,7 @@ def pair(kind: str, seed: int, draft_seed: int | None = None) -> tuple[FunctionT
     target = FunctionTarget(function, VOCAB, draft=draft)
     if kind == "draft model":
         return target, Speculative(FunctionTarget(draft, VOCAB), VOCAB)
-    return target, SelfSpec(target, SkipSet((0,), ()), stop=0.0)
+    return target, SelfSpec(target, SkipSet((0,), ()))
 
 
 @pytest.mark.parametrize("kind", ["draft model", "self-spec"])
@@ -165,47 +166,40 @@ def confident(prefix: tuple[int, ...]) -> np.ndarray:
     return logits
 
 
-def test_a_self_draft_stops_after_a_guess_it_is_not_sure_of() -> None:
+def test_a_self_draft_stops_where_the_next_guess_is_not_worth_it() -> None:
+    """After the guess whose chance, times that of all before and that of a guess, is below what must be gained."""
     target = FunctionTarget(confident, VOCAB)
     target.prefill([1, 1, 1])
-    assert SelfSpec(target, SkipSet()).propose([1, 1, 1, 1], 8).tokens.tolist() == [4, 5, 6]
-    assert len(SelfSpec(target, SkipSet(), stop=0.0).propose([1, 1, 1, 1], 8)) == 8
+    drafter = SelfSpec(target, SkipSet(), Confidence([0.1] * 7 + [0.9], 0.8))
+    assert len(drafter.propose([1, 1, 1, 1], 8)) == 8  # nobody says what must be gained
+    assert target.skipped == 8  # one pass a guess, none for the last guess
+    for least, length in ((0.0, 8), (0.07, 3), (0.6, 3), (0.65, 2), (0.73, 1)):  # .9 .81 .081 times .8
+        drafter.least_gain = lambda depth, least=least: least
+        assert drafter.propose([1, 1, 1, 1], 8).tokens.tolist()[:3] == [4, 5, 6][:length]
+        assert len(drafter.propose([1, 1, 1, 1], 8)) == length, least
+    drafter.least_gain = lambda depth: 0.1 * depth
+    assert len(drafter.propose([1, 1, 1, 1], 8)) == 3
     assert target.tokens == [1, 1, 1]
-    target.skipped = 0
-    SelfSpec(target, SkipSet(), stop=0.0).propose([1, 1, 1, 1], 5)
-    assert target.skipped == 5  # one pass a guess, none for the last guess
 
 
-def test_the_threshold_moves_as_in_the_paper() -> None:
+def test_confidence_is_counted_from_what_was_tested() -> None:
     target = FunctionTarget(confident, VOCAB)
+    target.prefill([1, 1, 1])
     drafter = SelfSpec(target, SkipSet())
-    target.prefill([1])
-
-    def verified(drafted: int, accepted: int, budget: int) -> None:
-        drafter._asked = budget
-        drafter.observe(Proposal(np.zeros(drafted, np.int64)), Verdict(range(accepted), 0), NOTHING)
-
-    verified(4, 2, 8)  # m = .25 < .9: asks for .61
-    assert drafter.matched == pytest.approx(0.25)
-    assert drafter.stop == pytest.approx(0.6 + 0.1 * 0.01)
-    drafter.matched = 1.0
-    verified(4, 4, 4)  # as long as allowed: no reason to lower it
-    assert drafter.stop == pytest.approx(0.601)
-    verified(3, 3, 4)
-    assert drafter.stop == pytest.approx(0.600)
+    drafter.least_gain = lambda depth: 0.0
+    sure, unsure = 0.999, 0.1  # as ``confident`` is
+    for _ in range(40):  # right, right, then wrong; nothing behind it was tested
+        drafter.observe(drafter.propose([1, 1, 1, 1], 6), Verdict(range(2), 0), NOTHING)
+    assert drafter.confidence.chance(sure) > 0.97
+    assert drafter.confidence.chance(unsure) < 0.1
+    assert drafter.confidence.mean == pytest.approx(2 / 3, abs=0.05)
     drafter.observe(EMPTY, Verdict((), 0), NOTHING)
-    assert drafter.stop == pytest.approx(0.600)
-
-
-def test_the_threshold_is_carried_across_requests_but_not_into_a_seeded_text() -> None:
-    target, _ = pair("self-spec", 1)
-    drafter = SelfSpec(target, SkipSet())
-    drafter.stop, drafter.matched = 0.9, 0.5
+    known = drafter.confidence.rates
     for params in (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, seed=1, acceptance="coupled")):
         drafter.begin(DraftRequest([], params, Noise(1)))
-        assert (drafter.stop, drafter.matched) == (0.9, 0.5)
-    drafter.begin(DraftRequest([], SamplingParams(1.0, seed=1), Noise(1)))
-    assert (drafter.stop, drafter.matched) == (0.6, 0.0)
+        assert drafter.confidence.rates == known
+    drafter.begin(DraftRequest([], SamplingParams(1.0, seed=1), Noise(1)))  # its text follows from the lengths
+    assert drafter.confidence.rates == Confidence().rates != known
 
 
 def test_greedy_guesses_come_from_the_likeliest_token_or_its_probability() -> None:
@@ -221,7 +215,11 @@ def test_greedy_guesses_come_from_the_likeliest_token_or_its_probability() -> No
     how = Draw([5], VOCAB, SamplingParams(), Noise(0)), 3
     assert draw_chain(step, *how, choose=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
     assert asked == [None, 1, 2]
-    assert draw_chain(step, *how, stop=0.4, choose=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
-    assert draw_chain(step, *how, stop=0.6, choose=lambda last: ask(last, 0.5)).tokens.tolist() == [1]
+    assert draw_chain(
+        step, *how, weak=lambda chance: chance < 0.4, choose=lambda last: ask(last, 0.5)
+    ).tokens.tolist() == [1, 2, 3]
+    assert draw_chain(
+        step, *how, weak=lambda chance: chance < 0.6, choose=lambda last: ask(last, 0.5)
+    ).tokens.tolist() == [1]
     with pytest.raises(EdgespecError, match="finite"):
         draw_chain(step, *how, choose=lambda last: ask(last, np.nan))

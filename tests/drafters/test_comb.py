@@ -90,7 +90,8 @@ def draw(
         chain = [*PREFIX, *(token for token in steps if token is not None)]
         return np.append(row(seed, chain), np.array([90, 91], np.float32))
 
-    return draw_siblings(step, Draw(PREFIX, VOCAB, params, Noise(seed)), length, stop, policy, BUCKET), steps
+    how = Draw(PREFIX, VOCAB, params, Noise(seed)), length, lambda chance: chance < stop
+    return draw_siblings(step, *how, policy, BUCKET), steps
 
 
 def price(depth: int, expected: float, rows: int) -> float:
@@ -138,9 +139,8 @@ def test_the_papers_widths() -> None:
 
 
 def halves(length: int, stop: float, policy: SiblingPolicy, logits: NDArray[np.float32] = HALF) -> Proposal:
-    return draw_siblings(
-        lambda token: logits, Draw(PREFIX, len(logits), SamplingParams(), Noise(1)), length, stop, policy
-    )
+    how = Draw(PREFIX, len(logits), SamplingParams(), Noise(1)), length, lambda chance: chance < stop
+    return draw_siblings(lambda token: logits, *how, policy)
 
 
 def test_a_row_must_gain_more_than_it_costs() -> None:

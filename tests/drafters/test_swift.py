@@ -16,6 +16,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
+from edgespec.drafters.confidence import Confidence
 from edgespec.drafters.draw import paper_width
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.skip_sets import OnlineSearch
@@ -222,9 +223,7 @@ def comb(branch: tuple[int, ...] | None, budget: int = 3, costs: CostModel | Non
     step, curve = StepCost(0.05, 0.05), costs or FREE
     search = OnlineSearch(LAYERS, START, step, curve.v)
     drafter = Swift(target, search, step, curve, branch=branch)
-    drafter.stop = 0.0
     drafter.begin(DraftRequest([], SamplingParams(**sampling), Noise(3)))
-    drafter.stop = 0.0
     target.prefill([1, 1])
     return drafter.propose([1, 1, 1], budget)
 
@@ -249,14 +248,15 @@ def test_siblings_are_offered_where_they_pay() -> None:
     assert middle.tokens.tolist() == [3, 4, 5, 8]  # only where the chain is sure to be reached
 
 
-def test_the_threshold_follows_the_chain_alone() -> None:
+def test_confidence_follows_the_chain_alone() -> None:
     _, drafter = make()
-    drafter._asked = 4
     tree = Proposal(np.arange(6), np.array([-1, 0, 1, -1, 0, 1]))
-    drafter.observe(tree, Verdict([0, 1, 2], 1), NOTHING)
-    assert drafter.matched == pytest.approx(0.5)
-    drafter.observe(tree, Verdict([0, 4], 1), NOTHING)  # a sibling is no match of the chain
-    assert drafter.matched == pytest.approx(0.25 + 1 / 6)
+    seen = drafter.confidence.seen
+    for path, counts in (([0, 1, 2], [0, 0, 2, 1]), ([0, 4], [0, 0, 4, 1])):  # a sibling is no match of the chain
+        drafter._sure = [0.4, 0.4, 0.6]
+        drafter.observe(tree, Verdict(path, 1), NOTHING)
+        assert seen[:4] == counts
+    assert drafter.confidence.rates[2] < Confidence().rates[2] + 4 / 12
 
 
 @pytest.mark.parametrize("branch", [None, (1,), (2,), (10, 3)])

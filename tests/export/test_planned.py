@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.shapes import SHAPES, write_shape
+from edgespec.drafters.registry import complete
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
@@ -164,7 +165,7 @@ def same(planned: Manifest, real: Manifest) -> None:
     """Check that ``planned`` says of models and files what the manifest ``real`` of the export says."""
     assert planned.target == real.target
     assert planned.draft == real.draft
-    assert set(planned.methods) == set(real.methods)
+    assert set(complete(planned).methods) == set(complete(real).methods)
     for name, method in planned.methods.items():
         assert not method.measured
         assert method.predicted_speedup is None

@@ -172,12 +172,11 @@ def drafted_pairs(
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip
         assert skip is not None
-        drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)), stop=0.0)
+        drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)))
     elif method == "swift":
         step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.0})  # rows are free: siblings pay
         search = OnlineSearch(target.layers, SkipSet((1, 3), (1, 3)), step, costs.v)
         drafter = Swift(target, search, step, costs, branch=(3,))
-        drafter._first_stop = 0.0
     seen: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     for seed in range(DRAWS):

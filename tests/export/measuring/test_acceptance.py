@@ -53,7 +53,7 @@ def test_self_draft_acceptance_is_that_of_the_loop(
     slot, chains = scorer
     made = written(TARGET, "fp32")
     target = made.slot("gated", 2)
-    drafter = SelfSpec(target, skip, stop=0.0)
+    drafter = SelfSpec(target, skip)
     found = chains.score(slot, skip)
     assert found == measured_by_the_loop(target, drafter, chains.tokens, chains.positions.tolist(), chains.gamma)
     assert 0 < sum(found.accepted) < sum(found.offered)

@@ -11,6 +11,8 @@ const val PRIOR = 0.5 // acceptance where nothing is known
 internal const val WAIT = 16 // plain rounds before a probe; doubled while probes fail
 internal const val LONGEST_WAIT = 128
 private const val DECAY = 0.9
+private const val ROUND_DECAY = 0.95 // of what rounds of a drafter that stops by itself gave and took
+private const val PRIOR_ROUNDS = 2 // that what was predicted before the first counts as
 
 /** What one bucket of a drafter's guesses has shown of its acceptance. */
 class Record private constructor(private val rates: ArrayList<Double>, private val seen: ArrayList<Int>) {
@@ -20,12 +22,16 @@ class Record private constructor(private val rates: ArrayList<Double>, private v
     var probing = false // a probe is being verified
     var streak = 0 // probes in a row
     var drafting: Boolean? = null // whether it was drafted when last decided on, because it was faster
+    var tokens = 0.0 // of the latest rounds, where the drafter stops by itself
+    var steps = 0.0 // time of these rounds in plain steps
 
     fun copy() = Record(ArrayList(rates), ArrayList(seen)).also {
         it.wait = wait
         it.waited = waited
         it.streak = streak
         it.drafting = drafting
+        it.tokens = tokens
+        it.steps = steps
     }
 
     val known: Boolean get() = seen[0] > 0 // whether anything was ever put to the test
@@ -50,7 +56,8 @@ class Record private constructor(private val rates: ArrayList<Double>, private v
  *
  *     (1 + sum_{i <= K} prod_{j <= i} a_j) / (K c + v(rows(K)))          K = 0 is plain decoding: 1
  *
- * with a_j = P(guess j accepted | all before it were), learned for each bucket of [inner].  What is learned is carried
+ * with a_j = P(guess j accepted | all before it were), learned for each bucket of [inner].  One that stops by itself is told the length
+ * at most and what a guess more must gain, and drafts at all where its last rounds were faster (edgespec/control/adaptive.py).  What is learned is carried
  * across requests, except for requests whose seeded text would then depend on earlier ones.
  */
 class Adaptive(
@@ -131,7 +138,9 @@ class Adaptive(
             val found = inner.propose(tokens, most)
             if (found.size > 0) found.truncated(decide(found.bucket, rowsOf(found, most))) else found
         } else {
-            asked = expected(most).let { (bucket, rows) -> decide(bucket, rows) }
+            val (bucket, rows) = expected(most)
+            asked = decide(bucket, rows)
+            if (inner.stops) inner.leastGain = leastGain(rows)
             if (asked > 0) inner.propose(tokens, asked) else Proposal.EMPTY
         }
         if (proposal.size > 0) {
@@ -197,6 +206,7 @@ class Adaptive(
     private class Outlook(val length: Int, val gain: Double, val acceptance: Double)
 
     private fun best(record: Record, rows: IntArray): Outlook {
+        if (inner.stops && rows.size > 1) return longest(record, rows)
         var best = 0
         var gain = required
         var tried = 0.0
@@ -215,6 +225,31 @@ class Adaptive(
             }
         }
         return Outlook(best, if (best > 0) gain else tried, record.rate(0))
+    }
+
+    /** The same of a drafter that stops by itself: what may be risked, and the speed that its rounds had. */
+    private fun longest(record: Record, rows: IntArray): Outlook {
+        if (record.steps == 0.0) {
+            var tokens = 1.0
+            var chance = 1.0
+            val outlooks = (1 until rows.size).map {
+                chance *= record.rate(0)
+                tokens += chance
+                tokens to steps(it, rows[it])
+            }
+            val best = outlooks.maxBy { it.first / it.second }
+            record.tokens = PRIOR_ROUNDS * best.first
+            record.steps = PRIOR_ROUNDS * best.second
+        }
+        val speed = record.tokens / record.steps
+        val most = (rows.size - 1 downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
+        return Outlook(if (speed > required) most else 0, speed, record.rate(0))
+    }
+
+    /** What a guess more after those down to a depth must gain: what rounds give in its time, or plain decoding. */
+    private fun leastGain(rows: IntArray): (Int) -> Double {
+        val worth = maxOf(last.gain, required)
+        return { depth -> worth * (steps(depth + 1, rows[depth + 1]) - steps(depth, rows[depth])) }
     }
 
     /** Plain steps that drafting so deep and verifying so many rows take. */
@@ -258,6 +293,10 @@ class Adaptive(
             val tested = proposal.tested(verdict.path) + if (unsure) 1 else 0
             for (position in 0 until tested) record.learn(position, position < right)
             if (proposal.parents != null) nodesPerDepth = proposal.size.toDouble() / proposal.deepest
+            if (inner.stops) {
+                record.tokens = ROUND_DECAY * record.tokens + right + 1
+                record.steps = ROUND_DECAY * record.steps + price(proposal)
+            }
             if (record.probing) {
                 record.probing = false
                 if (tested == right && record.streak < STREAK) {

@@ -31,6 +31,14 @@ interface Drafter {
     /** False if its last proposal first had to read tokens that it missed while it was not asked. */
     val caughtUp: Boolean get() = true
 
+    /** Whether it drafts no further where a guess more is expected to gain less than [leastGain] says. */
+    val stops: Boolean get() = false
+
+    /** Depth -> tokens that a guess after those down to it must gain; control sets it before it asks. */
+    var leastGain: ((Int) -> Double)?
+        get() = null
+        set(_) = Unit
+
     /** States of the target that [observe] needs; auxiliary ones of every token: see [begin] and [absorb]. */
     val wants: Set<State> get() = emptySet()
     val reason: String get() = "" // what it has to say of a request, in words

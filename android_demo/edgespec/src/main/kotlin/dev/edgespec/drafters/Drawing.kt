@@ -50,6 +50,9 @@ typealias Level = (IntArray, IntArray, IntArray) -> Matrix
 /** The path of nodes from the root down to [node]. */
 internal fun pathTo(node: Int, parent: (Int) -> Int): List<Int> = generateSequence(node, parent).takeWhile { it >= 0 }.toList().reversed()
 
+/** The draft probability of a guess -> whether none should follow it. */
+typealias Weak = (Double) -> Boolean
+
 private const val MOST_ROWS = 32
 private val ABOVE = doubleArrayOf(0.95, 0.8, 0.5) // confidence, and the paper's guesses per node above it, ...
 private val GREEDY_WIDTHS = intArrayOf(3, 5, 8, 10)
@@ -96,14 +99,15 @@ class Drawing(
     }
 
     /**
-     * A chain; no guess AFTER one whose unadjusted draft probability is below [stop].  [step]: draft logits [>= vocab] after one
-     * guess more (null = after the committed tokens).  [best]: the likeliest token and its logit instead, for greedy requests.
+     * A chain; no guess AFTER one that is [weak], which is told the unadjusted draft probability of each but the last.  [step]: draft
+     * logits [>= vocab] after one guess more (null = after the committed tokens).  [best]: the likeliest token and its logit instead,
+     * for greedy requests.
      */
-    fun chain(step: (Int?) -> FloatArray, stop: Double = 0.0, best: ((Int?) -> Pair<Int, Float>)? = null): Proposal {
+    fun chain(step: (Int?) -> FloatArray, weak: Weak? = null, best: ((Int?) -> Pair<Int, Float>)? = null): Proposal {
         val guesses = Tokens()
         val prefix = Prefix(tokens, guesses)
         val probs = ArrayList<DoubleArray>()
-        val quick = best?.takeIf { params.plainGreedy && stop <= 0 }
+        val quick = best?.takeIf { params.plainGreedy && weak == null }
         while (guesses.size < length) {
             val last = guesses.lastOrNull()
             if (quick != null) {
@@ -116,7 +120,7 @@ class Drawing(
             val (chosen, support) = choose(logits, prefix, prefix.size, 1)
             if (sampled) probs.add(support!!.spread(vocab))
             guesses.push(chosen[0])
-            if (stop > 0 && guesses.size < length && logSoftmaxAt(logits, chosen[0]) < ln(stop)) break
+            if (weak != null && guesses.size < length && weak(exp(logSoftmaxAt(logits, chosen[0])))) break
         }
         return Proposal(guesses.toIntArray(), null, if (sampled) probs.toTypedArray() else null)
     }
@@ -146,8 +150,8 @@ class Drawing(
         return Proposal(guesses.toIntArray(), parents.toIntArray(), if (sampled) probs.toTypedArray() else null, replacement = false)
     }
 
-    /** A chain with siblings where they help: the trees of SWIFT (arXiv 2410.06916); [step] and [stop] as for [chain]. */
-    fun siblings(step: (Int?) -> FloatArray, stop: Double, policy: SiblingPolicy, bucket: Int = 0): Proposal {
+    /** A chain with siblings where they help: the trees of SWIFT (arXiv 2410.06916); [step] and [weak] as for [chain]. */
+    fun siblings(step: (Int?) -> FloatArray, weak: Weak?, policy: SiblingPolicy, bucket: Int = 0): Proposal {
         val chain = Tokens()
         val prefix = Prefix(tokens, chain)
         val levels = ArrayList<SiblingLevel>()
@@ -171,7 +175,7 @@ class Drawing(
             levels.add(SiblingLevel(found, chances, chance(found[0]), if (sampled) support!!.spread(vocab) else null))
             chain.push(found[0])
             reach *= levels.last().sure
-            if (levels.last().sure < stop) break
+            if (weak != null && levels.size < length && weak(levels.last().sure)) break
         }
         return assemble(levels, counts(levels, policy), bucket)
     }

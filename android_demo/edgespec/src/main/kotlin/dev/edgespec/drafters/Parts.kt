@@ -27,7 +27,7 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
     "ar" -> Plain()
     "ngram" -> NGram(store = parts.store)
     "speculative" -> DraftModel(parts.draft("draft"), parts.target.vocabSize, options.branch)
-    "self-spec" -> SelfSpec(parts.target, part.skip ?: SkipSet())
+    "self-spec" -> SelfSpec(parts.target, part.skip ?: SkipSet(), Confidence(part.confidence, part.acceptance?.firstOrNull()))
     "swift" -> buildSwift(parts, part, options)
     "medusa" -> {
         val most = options.nodes

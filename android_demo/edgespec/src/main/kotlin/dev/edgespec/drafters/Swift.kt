@@ -6,35 +6,44 @@ import dev.edgespec.formulas.CostModel
 import dev.edgespec.runtimes.*
 import java.util.Locale
 
-private const val START = 0.6 // threshold of the first round; the constants of arXiv 2309.08168
-private const val STEP = 0.01 // how far one verification may ask to move it
-private const val WANTED = 0.9 // acceptance rate to steer to
-private const val MATCHED_DECAY = 0.5
-private const val STOP_DECAY = 0.9
-
-/** Draws chains from the target itself with sub-layers left out, until a guess is unsure: Draft & Verify (arXiv 2309.08168). */
-open class SelfSpec(protected val target: ScoringTarget, protected var skip: SkipSet, private val gammaMax: Int = 12) : Drawer() {
+/**
+ * Draws chains from the target itself with sub-layers left out (arXiv 2309.08168) or read by their high planes; under control, stops
+ * after a guess that makes a further one not worth it.
+ */
+open class SelfSpec(
+    protected val target: ScoringTarget, protected var skip: SkipSet, private val known: Confidence = Confidence(),
+    private val gammaMax: Int = 12,
+) : Drawer() {
     override val name = "self-spec"
-    protected var stop = START // draft no further after a guess of a smaller draft probability
-    private var matched = 0.0 // smoothed acceptance rate
-    private var asked = 0
+    override val stops = true
+    override var leastGain: ((Int) -> Double)? = null
+    private var confidence = known.copy()
+    private val sure = ArrayList<Double>() // draft probabilities of the last guesses
 
-    /** The threshold is carried across requests, except where that would make a seeded text depend on earlier ones. */
+    /** What was learned is carried across requests, except where that would make a seeded text depend on earlier ones. */
     override fun begin(request: DraftRequest): Int? {
         super.begin(request)
-        if (params.seededRejection) {
-            stop = START
-            matched = 0.0
-        }
+        if (params.seededRejection) confidence = known.copy()
         return null
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
-        asked = minOf(budget, gammaMax)
-        return draw(drawing(tokens, asked, target.vocabSize), steps(tokens))
+        return draw(drawing(tokens, minOf(budget, gammaMax), target.vocabSize), steps(tokens))
     }
 
-    protected open fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.chain(step, stop)
+    protected open fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.chain(step, weak())
+
+    /** What tells of each guess whether the next one would not pay; null = nobody said what must be gained. */
+    protected fun weak(): Weak? {
+        sure.clear()
+        val least = leastGain ?: return null
+        var reach = 1.0
+        return { probability ->
+            sure.add(probability)
+            reach *= confidence.chance(probability)
+            reach * confidence.mean < least(sure.size)
+        }
+    }
 
     /** What runs one draft step after the other: a guess (null at first) -> logits [vocab] after it. */
     private fun steps(tokens: Tokens): (Int?) -> FloatArray {
@@ -52,13 +61,8 @@ open class SelfSpec(protected val target: ScoringTarget, protected var skip: Ski
     }
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
-        val drafted = proposal.size
-        if (drafted == 0) return
-        matched = MATCHED_DECAY * matched + (1 - MATCHED_DECAY) * (verdict.path.size.toDouble() / drafted)
-        var wanted = stop
-        // else the length, not the threshold, ended the draft
-        if (matched < WANTED) wanted += STEP else if (drafted < asked) wanted -= STEP
-        stop = (STOP_DECAY * stop + (1 - STOP_DECAY) * wanted).coerceIn(0.0, 1.0)
+        val tested = minOf(proposal.tested(verdict.path), sure.size)
+        for (depth in 0 until tested) confidence.learn(sure[depth], depth < verdict.path.size)
     }
 }
 
@@ -125,7 +129,7 @@ class Swift(
         return SiblingPolicy(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
     }
 
-    override fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.siblings(step, stop, policy, bucket)
+    override fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.siblings(step, weak(), policy, bucket)
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         if (proposal.parents == null) return super.observe(proposal, verdict, output)

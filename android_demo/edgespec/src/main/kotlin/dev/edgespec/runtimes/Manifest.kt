@@ -63,7 +63,7 @@ class ModelPart(
 class MethodPart(
     val gamma: Int = 4, val skip: SkipSet? = null, val heads: List<String> = emptyList(),
     val ranks: List<List<Double>> = emptyList(), val threshold: Double? = null, val acceptance: List<Double>? = null,
-    val draftCost: Double? = null, val firstCost: Double? = null, val predictedSpeedup: Double? = null,
+    val confidence: List<Double> = emptyList(), val draftCost: Double? = null, val firstCost: Double? = null, val predictedSpeedup: Double? = null,
 )
 
 class FileEntry(val size: Long, val sha256: String)
@@ -306,13 +306,13 @@ private fun Reader.skipSet(): SkipSet? = partOrNull("skip") {
 
 private fun Reader.method(): MethodPart {
     ignore("branch", "notes")
-    val acceptance = parts("measured") {
+    val measured = parts("measured") {
         ignore("positions", "text", "text_sha256")
-        numbers("acceptance")
-    }
+        numbers("acceptance") to numbers("confidence")
+    }.firstOrNull()
     return MethodPart(
-        intOrNull("gamma", 1) ?: 4, skipSet(), texts("heads"), lists("ranks"), numberOrNull("threshold"), acceptance.firstOrNull(),
-        numberOrNull("draft_cost"), numberOrNull("first_cost"), numberOrNull("predicted_speedup"),
+        intOrNull("gamma", 1) ?: 4, skipSet(), texts("heads"), lists("ranks"), numberOrNull("threshold"), measured?.first,
+        measured?.second ?: emptyList(), numberOrNull("draft_cost"), numberOrNull("first_cost"), numberOrNull("predicted_speedup"),
     )
 }
 

@@ -102,19 +102,27 @@ class ControlTest {
         }
     }
 
-    /** Offers as many guesses as it may, of a bucket that a recording names. */
-    private class Guesser(override val cheap: Boolean, private val buckets: IntArray) : Drafter {
+    /** Offers as many guesses as it may, of a bucket that a recording names; with [chances] it stops where they are too small. */
+    private class Guesser(override val cheap: Boolean, private val buckets: IntArray, private val chances: List<DoubleArray>) : Drafter {
         override val name = "recorded"
+        override val stops = chances.isNotEmpty()
+        override var leastGain: ((Int) -> Double)? = null
         var round = 0
 
-        override fun propose(tokens: Tokens, budget: Int) = Proposal(IntArray(budget), bucket = buckets[round])
+        override fun propose(tokens: Tokens, budget: Int): Proposal {
+            var count = 1
+            while (count < budget && !weak(count)) count++
+            return Proposal(IntArray(count), bucket = buckets[round])
+        }
+
+        private fun weak(depth: Int) = leastGain?.let { chances[round].take(depth + 1).fold(1.0, Double::times) < it(depth) } ?: false
     }
 
     @Test
     fun `decisions on recorded clocks are those of the Python side`() {
         for (case in vectors("adaptive")) {
             val cheap = case.flag("cheap")
-            val inner = Guesser(cheap, case.ints("buckets"))
+            val inner = Guesser(cheap, case.ints("buckets"), case["chances"].asJsonArray.map { it.asJsonArray.doubles() })
             val first = case["first_ms"].asDouble
             val costs = CostModel(CURVE, if (cheap) 0.0 else 0.15, (first / 5).takeIf { it > 0 })
             val control = Adaptive(inner, costs, 8, case.flag("fallback"))

@@ -19,16 +19,16 @@ class DrawingTest {
         val shape = case["shape"].asJsonObject
         val params = paramsOf(case["params"].asJsonObject, seed.toLong())
         val (text, noise) = Tokens(TEXT) to Noise(seed.toLong())
-        val stop = shape["stop"]?.asDouble ?: 0.0
+        val weak: Weak? = shape["stop"]?.asDouble?.let { stop -> { it < stop } }
         val drawing = Drawing(text, length, VOCAB, params, noise)
         val step = { last: Int? -> logits(seed, last) }
         val level: Level = { nodes, guesses, _ -> matrix(nodes.map { step(if (it < 0) null else guesses[it]) }) }
         return when (shape.text("kind")) {
-            "chain" -> drawing.chain(step, stop)
+            "chain" -> drawing.chain(step, weak)
             "tree" -> drawing.tree(level, shape.ints("branch").asList())
             else -> {
                 val price = shape["price"]?.asDouble?.let { price -> { _: Int, _: Double, rows: Int -> price * rows } }
-                drawing.siblings(step, stop, SiblingPolicy(shape.ints("most").asList(), price))
+                drawing.siblings(step, weak, SiblingPolicy(shape.ints("most").asList(), price))
             }
         }
     }
@@ -41,6 +41,18 @@ class DrawingTest {
             assertEquals(case.intsOrNull("parents")?.asList(), made.parents?.asList(), "$case")
             assertEquals(case["q"].isJsonNull, made.probs == null, "$case")
             made.probs?.let { probs -> assertClose(case.doubles("q"), DoubleArray(made.size) { probs[it][made.tokens[it]] }, "$case") }
+        }
+    }
+
+    @Test
+    fun `what is known of a draft's guesses is what the Python side counts`() {
+        for (case in vectors("confidences")) {
+            val made = Confidence(case.doubles("rates").asList(), case["mean"].takeUnless { it.isJsonNull }?.asDouble)
+            for (step in case["steps"].asJsonArray.map { it.asJsonArray.doubles() }) {
+                made.learn(step[0], step[1] > 0)
+                assertEquals(step[2], made.chance(step[0]), 1e-12)
+                assertEquals(step[3], made.mean, 1e-12)
+            }
         }
     }
 

@@ -1,0 +1,51 @@
+"""How often a guess is right that its draft gives so much probability, and whether another guess after it pays.
+
+One more guess is right with the chance that all guesses before it are, times that of a guess.  It pays where that is
+more than the tokens which decoding would write in the time that it takes (arXiv 2409.00142 and 2405.19715 stop drafts
+by predicted acceptance; here the prediction is counted, and its bound is the clock's).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of a draft's probability, between the ranges that are counted apart
+_PRIOR = (0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # high planes of small models, greedy
+_LIKE = 8  # guesses of a range that its prior counts as
+_DECAY = 0.99
+
+
+class Confidence:
+    """Acceptance by what a draft says of its guess.
+
+    Args:
+        rates: of guesses below the first of ``BOUNDS``, up to the second, and so on; empty = assumed.
+        mean: of all guesses; None = not known.
+    """
+
+    def __init__(self, rates: Sequence[float] = (), mean: float | None = None) -> None:
+        self.rates, self.seen = list(rates or _PRIOR), [0] * (len(BOUNDS) + 1)
+        self.mean, self.tested = 0.8 if mean is None else mean, 0
+
+    def chance(self, probability: float) -> float:
+        """Tell how likely a guess of that draft probability is accepted."""
+        return self.rates[bisect_right(BOUNDS, probability)]
+
+    def learn(self, probability: float, accepted: bool) -> None:
+        """Count a guess that was put to the test."""
+        at = bisect_right(BOUNDS, probability)
+        self.rates[at] += max(1 - _DECAY, 1 / (self.seen[at] + _LIKE + 1)) * (accepted - self.rates[at])
+        self.mean += max(1 - _DECAY, 1 / (self.tested + _LIKE + 1)) * (accepted - self.mean)
+        self.seen[at] += 1
+        self.tested += 1
+
+
+def counted(probabilities: Sequence[float], right: Sequence[bool]) -> list[float]:
+    """Count tested guesses by their draft's probability -> ``rates``, in which what is assumed counts, too."""
+    sums, seen = [_LIKE * rate for rate in _PRIOR], [_LIKE] * len(_PRIOR)
+    for probability, good in zip(probabilities, right, strict=True):
+        at = bisect_right(BOUNDS, probability)
+        sums[at] += good
+        seen[at] += 1
+    return [total / count for total, count in zip(sums, seen, strict=True)]
