@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,7 +211,17 @@ def _parity(parity: dict[str, Any]) -> str:
     against = parity.get("against", "the source")
     return (
         f"top-1 agreement {100 * parity['top1_agreement']:.0f} % with {against} on {parity['positions']} positions, "
-        f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f})"
+        f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f}){high_precision(parity)}"
+    )
+
+
+def high_precision(parity: Mapping[str, Any]) -> str:
+    """Say beside it how far the high planes alone are from the source."""
+    if not (high := parity.get("high_precision")):
+        return ""
+    return (
+        f"; with --precision high {100 * high['top1_agreement']:.0f} %, perplexity {high['perplexity']:.2f}, "
+        f"divergence {high['kl']:.3g} nats ({parity['kl']:.3g} with both planes)"
     )
 
 

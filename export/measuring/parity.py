@@ -13,6 +13,8 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.words import as_used_for
 from edgespec.export.emit.fill import Errors
 from edgespec.export.quantization.reference import reference_logits
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 ROWS = 64  # positions whose logits are compared
@@ -30,7 +32,8 @@ def parity_report(
     Args:
         arch: the source, streamed layer by layer, as transformers runs it on a text of this length.
 
-    Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both.
+    Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both;
+    ``high_precision``, the same of the high planes of int8 weights.
     """
     rows = compared_rows(tokens)
     exact = reference_logits(as_used_for(arch, len(tokens)), tokens, rows.tolist(), progress)  # [R, vocab]
@@ -52,13 +55,25 @@ def compared(
     own: Errors,
 ) -> dict[str, Any]:
     """Compare a written model with exact logits; ``own``: errors of the model's matrices, without those of heads."""
-    tokens = list(tokens)
-    return {
+    tokens, following = list(tokens), np.asarray(tokens)[rows + 1]
+    found = {
         "positions": len(rows),
         "weight_error_by_layer": error_by_layer(errors, slot.model.facts.layers),
         "weight_error": relative_error(own.values()),
-        **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
+        **compare_logits(exact, plain_logits(slot, tokens, rows), following),
     }
+    if slot.planes:
+        high = at_high_precision(slot)
+        found["high_precision"] = compare_logits(exact, plain_logits(high, tokens, rows), following)
+        high.close()
+    return found
+
+
+def at_high_precision(slot: Slot) -> Slot:
+    """Open the model of a slot as it runs with the high planes of its int8 weights alone."""
+    model, part = slot.model, slot.model.part
+    graph = next(name for name, graph in part.graphs.items() if graph == model.graph)
+    return open_slot(Model(model.folder, part.at_high_precision(), graph, model.threads, model.kv))
 
 
 def compare_logits(

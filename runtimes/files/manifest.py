@@ -357,14 +357,15 @@ class Manifest(Part):
         return found + [part.encoder for part in found if part.encoder]
 
     def at_high_precision(self) -> Manifest:
-        """Describe the same files as they are run with the high planes alone; what export measured was not."""
+        """Describe the same files as run with the high planes alone; of what export measured, the quality was, too."""
         parts = {name: part.at_high_precision() for name in MODELS if (part := getattr(self, name))}
         files = dict(self.files)
         for part in self.models:
             if part.weights in files and part.layout == "native":
                 entry = files[part.weights]
                 files[part.weights] = entry.model_copy(update={"size": entry.size - part.low_bytes})
-        return self.model_copy(update={**parts, "files": files, "golden": [], "cost": {}})
+        parity = self.parity | self.parity.get("high_precision", {})
+        return self.model_copy(update={**parts, "files": files, "golden": [], "cost": {}, "parity": parity})
 
     def beside(self, needs: str) -> ModelPart | None:
         """Return the model that guesses for a method which ``needs`` a "draft" or a "drafter"; None = there is none."""

@@ -102,6 +102,10 @@ def test_plans_count_the_high_planes(bundle: Path, tmp_path: Path) -> None:
     assert memory_of(manifest, use).peak - memory_of(high, use).peak > 0.9 * manifest.target.low_bytes
     shown = CliRunner().invoke(cli, ["info", str(bundle)], catch_exceptions=False).stdout
     assert "--precision high" in shown
+    quality, alone = manifest.parity, manifest.parity["high_precision"]
+    assert quality["kl"] < alone["kl"] < 1
+    assert (high.parity["kl"], high.parity["perplexity"]) == (alone["kl"], alone["perplexity"])
+    assert f"divergence {alone['kl']:.3g} nats ({quality['kl']:.3g} with both planes)" in shown.replace("\n", " ")
     plan = CliRunner().invoke(cli, ["plan", str(bundle), "--json"], catch_exceptions=False).stdout
     found = json.loads(plan)["candidates"]
     assert {one["precision"] for one in found} == {"full", "high"}

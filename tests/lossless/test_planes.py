@@ -16,6 +16,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from tests.conftest import PROMPTS, TARGET
+from tests.support import hf
 
 pytestmark = pytest.mark.usefixtures("native")
 SOME = [PROMPTS[0], PROMPTS[9]]
@@ -99,6 +100,53 @@ def test_a_batch_drafts_by_planes(opened: Callable[[str], Engine]) -> None:
     for prompt, result in zip(SOME, found, strict=True):
         assert result.tokens == engine.generate(prompt, method="ar", max_new_tokens=40, ignore_eos=True).tokens
         assert result.stats.accepted > 0
+
+
+# kinds of layers, weights of which some are int4, keys in int8: what is exported, and from what
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "experts": ("qwen3_moe_plain", {}),
+    "convolutions": ("lfm2_conv", {}),
+    "states": ("qwen3_5_delta", {}),
+    "int8 keys": (TARGET, {"attention": ["int8"]}),
+    "mixed": (TARGET, {"format": "int4", "target_size": 1_450_000, "head_format": "int8"}),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "chain": {"method": "self-spec", "adaptive": False, "gamma": 4},
+    "controlled, sampled": {"method": "self-spec", "temperature": 0.8, "seed": 5, "acceptance": "coupled"},
+    "tree": {"method": "swift", "branch": (3,), "search": 1.0, "kind": "planes-test"},
+    "n-grams first": {"method": "chain", "proposers": ("ngram", "self-spec")},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planes_of_every_kind(
+    kind: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way writes plain decoding's text, continues its own as a conversation does, and so do both in a batch."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text").write_text("There was nothing left to do but wait, and so she sat down. " * 16)
+    source, more = KINDS[kind]
+    given: dict[str, Any] = {"format": "int8", "methods": ["swift"], "calibration": tmp_path / "text", "threads": 1}
+    name = source if source == TARGET else str(checkpoint(source))
+    made = edgespec.export(name, tmp_path / "bundle", context=hf.CONTEXTS.get(source), **given | more)
+    how: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "fallback": False}
+    with load(made, threads=1) as engine, load(made, threads=1) as plain:
+        assert engine.bundle.manifest.target.planes
+        assert engine.bundle.manifest.methods["self-spec"].measured
+        drafted = 0
+        for way in WAYS.values():
+            drawn = {name: way[name] for name in way if name in ("temperature", "seed", "acceptance")}
+            text = engine.codec.encode(SOME[0])
+            for _ in range(2):
+                result = engine.generate(text, **how | way)
+                assert result.tokens == plain.generate(text, method="ar", **how | drawn).tokens, way
+                assert result.exact
+                text = [*text, *result.tokens, *engine.codec.encode(" and")]
+                drafted += result.stats.drafted
+            assert result.stats.reused_tokens > 0
+        assert drafted > 40
+        batch = engine.generate_batch(SOME, edgespec.Settings().changed(**how | WAYS["chain"]))
+        assert [one.tokens for one in batch] == [plain.generate(one, method="ar", **how).tokens for one in SOME]
 
 
 def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(opened: Callable[[str], Engine]) -> None:

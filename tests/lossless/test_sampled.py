@@ -18,14 +18,14 @@ from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.target import Pass, SkipSet, Target
 from edgespec.decoding.verify import EXACT, Accept, RowSampler
 from edgespec.drafters.plain import Plain
-from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.self_spec import SelfSpec, skip_set
 from edgespec.drafters.skip_sets import OnlineSearch
 from edgespec.drafters.speculative import Speculative
 from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.formats import FORMATS
-from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.files.manifest import Operators, SkipSetPart
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -170,9 +170,8 @@ def drafted_pairs(
         draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, graph, THREADS)))
         drafter = Speculative(draft, target.vocab_size, branch=branch)
     elif method == "self-spec":
-        skip = manifest.methods["self-spec"].skip
-        assert skip is not None
-        drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)))
+        skip = skip_set(manifest.methods["self-spec"].skip or SkipSetPart())
+        drafter = SelfSpec(target, SkipSet.all_high(target.layers) if target.slot.planes else skip)
     elif method == "swift":
         step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.0})  # rows are free: siblings pay
         search = OnlineSearch(target.layers, SkipSet((1, 3), (1, 3)), step, costs.v)
