@@ -67,6 +67,12 @@ def native_bundle(native: None, bundles: Callable[..., Path]) -> Path:
     return bundles("native")
 
 
+@pytest.fixture
+def int8_bundle(native: None, bundles: Callable[..., Path]) -> Path:
+    """Give the same in int8."""
+    return bundles("native", "int8")
+
+
 def test_every_benchmark_is_here() -> None:
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - ELSEWHERE
     here = Path(__file__).read_text("utf-8")
@@ -100,6 +106,9 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
          "beside_ms p95"),
         ("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE), {"PAUSE": 0.0, "ALONE": 2},
          "alone_ms p95"),
+        ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, *ONE), {}, "runs own speedup ratio"),
+        ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, "--agreement", ".5,.9", *ONE), {},
+         "runs .9 speedup ratio"),
         ("prompt_cache", "native_bundle", ("--worth", 0, "--tokens", 600, "--runs", 1, "--attention", "f16", *ONE), {},
          "cells"),
         ("rivals.__main__", "small", ("--depths", "8", "--rows", "1,2", "--pairs", 2, "--context", 64, *ONE, "--rival",
