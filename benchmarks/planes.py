@@ -28,11 +28,11 @@ from edgespec.decoding.drafter import Drafter, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.confidence import Confidence
 from edgespec.drafters.draw import Weak
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec, known_confidence
 from edgespec.engine.engine import Engine
+from edgespec.formulas.confidence import Confidence
 from edgespec.formulas.cost import ENOUGH, CostModel, speedup
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MethodPart

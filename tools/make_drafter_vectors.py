@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.confidence import BOUNDS, Confidence
 from edgespec.drafters.draw import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
 from edgespec.drafters.skip_sets import OnlineSearch
 from edgespec.drafters.swift import StepCost
+from edgespec.formulas.confidence import BOUNDS, Confidence
 from edgespec.formulas.cost import CostModel
 from tools.vector_rows import params_of, row
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
-from edgespec.drafters.confidence import Confidence
 from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain
 from edgespec.drafters.registry import Parts
+from edgespec.formulas.confidence import Confidence
 from edgespec.runtimes.files.manifest import MethodPart, SkipSetPart
 
 

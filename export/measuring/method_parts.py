@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.confidence import counted
 from edgespec.drafters.registry import METHODS, SELF_SPEC, SPECULATIVE
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
@@ -17,6 +16,7 @@ from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.heads import measure_heads
 from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.quantization.calibration_text import MIN_TOKENS, CalibrationText, digest
+from edgespec.formulas.confidence import counted
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators

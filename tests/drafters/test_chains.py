@@ -11,12 +11,12 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet
-from edgespec.drafters.confidence import Confidence
 from edgespec.drafters.draw import Draw, draw_chain
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.errors import EdgespecError
+from edgespec.formulas.confidence import Confidence
 from tests.support.reference import FunctionTarget
 from tests.support.toy import emitted, hash_logits, hash_target, plain
 
