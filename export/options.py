@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, drafters_apart, needing
+from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.quantization.weights import WeightChoice
@@ -45,7 +45,8 @@ class ExportOptions:
         int4 model become int8 (``mixing/``). devices: those to write graphs for. device_precisions: of activations
         there; none = fp32. adapter: LoRA adapter to merge into the target. text_only: of a model that reads images or
             sound, take the text half.
-        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``, ``dspark``, ``assistant``.
+        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``peagle``, ``dflash``, ``dspark``,
+            ``assistant``; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
     model: str
@@ -144,7 +145,8 @@ class ExportOptions:
         if self.drafter is None and (lost := sorted({*drafters_apart()} & {*methods} - {EAGLE})):
             hint = "add --drafter with the one published for this model"
             raise ExportError(f"method {lost[0]} needs a drafter", hint)
-        if self.drafter is not None and not set(apart := drafters_apart()) & set(methods):
+        apart = (*drafters_apart(), MTP)  # whose layer may also be in the checkpoint
+        if self.drafter is not None and not set(apart) & set(methods):
             raise ExportError(f"--drafter was given, but not --method {' or '.join(apart)}", "add --method eagle")
         if len(several := [name for name in needing("drafter") if name in methods]) > 1:
             raise ExportError(f"a bundle holds one drafter: expected one of --method {', '.join(several)}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,8 +74,10 @@ def _speculators(algorithm: str, **config: Any) -> Any:
     from speculators.proposals.greedy import GreedyTokenProposalConfig
 
     layers = config.pop("layers", 2)
-    inner = Qwen3Config(**LAYER, num_hidden_layers=layers, layer_types=["full_attention"] * layers)
-    inner._attn_implementation = "eager"
+    sizes = LAYER | {key: config.pop(key) for key in ("rms_norm_eps", "rope_theta") if key in config}
+    inner = Qwen3Config(**sizes, num_hidden_layers=layers, layer_types=["full_attention"] * layers)
+    # its eager masks let steps of training see those of other positions
+    inner._attn_implementation = "sdpa" if algorithm == "eagle3" else "eager"
     used = SpeculatorsConfig(
         algorithm=algorithm, proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=CHAIN)],
         default_proposal_method="greedy", verifier=VerifierConfig(name_or_path=None, architectures=[]))  # fmt: skip
@@ -174,12 +177,92 @@ def deepspec(folder: Path, target: Path) -> tuple[Any, Found]:
     return shapes, {"guesses": guesses, "confidence": sure, "counts": counts}
 
 
+# -- chains of speculators ---------------------------------------------------------------------------------------------
+
+
+def heard(model: Any, run: Callable[[], object]) -> list[torch.Tensor]:
+    """Give what the LM head said while a pass ran."""
+    found = list[torch.Tensor]()
+    hook = model.lm_head.register_forward_hook(lambda _module, _given, logits: found.append(logits))
+    with torch.no_grad():
+        run()
+    hook.remove()
+    return found
+
+
+def eagle31(folder: Path, target: Path) -> tuple[Any, Found]:
+    """EAGLE-3.1 of speculators: training passes, of which a position sees its own earlier steps."""
+    model = _speculators("eagle3", draft_vocab_size=len(CUT), eagle_aux_hidden_state_layer_ids=[1, 2, 3], layers=1,
+                         fc_norm=True, norm_output=True)  # fmt: skip
+    shapes = filled(model, target, folder)
+    guesses = []
+    for tokens, taps in contexts(3 * HIDDEN):
+        chain = list[int]()
+        for _ in range(CHAIN):  # the code is told the guesses as if they were the text
+            ids = torch.tensor([tokens[1:] + chain])
+            states = torch.zeros(1, ids.shape[1], 3 * HIDDEN)
+            states[0, : len(taps)] = torch.from_numpy(taps)
+            logits = heard(model, partial(model, states, ids, torch.zeros_like(ids), ttt_steps=len(chain) + 1))
+            chain.append(CUT[best(logits[-1][0, len(taps) - 1])])
+        guesses.append(chain)
+    return shapes, {"guesses": guesses}
+
+
+def peagle(folder: Path, target: Path) -> tuple[Any, Found]:
+    """P-EAGLE of speculators: a training pass whose samples are the context, and one chain of masks behind its end."""
+    from speculators.models.peagle import core
+
+    model = _speculators("peagle", draft_vocab_size=len(CUT), eagle_aux_hidden_state_layer_ids=[1, 3], layers=2,
+                         mask_token_id=MASK, norm_before_residual=True)  # fmt: skip
+    shapes = filled(model, target, folder)
+    guesses = []
+    for tokens, taps in contexts(2 * HIDDEN):
+        n = len(taps)
+        anchors = torch.tensor([*range(n), *[n - 1] * (CHAIN - 1)])
+        depths = torch.tensor([*[0] * n, *range(1, CHAIN)])
+        core.generate_cod_sample_indices = lambda *_, found=(anchors, depths), **__: found
+        ids = torch.tensor([tokens[1:] + [0] * CHAIN])
+        states = torch.zeros(1, n + CHAIN, 2 * HIDDEN)
+        states[0, :n] = torch.from_numpy(taps)
+        last = torch.zeros(1, n + CHAIN, HIDDEN)
+        run = partial(model, states, ids, torch.zeros_like(ids), verifier_last_hidden_states=last, loss_config={})
+        seen = heard(model, run)
+        guesses.append([CUT[best(row)] for row in seen[0][0, n - 1 :]])
+    return shapes, {"guesses": guesses}
+
+
+def mtp(folder: Path, target: Path) -> tuple[Any, Found]:
+    """Guess by a layer for multi-token prediction of speculators, over the target's normed hidden states."""
+    model = _speculators("mtp", layers=1, rms_norm_eps=1e-6, rope_theta=1e6)
+    shapes = filled(model, target, folder)
+    theirs = {name: torch.from_numpy(value) for name, value in load_file(target / "model.safetensors").items()}
+    embedding = theirs["model.embed_tokens.weight"]
+    layer, guesses = model.mtp_layers[0], []
+    for tokens, taps in contexts(HIDDEN):
+        chain, given, states = list[int](), list(tokens[1:]), torch.from_numpy(taps)[None]
+        states = states * (states.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * theirs["model.norm.weight"]
+        with torch.no_grad():
+            for _ in range(CHAIN):
+                n = len(given)
+                places = torch.arange(n)[None]
+                mask = torch.full((n, n), float("-inf")).triu(1)[None, None]
+                y = layer(hidden_states=states, token_embeddings=embedding[torch.tensor([given])], attention_mask=mask,
+                          position_ids=places, position_embeddings=model.rotary_emb(states, places))  # fmt: skip
+                chain.append(best((y @ embedding.T)[0, -1]))
+                states, given = torch.cat((states, y[:, -1:]), 1), [*given, chain[-1]]
+        guesses.append(chain)
+    return shapes, {"guesses": guesses}
+
+
 CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "dflash_speculators": blocks("dflash", False),
     "dflash_speculators_anchor": blocks("dflash", True),
     "dspark_speculators": blocks("dspark", True),
     "dspark_speculators_no_anchor": blocks("dspark", False),
     "dspark_deepspec": deepspec,
+    "eagle31_speculators": eagle31,
+    "peagle_speculators": peagle,
+    "mtp_speculators": mtp,
 }
 
 

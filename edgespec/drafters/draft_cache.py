@@ -1,14 +1,14 @@
 """KV cache of a drafter that reads the target's hidden states, and the guesses that are drawn from it.
 
-Three kinds: a row for every token but the first (EAGLE-3, layers for multi-token prediction), a row for every token and
-a block of guesses in one pass (DFlash; DSpark, which corrects them), and none of its own, where the drafter reads the
-target's keys and values (assistants of Gemma 4).
+Three kinds: a row for every token but the first (EAGLE-3; P-EAGLE; layers for multi-token prediction), a row for every
+token and a block of guesses in one pass (DFlash; DSpark, which corrects them), and none of its own, where the drafter
+reads the target's keys and values (assistants of Gemma 4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,20 +16,29 @@ from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.formulas.cost import CostModel
-from edgespec.runtimes.files.bundle import read_confidence
-from edgespec.runtimes.files.manifest import MARKOV, DecoderPart
-from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.files.bundle import read_confidence, read_masked
+from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV, DecoderPart
+from edgespec.runtimes.slots.slot import Ids, Slot
 
 FIRST_ROWS = 3  # of the first step that is timed: the pending token and two accepted guesses
+TRIED = 6  # of the pass of ``ParallelCache`` that is timed
 UNNAMED = -1  # a row that is not known to be of the text
 EMBEDDING_BYTES = 1 << 20  # that are kept: asking the target for some takes as long as a small drafter's step
+
+
+class Embedding(Protocol):
+    """The target, or a drafter with an embedding of its own."""
+
+    def embed(self, tokens: Ids) -> Rows:
+        """Look up tokens [n] -> [n, hidden]."""
+        ...
 
 
 class InputRows:
     """Builds a drafter's input rows [n, columns]: embeddings of tokens, ``hidden`` wide, and hidden states beside."""
 
-    def __init__(self, target: AuxHiddenTarget, columns: int, hidden: int) -> None:
-        self.target, self.columns, self.hidden = target, columns, hidden
+    def __init__(self, embedding: Embedding, columns: int, hidden: int) -> None:
+        self.embedding, self.columns, self.hidden = embedding, columns, hidden
         self._token_embeddings: dict[int, Rows] = {}  # [hidden] of each token asked for lately
 
     def __call__(self, tokens: Sequence[int], state: Rows) -> Rows:
@@ -39,7 +48,7 @@ class InputRows:
         if 4 * hidden * (len(known) + len(tokens)) > EMBEDDING_BYTES:
             known.clear()
         if new := [token for token in dict.fromkeys(tokens) if token not in known]:
-            known.update(zip(new, self.target.embed(np.array(new, np.int64)), strict=True))
+            known.update(zip(new, self.embedding.embed(np.array(new, np.int64)), strict=True))
         for row, token in zip(rows, tokens, strict=True):
             row[:hidden] = known[token]
         rows[:, hidden : hidden + state.shape[1]] = state
@@ -53,6 +62,7 @@ class DraftCache:
     """
 
     deferred_rows = 1  # that are left to the pass that guesses
+    at_once = False  # all guesses are made in one step
     borrowed = False  # whether the rows are those of another model
     chooses = False  # it says how many guesses are worth a row
 
@@ -62,7 +72,9 @@ class DraftCache:
         self.decoder: DecoderPart = slot.model.part.decoder
         # of the target's embedding, which is what an assistant is shown of the target, too
         hidden = self.decoder.columns // 2 if self.decoder.reads else slot.model.facts.hidden
-        self._inputs = InputRows(target, self.decoder.columns, hidden)
+        embeds = any(group.kind == EMBEDDING for group in slot.model.part.heads)
+        self.embedding: Embedding = slot if embeds else target
+        self._inputs = InputRows(self.embedding, self.decoder.columns, hidden)
         self.no_states = np.zeros((0, self.decoder.columns - hidden), np.float32)
         self._states = np.zeros((0, 0), np.float32)  # [1 + n, hidden]: its own, of the last token and of guesses
 
@@ -172,6 +184,7 @@ class BlockCache(DraftCache):
     """
 
     deferred_rows = 0
+    at_once = True
 
     @property
     def block(self) -> int:
@@ -327,6 +340,54 @@ def _no_step(guess: int | None) -> Rows:
     raise AssertionError("rows of a block are there at once")
 
 
+class ParallelCache(DraftCache):
+    """Makes all guesses in the pass over the last rows: P-EAGLE (arXiv 2602.01469).
+
+    Behind the pending token's row stand rows of a mask token; each sees those before it, and none is kept.
+    """
+
+    at_once = True
+
+    def __init__(self, target: AuxHiddenTarget, slot: Slot) -> None:
+        super().__init__(target, slot)
+        masked = read_masked(slot.model.folder, slot.model.part)
+        assert masked is not None
+        self._masked = masked[None]  # [1, k * hidden]
+
+    def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
+        inputs = self._inputs(how.tokens[-len(states) :], states)
+        if how.params.plain_greedy:
+            best = self._guess(inputs, length, True).best
+            assert best is not None
+            pairs = iter(zip(best[0][-length:].tolist(), best[1][-length:].tolist(), strict=True))
+            return draw_chain(_no_step, how, length, choose=lambda _: next(pairs))
+        rows = iter(self._whole(self._guess(inputs, length, False).logits[-length:]))
+        return draw_chain(lambda _: next(rows), how, length)
+
+    def greedy(self, inputs: Rows, length: int) -> list[int]:
+        """Append rows [n, columns] -> the likeliest guesses after the last of them."""
+        best = self._guess(inputs, length, True).best
+        assert best is not None
+        guesses: list[int] = best[0][-length:].tolist()
+        return guesses
+
+    def _guess(self, inputs: Rows, length: int, best: bool) -> Pass:
+        """Append rows [n, columns], and give what they and ``length`` - 1 rows of masks say."""
+        assert self.decoder.mask is not None
+        masks = np.repeat(self._inputs([self.decoder.mask], self._masked), length - 1, 0)
+        rows = np.concatenate((inputs, masks))
+        output = self.slot.forward_inputs(rows, False, best, np.arange(-1, len(rows) - 1))
+        self.slot.keep(range(len(inputs)))
+        self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
+        return output
+
+    def try_once(self) -> None:
+        self.slot.forward_inputs(self._inputs([0] * TRIED, np.repeat(self._masked, TRIED, 0)), False, True)
+
+    def try_first(self) -> bool:
+        return False  # rows that were accepted take part in the same pass
+
+
 class BorrowedCache(DraftCache):
     """Has no rows of its own: each step reads the target's keys and values of all tokens but the pending one.
 
@@ -373,6 +434,8 @@ def draft_cache_of(target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] 
     decoder = slot.model.part.decoder
     if decoder and decoder.reads:
         return BorrowedCache(target, slot)
+    if decoder and decoder.masked:
+        return ParallelCache(target, slot)
     if decoder and decoder.kind == "dspark":
         return CorrectedBlockCache(target, slot)
     return BlockCache(target, slot) if decoder and decoder.block else DraftCache(target, slot, branch)

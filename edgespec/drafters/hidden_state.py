@@ -1,9 +1,9 @@
 """A small decoder conditioned on hidden states of the target, which guesses.
 
-EAGLE-3 (Li et al., arXiv 2503.01840); the layer for multi-token prediction that some checkpoints hold
-(arXiv 2412.19437), which sees the last hidden state alone; DFlash (arXiv 2602.06036): a block of guesses in one pass;
-DSpark (arXiv 2607.05147): such a block, corrected guess by guess, with a confidence for each;
-Gemma 4's assistants, which have no cache: they read the target's keys and values.
+EAGLE-3 (Li et al., arXiv 2503.01840) and P-EAGLE (arXiv 2602.01469), which makes all guesses in one pass; the layer for
+multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone; DFlash
+(arXiv 2602.06036): a block of guesses in one pass; DSpark (arXiv 2607.05147): such a block, corrected guess by guess,
+with a confidence for each; Gemma 4's assistants, which have no cache: they read the target's keys and values.
 
 Auxiliary hidden states are the target's residual stream after some of its layers, side by side.  Row i of the first
 two's draft cache is made of token i + 1 and of the target's at token i, so that n tokens and the states of all but the
@@ -49,7 +49,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self.vocab = target.vocab_size
         self.cache = draft_cache_of(target, slot, self.branch)
         self.deferred_rows = self.cache.deferred_rows
-        self.steps_at_once, self.chooses = not self.deferred_rows, self.cache.chooses
+        self.steps_at_once, self.chooses = self.cache.at_once, self.cache.chooses
         self._tokens: list[int] = []  # committed, the pending one last
         self._at, self._states = 0, self.cache.no_states  # first row, [rows, k * hidden]
         self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
 AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
-EAGLE, MTP, DFLASH, DSPARK, ASSISTANT = "eagle", "mtp", "dflash", "dspark", "assistant"
+EAGLE, PEAGLE, MTP, DFLASH, DSPARK, ASSISTANT = "eagle", "peagle", "mtp", "dflash", "dspark", "assistant"
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -151,6 +151,15 @@ METHODS: dict[str, Method] = {
         apart=True,
         # speculators' measured lengths of chains of 3 with Qwen3-8B (its issue 563): 2.71 on code, 2.25 on summaries;
         # chat is taken to be between them: 1 + a + a^2 + a^3
+        prior=Prior(0.66, "EAGLE-3 with Qwen3-8B, measured by its publishers"),
+    ),
+    PEAGLE: Method(
+        "the same, all guesses in one pass",
+        f"{_HERE}.hidden_state:build",
+        "drafter",
+        at_once=True,
+        apart=True,
+        # taken to be as good as a chain's: the paper reports lengths like EAGLE-3's
         prior=Prior(0.66, "EAGLE-3 with Qwen3-8B, measured by its publishers"),
     ),
     MTP: Method(

@@ -98,6 +98,7 @@ def group_bytes(part: ModelPart, group: HeadGroup, native: bool) -> int:
         "blockwise": [(group.inner, hidden), (group.count * hidden, group.inner)],
         "exit": [(hidden, hidden)],
         "markov": [(part.facts.vocab, group.inner)],
+        "embedding": [(part.facts.vocab, hidden)],
     }[group.kind]
     rows = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
     width = group.inner if group.kind == "markov" else hidden

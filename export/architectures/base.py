@@ -139,9 +139,10 @@ class Architecture:
     mask: int | None = None  # the token that stands for a guess there
     anchor: bool | None = None  # the pending token's row guesses, too
     own_head: bool = False  # its LM head is not the target's
-    corrects: tuple[HeadGroup, ...] = ()  # heads that correct its guesses
+    beside: tuple[HeadGroup, ...] = ()  # what its graph has beside its layers and its LM head
     scored: tuple[str, ...] = ()  # their matrices whose rows are tokens that can be guessed
     confidence: Callable[[], NDArray[np.float32]] | None = None  # see ``DecoderPart``
+    masked: Callable[[], NDArray[np.float32]] | None = None  # the same
     input_width: int = 0  # width of the float rows that a drafter's passes read; 0 = they read token ids
     borrowed_kv_dims: tuple[int, ...] = ()  # sizes of heads of the target's layers whose keys and values it reads
     reads: tuple[int, ...] = ()  # which of them each layer reads

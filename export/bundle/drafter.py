@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
-from edgespec.export.bundle.model_part import CONFIDENCE, ModelSpec
+from edgespec.export.bundle.model_part import CONFIDENCE, MASKED, ModelSpec
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.head_choice import write_tokens
 from edgespec.export.emit.plans import storage_plans
@@ -36,8 +36,9 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
         plan=drafter.plan,
         head_vocab=None if drafter.tokens is None else write_tokens(folder / PREFIX, PREFIX, drafter.tokens),
     )
-    if drafter.arch.confidence is not None:
-        drafter.arch.confidence().astype("<f4").tofile(folder / PREFIX / CONFIDENCE)
+    for name, numbers in ((CONFIDENCE, drafter.arch.confidence), (MASKED, drafter.arch.masked)):
+        if numbers is not None:
+            numbers().astype("<f4").tofile(folder / PREFIX / name)
     chosen = DirectLevels(quantizer) if quantizer and choice.format in BLOCKS else None
     return write_model(folder / PREFIX, drafter.arch, spec, chosen).part
 

@@ -23,7 +23,7 @@ from edgespec.runtimes.files.operators import WantedOperators
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
-FINAL_NORM, CONFIDENCE = "final_norm.bin", "confidence.bin"
+FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin"
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,9 @@ def model_part(
             less = prod(arch.tensors[arch.head.weight]) - spec.head_vocab.size * facts.hidden
             facts = facts.model_copy(update={"parameters": facts.parameters - less})
         sure = f"{prefix}{CONFIDENCE}" if arch.confidence else None
+        masked = f"{prefix}{MASKED}" if arch.masked else None
         decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
-                              anchor=arch.anchor, confidence=sure, reads=list(arch.reads))  # fmt: skip
+                              anchor=arch.anchor, confidence=sure, masked=masked, reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=facts,

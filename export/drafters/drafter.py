@@ -39,7 +39,7 @@ class Drafter:
     def plan(self) -> HeadPlan:
         """What its graphs have."""
         cut = self.tokens is not None
-        return HeadPlan(self.arch.corrects, cut=cut, only=cut)
+        return HeadPlan(self.arch.beside, cut=cut, only=cut)
 
     @property
     def own_head(self) -> bool:

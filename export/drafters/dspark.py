@@ -60,7 +60,7 @@ class DSpark(DFlash):
                 raise ExportError(f"{source.path}: {name} has shape {list(source.shape(name))}, expected {list(shape)}",
                                   "config.json and the weights belong to different drafters")  # fmt: skip
         if rank:
-            self.corrects = (HeadGroup(name=MARKOV, kind="markov", count=1, inner=rank, own=True),)
+            self.beside = (HeadGroup(name=MARKOV, kind="markov", count=1, inner=rank, own=True),)
             self.scored = (MARKOV_OUT,)
             found = {MARKOV_TOKENS: original(source, W1), MARKOV_OUT: original(source, W2)}
             self.source = extended(self.source, found)

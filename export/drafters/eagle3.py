@@ -6,26 +6,42 @@ Entry i is made of token i + 1 and of what was tapped of the target at token i, 
     q, k, v of [norm(embedding) ; norm(g)], u = g + attention, y = u + MLP(norm(u)), logits = LM head(norm(y))
 
 What published checkpoints differ in is configuration: ``norm_before_residual`` (u = norm(g) + attention),
-``norm_output`` (y is normed before it is the next step's hidden state), ``norm_before_fc`` (the taps are normed).
+``norm_output`` (y is normed before it is the next step's hidden state), ``norm_before_fc`` (the taps are normed
+together) or ``fc_norm`` (each by itself).  With the latter and ``norm_output`` it is EAGLE-3.1 (arXiv 2605.09992).
+
+P-EAGLE (arXiv 2602.01469) makes all guesses in one pass: rows behind the pending token's are of a mask token and, in
+place of taps, of a learnt ``mask_hidden``.  Its embedding is trained, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
-from edgespec.export.drafters.drafter import Drafter, Published, check_size, flat, kind_of, with_head_norms
+from edgespec.export.drafters.drafter import (
+    Drafter,
+    Published,
+    check_size,
+    flat,
+    kind_of,
+    layers_like,
+    with_head_norms,
+)
+from edgespec.export.drafters.heads import EMBEDDED as EMBEDDED_BY
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens
-from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
-from edgespec.export.source.source import Checkpoint
+from edgespec.export.drafters.vocabulary import EMBEDDING, HEAD_WEIGHT, check_embedding, scored_tokens
+from edgespec.export.source.derived import ExtendedCheckpoint, Extra, extended, original
+from edgespec.export.source.source import Checkpoint, ConfigOnly
+from edgespec.runtimes.files.manifest import EMBEDDING as OWN
+from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup
 
 EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the embedding and of the hidden state
+MASK = "mask_hidden"  # of P-EAGLE
 
 
 class Eagle3(Architecture):
@@ -39,8 +55,7 @@ class Eagle3(Architecture):
     """
 
     model_type = "eagle3"
-    drafts = "eagle"
-    refused = (("fc_norm", "a norm of each tap", "norm_before_fc"),)
+    drafts: ClassVar[DrafterKind] = "eagle"
     own_head = True
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
@@ -69,6 +84,10 @@ class Eagle3(Architecture):
 
         def fused() -> Value:
             taps = ops.input_slice(hidden, self.input_width - hidden)
+            if self.settings.flag("fc_norm"):
+                count = self.input_width // hidden - 1
+                each = (ops.input_slice((1 + at) * hidden, hidden) for at in range(count))
+                taps = ops.join(*(ops.norm(x, self.norm(f"fc_norm.{at}")) for at, x in enumerate(each)))
             if self.settings.flag("norm_before_fc"):
                 taps = ops.norm(taps, self.norm("input_norm"))
             (g,) = ops.linear(taps, Linear(FUSE))
@@ -117,9 +136,42 @@ def head_dim_of(source: Checkpoint, heads: object) -> int:
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
+class PEagle(Eagle3):
+    """EAGLE-3 whose guesses are made in one pass; see the module."""
+
+    model_type = "peagle"
+    drafts: ClassVar[DrafterKind] = "peagle"
+
+    def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
+        super().__init__(source, tapped, context)
+        mask = self.settings.get("mask_token_id")
+        if not isinstance(mask, int) or not 0 <= mask < self.facts.vocab:
+            raise ExportError(f"{source.path}: mask_token_id {mask!r}: expected a token below {self.facts.vocab}")
+        expected = (1, 1, tapped * self.facts.hidden)
+        if not isinstance(source, ConfigOnly) and source.shape(MASK) != expected:
+            raise ExportError(f"{source.path}: {MASK} has shape {list(source.shape(MASK))}, expected {list(expected)}")
+        self.mask, self.masked = mask, lambda: source.read(MASK).reshape(-1)
+
+    def embeds(self, source: Checkpoint) -> None:
+        """Take up its own embedding."""
+        expected = self.facts.vocab, self.facts.hidden
+        if source.shape(EMBEDDING) != expected:
+            raise ExportError(
+                f"{source.path}: {EMBEDDING} has shape {list(source.shape(EMBEDDING))}, expected {list(expected)}",
+                "take the drafter that was made for this model",
+            )
+        self.beside = (HeadGroup(name=OWN, kind="embedding", count=1),)
+        self.source = extended(self.source, {EMBEDDED_BY: original(source, EMBEDDING)})
+
+
 def is_eagle3(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is of such a drafter: the original, speculators', SpecForge's and SGLang's, or ours."""
     return "eagle3" in kind_of(config).lower()
+
+
+def is_peagle(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of P-EAGLE, which speculators writes."""
+    return kind_of(config) == "peagle"
 
 
 def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
@@ -128,11 +180,14 @@ def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
     config = _in_llamas_words(source, target)
     source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
     tapped, note = _tapped(source, said, target.facts.layers)
-    arch = Eagle3(source, len(tapped), target.facts.context)
+    arch = (PEagle if is_peagle(config) else Eagle3)(source, len(tapped), target.facts.context)
     check_size(arch, target)
     check_tensors(arch, arch.source)
-    check_embedding(source, target)
     tokens = scored_tokens(source, arch)
+    if isinstance(arch, PEagle) and source.has(EMBEDDING):
+        arch.embeds(source)
+    else:
+        check_embedding(source, target)
     return Drafter(arch, tapped, tokens, [note] if note else [])
 
 
@@ -172,4 +227,13 @@ def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tupl
     return tuple(ids), note
 
 
+def assumed_peagle(target: Architecture) -> tuple[Architecture, tuple[int, ...]]:
+    """Assume one of 4 layers, as in the paper, with an LM head of its own for 32,000 tokens."""
+    config = layers_like(target, 4) | {"mask_token_id": 1, "draft_vocab_size": min(32000, target.facts.vocab)}
+    layers = target.facts.layers
+    tapped = (2, layers // 2, layers - 3) if layers > 5 else (1, layers // 2, layers)
+    return PEagle(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
+
+
 PUBLISHED = Published(is_eagle3, read_eagle3)
+PARALLEL = Published(is_peagle, read_eagle3, assumed_peagle, "a P-EAGLE drafter of 4 layers like the model's")

@@ -40,6 +40,7 @@ from edgespec.runtimes.text.codec import TextCodec
 SCHEMA = 1
 DESCRIPTION, TENSORS = "edgespec_heads.json", "heads.safetensors"
 CUT, CUT_BIAS = "lm_head.cut.weight", "lm_head.cut.bias"  # names of the cut LM head among a checkpoint's tensors
+EMBEDDED = "drafter.embed_tokens.weight"  # a drafter's own embedding
 MARKOV_TOKENS, MARKOV_OUT = "markov.tokens.weight", "markov.lm_head.weight"  # W1 and W2 of a Markov head
 FUSE = "fc.weight"  # what fuses hidden states for a drafter
 HeadKind = Literal["medusa", "blockwise", "paradecode"]
@@ -144,6 +145,8 @@ def group_matrices(group: HeadGroup) -> GroupMatrices:
     """Return the names of a group's matrices."""
     if group.kind == "markov":
         return GroupMatrices((), heads=(Linear(MARKOV_OUT),))
+    if group.kind == "embedding":
+        return GroupMatrices(())
     if group.kind == "medusa":
         first = tuple(Linear(f"medusa.{i}.weight", f"medusa.{i}.bias") for i in range(group.count))
         own = tuple(Linear(f"medusa.{i}.lm_head.weight") for i in range(group.count)) if group.own else ()

@@ -5,7 +5,8 @@ Entry i is made of token i + 1 and of the target's hidden state at token i, afte
     x = fc [norm(embedding) ; norm(hidden)], y = norm(layer(x)), logits = the target's LM head(y)
 
 The layer is of the target's own kind.  It goes on with its own guesses, y being the next step's hidden state.
-Embedding and LM head are the target's.  Checkpoints differ in names, and some have the hidden state first.
+Embedding and LM head are the target's.  Checkpoints differ in names, and some have the hidden state first.  Speculators
+writes a layer that it has trained on as a checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Linear, Ops, Value
-from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.drafter import Drafter, Published, kind_of
 from edgespec.export.drafters.heads import FUSE
-from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
+from edgespec.export.source.derived import DerivedCheckpoint, ExtendedCheckpoint, Extra, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
 
 EMBEDDED, STATE, TARGET_NORM = "embedding_norm", "hidden_norm", "target_norm"
@@ -51,6 +52,8 @@ LAYOUTS = (
                                         FINAL_NORM: "final_layernorm"}, hidden_first=True),
 )  # fmt: skip
 """Qwen3.5's, which is also transformers' for any decoder; MiMo's."""
+APART = Layout("mtp_layers.{}.", "", LAYOUTS[1].names)
+"""Speculators', in a checkpoint of its own."""
 
 
 class Mtp(Architecture):
@@ -120,6 +123,24 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
     layout = next((each for each in LAYOUTS if source.has(_at(each, "fc"))), None)
     if layout is None:
         raise _missing(source, f"expected a tensor {' or '.join(_at(each, 'fc') for each in LAYOUTS)}")
+    return _read(source, source, layout, target)
+
+
+def is_mtp(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of a layer in a checkpoint of its own, which speculators writes."""
+    return kind_of(config) == "mtp"
+
+
+def read_apart(source: Checkpoint, target: Architecture) -> Drafter:
+    """Read a layer in a checkpoint of its own; it is of the target's kind, whatever its config.json says."""
+    if not source.has(_at(APART, "fc")):
+        raise ExportError(f"{source.path}: expected a tensor {_at(APART, 'fc')}", "download it again")
+    assert isinstance(target.source, DerivedCheckpoint)
+    return _read(source, target.source.base, APART, target)
+
+
+def _read(source: Checkpoint, whole: Checkpoint, layout: Layout, target: Architecture) -> Drafter:
+    """Read a layer; ``whole``: the target's checkpoint as it is stored, which has its final norm."""
     outer, layers = target.outer_names, (layout.at + layout.layer).format
     names = {f"{outer.get(ours, ours)}.weight": _at(layout, ours) for ours in layout.names}
     others = {*names.values()}
@@ -131,7 +152,7 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
             f"{source.path}: several layers, or an embedding of its own, below {layout.at.format(0)}: expected one "
             "layer that shares the model's embedding"
         )
-    usual = with_usual_prefix(source, target.layers_at)
+    usual = with_usual_prefix(whole, target.layers_at)
     extra: dict[str, Extra] = {
         f"{TARGET_NORM}.weight": original(usual, f"{outer.get(FINAL_NORM, FINAL_NORM)}.weight"),
         f"{outer.get(HEAD, HEAD)}.weight": original(target.source, target.head.weight),
@@ -151,3 +172,6 @@ def _missing(source: Checkpoint, why: str) -> ExportError:
         f"{source.path}: holds no layer for multi-token prediction: {why}",
         "copies of a model that were converted, quantized or merged often lack it: take the original checkpoint",
     )
+
+
+PUBLISHED = Published(is_mtp, read_apart)

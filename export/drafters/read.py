@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafters.registry import ASSISTANT, DFLASH, DSPARK, EAGLE
+from edgespec.drafters.registry import ASSISTANT, DFLASH, DSPARK, EAGLE, MTP, PEAGLE
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.drafters import assistant, dflash, dspark, eagle3
+from edgespec.export.drafters import assistant, dflash, dspark, eagle3, mtp
 from edgespec.export.drafters.drafter import Drafter, Published, flat, kind_of
 from edgespec.export.source.source import Checkpoint
 
@@ -22,7 +22,9 @@ PUBLISHED: dict[str, Published] = {
     ASSISTANT: assistant.PUBLISHED,
     DSPARK: dspark.PUBLISHED,
     DFLASH: dflash.PUBLISHED,
+    MTP: mtp.PUBLISHED,
     EAGLE: eagle3.PUBLISHED,
+    PEAGLE: eagle3.PARALLEL,
 }
 # what else is published, by a word of its name: what it has that no graph here computes
 REFUSED = {
@@ -43,8 +45,9 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
         if kind.matches(source.config):
             return kind.read(source, target)
     raise UnsupportedModel(
-        f"{source.path}: {kind_of(source.config)!r} is not a drafter that edgespec knows: expected EAGLE-3, DFlash or "
-        "DSpark, as their authors, speculators, SpecForge or transformers write them, or an assistant of Gemma 4",
+        f"{source.path}: {kind_of(source.config)!r} is not a drafter that edgespec knows: expected EAGLE-3, P-EAGLE, "
+        "DFlash, DSpark or a layer for multi-token prediction, as their authors, speculators, SpecForge or "
+        "transformers write them, or an assistant of Gemma 4",
         "the layer inside a checkpoint needs no folder: --method mtp",
     )
 

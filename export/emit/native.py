@@ -35,6 +35,7 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
+from edgespec.export.drafters.heads import EMBEDDED as OWN_EMBEDDING
 from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS, cut_head, group_matrices
 from edgespec.export.emit.program import Acts, Field, Floats, NativePlan, Program, Scalar, activation_form
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -327,6 +328,9 @@ class NativeOps(Pass[Value]):
     def head(self, x: Value, norm: Norm, head: Linear) -> Value:
         floats = self._as_floats(x, "x")
         self._tap(floats, self.arch.facts.layers)
+        for number, group in enumerate(self.heads.groups):
+            if group.kind == "embedding":  # in place of what the layers gave
+                self.program.gated(self.gates.heads[number], lambda: self._look_up(OWN_EMBEDDING, floats, {}))
         emit_heads(self.program, floats, norm, head, self.gates)
         for number, group in enumerate(self.heads.groups):
             if group.kind == "markov":
@@ -480,7 +484,7 @@ def emit_heads(program: Program, x: Floats, norm: Norm, head: Linear, gates: Gat
     program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
     program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
     for number, group in enumerate(plan.groups):
-        if group.kind == "markov":  # which reads tokens, not rows
+        if group.kind in ("markov", "embedding"):  # which read tokens, not rows
             continue
         program.gated(gates.heads[number], lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
 

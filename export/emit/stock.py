@@ -27,7 +27,7 @@ from edgespec.export.emit.plan import StoragePlan
 
 def native_only(arch: Architecture) -> str:
     """Name what of a model only native operators compute; "" = stock ones compute it all."""
-    return GraphOps.lacks(arch.trace())
+    return GraphOps.lacks(arch.trace()) or ("tables of tokens beside its layers" if arch.beside else "")
 
 
 class GraphOps(GraphPieces, Pass[str]):

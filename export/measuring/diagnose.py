@@ -94,6 +94,9 @@ def _guesses(
 
     if arch.settings.flag("norm_before_fc"):
         taps = norm(taps, "input_norm")
+    if arch.settings.flag("fc_norm"):
+        each = np.split(taps, taps.shape[1] // facts.hidden, -1)
+        taps = np.concatenate([norm(x, f"fc_norm.{at}") for at, x in enumerate(each)], -1)
     g: Array = taps @ source.read(FUSE).T
     halves = [norm(embedded, f"{layer}.{EMBEDDED}"), norm(g, f"{layer}.{FUSED}")]
     x = np.concatenate(halves[::-1] if swapped else halves, -1)

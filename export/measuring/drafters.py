@@ -23,7 +23,6 @@ from edgespec.export.measuring.guesses import (
     LEAST,
     PROMPT,
     accepted,
-    decoder_of,
     opened,
     written,
 )
@@ -102,7 +101,7 @@ def measure_drafter(
     shares = {part.format: found.rates[0]} | trials.formats()
     said = ", ".join(f"{form} {share:.0%}" for form, share in shares.items())
     notes.append(f"first guesses of the drafter that the model accepts, by format, as written first: {said}")
-    return MeasuredDrafter(found, step_ms, first_ms, covered, decoder_of(part).block is not None, notes)
+    return MeasuredDrafter(found, step_ms, first_ms, covered, draft_cache_of(target, slot).at_once, notes)
 
 
 def _times(slot: Slot, target: Slot) -> tuple[float, float]:

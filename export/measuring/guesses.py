@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.draft_cache import BlockCache, draft_cache_of
+from edgespec.drafters.draft_cache import BlockCache, ParallelCache, draft_cache_of
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.runtimes.files.manifest import DecoderPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
@@ -66,7 +66,7 @@ def accepted(
             slot.absorb_inputs(run.given(text[1 : PROMPT - 1], taps[: PROMPT - 2]))
         for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
             last = text[end - 1], taps[end - 2]
-            guesses = run.block(*last) if block else run.chain(*last, end - 1)
+            guesses = run.at_once(*last) if run.cache.at_once else run.chain(*last, end - 1)
             same = int(np.cumprod(np.equal(guesses, text[end : end + gamma])).sum())
             offered[: same + 1] += 1
             right[:same] += 1
@@ -106,8 +106,10 @@ class _Run:
         del self.slot.tokens[kept:]
         return guesses
 
-    def block(self, pending: int, taps: NDArray[np.float32]) -> list[int]:
-        """As ``chain``, of a drafter of blocks; taps [k * hidden]."""
+    def at_once(self, pending: int, taps: NDArray[np.float32]) -> list[int]:
+        """As ``chain``, of a drafter whose guesses are made in one pass; taps [k * hidden]."""
+        if isinstance(self.cache, ParallelCache):
+            return self.cache.greedy(self.given([pending], taps[None]), self.gamma)
         assert isinstance(self.cache, BlockCache)
         assert self.decoder.mask is not None
         self.slot.absorb_inputs(self.given([pending], taps[None]))
@@ -116,7 +118,7 @@ class _Run:
 
     def given(self, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
         """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
-        embedded = self.target.embed(np.array(tokens, np.int64)) * np.float32(self.scale)
+        embedded = self.cache.embedding.embed(np.array(tokens, np.int64)) * np.float32(self.scale)
         found = np.zeros((len(tokens), self.decoder.columns), np.float32)
         found[:, : embedded.shape[1]] = embedded
         found[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state

@@ -163,11 +163,26 @@ def read_confidence(folder: Path, part: ModelPart) -> NDArray[np.float32] | None
     Raises:
         BundleError: not as many numbers as the drafter is wide and the vocabulary long.
     """
-    if part.decoder is None or part.decoder.confidence is None:
+    file = part.decoder.confidence if part.decoder else None
+    return None if file is None else _numbers(folder / file, 1 + part.facts.hidden + part.facts.vocab)
+
+
+def read_masked(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  # [columns - hidden]
+    """Read what stands for hidden states in a drafter's rows of masks; None = it has no such rows.
+
+    Raises:
+        BundleError: not as many numbers as a row has columns for them.
+    """
+    decoder = part.decoder
+    if decoder is None or decoder.masked is None:
         return None
-    found, size = np.fromfile(folder / part.decoder.confidence, "<f4"), 1 + part.facts.hidden + part.facts.vocab
+    return _numbers(folder / decoder.masked, decoder.columns - part.facts.hidden)
+
+
+def _numbers(file: Path, size: int) -> NDArray[np.float32]:  # [size]
+    found = np.fromfile(file, "<f4")
     if found.size != size:
-        raise BundleError(f"{folder / part.decoder.confidence}: expected {size} numbers", "export the bundle again")
+        raise BundleError(f"{file}: expected {size} numbers", "export the bundle again")
     return found
 
 
@@ -183,5 +198,6 @@ def _named(part: ModelPart) -> list[str]:
     tables = [part.attention.tables] if part.attention and part.attention.tables else []
     tokens = [part.head_vocab.file] if part.head_vocab else []
     norm = [part.final_norm.file] if part.final_norm else []
-    sure = [part.decoder.confidence] if part.decoder and part.decoder.confidence else []
+    own = (part.decoder.confidence, part.decoder.masked) if part.decoder else ()
+    sure = [file for file in own if file]
     return [part.weights, *index, *tables, *tokens, *norm, *sure, *(graph.file for graph in part.graphs.values())]

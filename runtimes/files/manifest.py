@@ -28,6 +28,7 @@ from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.json_file import read_json, validated
+from edgespec.runtimes.files.manifest_parts import EMBEDDING as EMBEDDING
 from edgespec.runtimes.files.manifest_parts import MARKOV as MARKOV
 from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGate
 from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart

@@ -22,8 +22,8 @@ from edgespec.runtimes.files.bounds import (
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
-MARKOV = "markov"  # name and kind of a drafter's group of heads
-DrafterKind = Literal["eagle", "mtp", "dflash", "dspark", "assistant"]
+MARKOV, EMBEDDING = "markov", "embedding"  # names and kinds of groups beside a drafter's layers
+DrafterKind = Literal["eagle", "peagle", "mtp", "dflash", "dspark", "assistant"]
 
 
 class Fusing(NamedTuple):
@@ -40,6 +40,7 @@ class Fusing(NamedTuple):
 
 FUSING: dict[DrafterKind, Fusing] = {
     "eagle": Fusing(once=True),
+    "peagle": Fusing(),
     "mtp": Fusing(joined=True),
     "dflash": Fusing(),
     "dspark": Fusing(),
@@ -108,13 +109,14 @@ class HeadGroup(Part):
     * blockwise: y_i = h + (W' silu(W h + b) + b')_i, W [inner, hidden], W' [count * hidden, inner]  (arXiv 1811.03115);
     * exit: y = T h, where the residual stream of layer ``layer`` stands in for the last one's  (arXiv 2506.03700).
 
-    Of a drafter, ``markov`` gives no rows but logits, to be added: W2 W1[t] of the token t before, W1 [vocab, inner].
+    Of a drafter, ``markov`` gives no rows but logits, to be added: W2 W1[t] of the token t before, W1 [vocab, inner];
+    ``embedding`` is an embedding of its own, where others are given the target's.
 
     ``own``: each has an LM head of its own; else they share the model's, or the cut one where there is one.
     """
 
     name: str
-    kind: Literal["medusa", "blockwise", "exit", "markov"]
+    kind: Literal["medusa", "blockwise", "exit", "markov", "embedding"]
     count: Guesses
     inner: int = Field(default=0, ge=0, le=MOST_WIDTH)
     own: bool = False
@@ -124,7 +126,9 @@ class HeadGroup(Part):
 class DecoderPart(Part):
     """A small decoder conditioned on hidden states of the target, which guesses.
 
-    ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840); ``mtp``, the multi-token prediction layer inside a checkpoint
+    ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840); ``peagle`` (arXiv 2602.01469), the same with all guesses in one
+    pass: behind the pending token's row stand rows of the token ``mask`` and of ``masked``, a file with what stands for
+    hidden states there, float32 [columns - hidden]; ``mtp``, the multi-token prediction layer inside a checkpoint
     (arXiv 2412.19437), which sees the residual stream after the last layer; ``dflash`` (arXiv 2602.06036), whose
     draft cache is made of hidden states alone, and which guesses a block in one pass: its rows are the pending token
     and ``mask`` after it, they see each other, and there were ``block`` of them in training.
@@ -151,6 +155,7 @@ class DecoderPart(Part):
     mask: Count | None = None
     anchor: bool | None = None
     confidence: InsidePath | None = None
+    masked: InsidePath | None = None
     reads: Layers = Field(default_factory=list)
 
     @property

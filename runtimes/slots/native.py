@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
-from edgespec.runtimes.files.manifest import MARKOV
+from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, TOP, VISIBLE, NativeRunner
@@ -227,9 +227,12 @@ class NativeSlot(NativeRunner):
     # -- a drafter conditioned on a target ---------------------------------------------------------------------------
 
     def embed(self, tokens: Ids) -> Rows:
+        own = next((at for at, group in enumerate(self.model.part.heads) if group.kind == EMBEDDING), None)
         plan = self._nowhere(len(tokens))
         plan[TOKEN], plan[POSITION] = tokens, np.arange(len(tokens))
-        with self._parts((), load=False):
+        if own is not None:  # a drafter's, behind its layers
+            self._load(np.zeros((len(tokens), self._columns_in), np.float32), len(tokens))
+        with self._parts((), load=own is not None, group=own):
             hidden = self._launch(len(tokens), rows=0, hidden=True).hidden
         assert hidden is not None
         return hidden.copy()

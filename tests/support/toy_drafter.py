@@ -122,8 +122,13 @@ class ToySlot:
         self.passes: list[tuple[str, int, bool, bool]] = []
         self.strange: list[Rows] = []
         self.head_tokens = None if known is None else np.array(known, np.int64)
-        decoder = SimpleNamespace(columns=HIDDEN + TAPS, reads=[], block=block, mask=MASK)
-        self.model = SimpleNamespace(part=SimpleNamespace(decoder=decoder), facts=SimpleNamespace(hidden=HIDDEN))
+        kind = "dflash" if block else "eagle"
+        decoder = SimpleNamespace(
+            kind=kind, columns=HIDDEN + TAPS, reads=[], block=block, mask=MASK, anchor=None, masked=None
+        )
+        self.model = SimpleNamespace(
+            part=SimpleNamespace(decoder=decoder, heads=[]), facts=SimpleNamespace(hidden=HIDDEN)
+        )
         self._last: Rows = np.zeros((0, HIDDEN + TAPS), np.float32)  # rows of the last pass
 
     def absorb_inputs(self, given: Rows) -> None:

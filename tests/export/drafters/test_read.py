@@ -177,7 +177,7 @@ def another_kind(said: dict[str, Any], tensors: Tensors) -> None:
         (offsets_as_floats, "d2t is of type F32"),
         (no_layer, "q_proj.weight of an EAGLE-3 drafter"),
         (narrow, "down_proj.weight"),
-        (each_tap_normed, "a norm of each tap"),
+        (each_tap_normed, "fc_norm.0.weight"),
         (another_kind, "SomethingElse"),
     ],
 )

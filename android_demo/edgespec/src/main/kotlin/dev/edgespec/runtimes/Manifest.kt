@@ -16,7 +16,7 @@ private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: 
 const val MANIFEST = "edgespec.json"
 val DRAFTERS = listOf("eagle", "mtp", "dflash") // methods whose drafter reads hidden states, a kind each
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode") + DRAFTERS
-val ELSEWHERE = listOf("dspark", "assistant") // methods of bundles that this runtime does not have
+val ELSEWHERE = listOf("peagle", "dspark", "assistant") // methods of bundles that this runtime does not have
 private val OPERATORS = listOf("stock", "native")
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
 private const val EXPORT_AGAIN = "export the bundle again"
@@ -245,7 +245,7 @@ private fun Reader.model(): ModelPart {
     val decoder = partOrNull("decoder") {
         val kind = text("kind", DRAFTERS + ELSEWHERE)
         val borrows = ints("reads", 0).isNotEmpty()
-        ignore("anchor", "confidence") // of dspark alone
+        ignore("anchor", "confidence", "masked") // of dspark and peagle alone
         DecoderPart(kind, int("columns", 1, MOST_WIDTH), intOrNull("block", 2, MOST_WIDTH), intOrNull("mask", 0), borrows)
     }
     val found = ModelPart(
@@ -269,7 +269,7 @@ private fun Reader.model(): ModelPart {
             AttentionPart(text("default", ATTENTION.keys.toList()), pathOrNull("tables"), texts("learnt"), gates)
         },
         parts("heads") {
-            val kind = text("kind", listOf("medusa", "blockwise", "exit", "markov"))
+            val kind = text("kind", listOf("medusa", "blockwise", "exit", "markov", "embedding"))
             val inner = intOrNull("inner", 0, MOST_WIDTH) ?: 0
             HeadGroup(text("name"), kind, int("count", 1), intOrNull("layer", 0) ?: 0, inner, flag("own"))
         },
