@@ -3,7 +3,7 @@
 Needs torch, transformers, tokenizers and plain text whose paragraphs are speeches ("NAME:" or "**NAME**" above each,
 which is left out).  The committed weights come from Shakespeare's plays, which are in the public domain:
 
-    python tools/train_restore.py --text tinyshakespeare.txt --more PLAYS/*.md -o edgespec/builtin --minutes 5
+    python -m tools.train_restore --text tinyshakespeare.txt --more PLAYS/*.md -o edgespec/builtin --minutes 5
 
 The last tenth of ``--text`` is held out; ``--more`` may not hold it.  Both models have T5 1.1's layers (gated GELU,
 relative positions, no biases) and T5's tied head.  The target's decoder is trained with stochastic depth: self- and
