@@ -99,7 +99,7 @@ def manifests() -> Iterator[dict[str, Any]]:
         method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "first_cost": 0.5, "predicted_speedup": 1.5,
                   "notes": "none"}  # fmt: skip
         more: dict[str, dict[str, Any]] = {
-            "self-spec": {"skip": {"attention": [1], "mlp": [2, 3]}},
+            "self-spec": {"skip": {"attention": [1], "mlp": [2, 3], "high_head": True, "head_rows": 64}},
             "speculative": {"branch": [2, 1]},
             "medusa": {"heads": ["tree"], "ranks": [[0.5, 0.25], [0.25, 0.125]]},
             "blockwise": {"heads": ["block"]},

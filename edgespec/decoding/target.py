@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 class SkipSet:
     """What a self-draft leaves out: sub-layers, attention and MLP apart, and low planes of int8 weights.
 
-    Where a target has no planes (``PlanesTarget.planes``), naming them changes nothing.
+    Where a target has no planes (``PlanesTarget.planes``), naming them, or rows of the head, changes nothing.  A pass
+    with ``head_rows`` gives as many logits.
     """
 
     attention: tuple[int, ...] = ()  # layers whose attention is skipped, ascending
@@ -22,6 +23,7 @@ class SkipSet:
     high_attention: tuple[int, ...] = ()  # layers of whose attention only the high planes are read, ascending
     high_mlp: tuple[int, ...] = ()  # the same of the MLP, or of the chosen experts
     high_head: bool = False  # the same of the LM head and of what leads from the layers to it
+    head_rows: int = 0  # tokens, the first of the vocabulary, that the LM head scores; 0 = all
 
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
-from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain
+from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain, spread
 from edgespec.drafters.registry import Parts
 from edgespec.formulas.confidence import Confidence
 from edgespec.runtimes.files.manifest import MethodPart, SkipSetPart
@@ -72,7 +72,10 @@ class SelfSpec(DrawingDrafter):
     def _steps(self, tokens: list[int]) -> Callable[[int | None], NDArray[np.float32]]:
         """Give what runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
         run = self._passes(tokens, self.target.forward_skipped)
-        return lambda guess: run(guess).logits[-1]
+        if not self.skip.head_rows or self.params.plain_greedy:
+            return lambda guess: run(guess).logits[-1]
+        rows = self.skip.head_rows  # what changes logits may name any token
+        return lambda guess: spread(run(guess).logits[-1:, :rows], slice(0, rows), self.vocab)[0]
 
     def _choices(self, tokens: list[int]) -> Callable[[int | None], tuple[int, float]] | None:
         """Do the same where the target chooses: a guess -> the likeliest token after it, and its probability."""
@@ -121,4 +124,4 @@ def known_confidence(part: MethodPart) -> Confidence:
 def skip_set(part: SkipSetPart) -> SkipSet:
     """Convert what a manifest says."""
     attention, mlp, *high = map(tuple, (part.attention, part.mlp, part.high_attention, part.high_mlp))
-    return SkipSet(attention, mlp, high[0], high[1], part.high_head)
+    return SkipSet(attention, mlp, high[0], high[1], part.high_head, part.head_rows)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -380,4 +380,5 @@ def _record(item: Any, layers: int) -> tuple[SkipSet, Record]:
     matched, seen, windows = float(item["matched"]), float(item["seen"]), int(item["windows"])
     if not 0 <= matched <= seen <= 1e6 or not 0 <= windows <= 10**6:
         raise ValueError("its counts make no sense")
-    return SkipSet(**found, high_head=item.get("high_head") is True), Record(matched, seen, windows)
+    skip = replace(SkipSet(**found), high_head=item.get("high_head") is True)  # type: ignore[arg-type]  # no number
+    return skip, Record(matched, seen, windows)

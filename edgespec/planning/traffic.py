@@ -125,10 +125,14 @@ def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tupl
     attention = min(_attention_weights(facts), per_layer)
     left_out = len(skip.attention) * attention + len(skip.mlp) * (per_layer - attention)
     high = len(skip.high_attention) * attention + len(skip.high_mlp) * (per_layer - attention)
-    high += head_weights(part) * skip.high_head
+    head = head_weights(part) * min(skip.head_rows or facts.vocab, facts.vocab) / facts.vocab
+    high += head * skip.high_head
     whole = read_bytes(part, operators)
     low = part.low_bytes if operators == "native" and not part.high_alone else 0
-    saved = left_out * layer_size(part, operators) + low * high / (layer_weights(facts) + head_weights(part))
+    saved = left_out * layer_size(part, operators)
+    if low:
+        saved += (head_weights(part) - head) * weight_size(part.head_format or part.format, operators)
+    saved += low * high / (layer_weights(facts) + head_weights(part))
     return max(1 - saved / whole, 0.02), 1 - len(skip.attention) / facts.layers
 
 

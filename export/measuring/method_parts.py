@@ -103,11 +103,12 @@ class MethodMeasurer:
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
         search = SkipSearch(slot, scorer, costs, self.seed, self._store(), self.planes and slot.planes)
         if SELF_SPEC not in self.methods:  # int8 drafts by its high planes without being asked to
-            found = search.score(search.start)
+            found = search.with_cut_head(search.score(search.start))
         elif self.given_skip is not None:
             found = search.score(self.given_skip)
         else:
             found = search.run(self.trials, lambda done, of, what: self.progress("skip set", done, of, what))
+            found = search.with_cut_head(found)
         if search.store is not None:
             search.store.unlink(missing_ok=True)
         confidence = counted(*scorer.confidence(slot, found.skip))

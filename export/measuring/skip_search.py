@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,6 +78,8 @@ def _layer(number: object) -> int:
 Progress = Callable[[int, int, str], None]  # done, of, what
 TRIES = 3  # of timing passes on a busy machine
 HIGH = ("high_attention", "high_mlp", "high_head")  # what reading the high planes alone saves
+_CUT = "cut_head_"
+LEAST_ROWS = 4096  # of a cut LM head
 SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
 
 
@@ -92,6 +94,7 @@ class StepCosts:
         high_attention: what reading the high planes alone of one attention saves; 0 where there are no planes.
         high_mlp: the same of one MLP.
         high_head: the same of the LM head.
+        cut_head: {tokens: what its high plane saves beyond that where it scores these alone}.
         verify: {rows: milliseconds} of the passes a round makes (as the decoding loop makes them).
         spread: of times of equal passes, the upper quartile over the lower.
         others: share of the processors that other programs took meanwhile; 0 = not known.
@@ -106,6 +109,7 @@ class StepCosts:
     high_attention: float = 0.0
     high_mlp: float = 0.0
     high_head: float = 0.0
+    cut_head: dict[int, float] = field(default_factory=dict)
 
     @property
     def busy(self) -> str:
@@ -116,7 +120,7 @@ class StepCosts:
         """Time of one draft step."""
         saved = len(skip.attention) * self.attention + len(skip.mlp) * self.mlp
         saved += len(skip.high_attention) * self.high_attention + len(skip.high_mlp) * self.high_mlp
-        saved += skip.high_head * self.high_head
+        saved += skip.high_head * self.high_head + self.cut_head.get(skip.head_rows, 0.0)
         return max(self.plain - saved, 0.02 * self.plain)
 
     def model(self, draft_ms: float) -> CostModel:
@@ -132,17 +136,19 @@ class StepCosts:
     def as_dict(self) -> dict[str, Any]:
         """As JSON: what the manifest keeps."""
         verify = {str(rows): ms for rows, ms in self.verify.items()}
-        high = {f"{name}_ms": ms for name in HIGH if (ms := getattr(self, name))}
+        more = {f"{name}_ms": ms for name in HIGH if (ms := getattr(self, name))}
+        more |= {f"{_CUT}{rows}_ms": ms for rows, ms in self.cut_head.items()}
         return {"plain_ms": self.plain, "attention_ms": self.attention, "mlp_ms": self.mlp, "verify_ms": verify,
-                "spread": self.spread, "others": self.others} | high  # fmt: skip
+                "spread": self.spread, "others": self.others} | more  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepCosts:
         """From what ``as_dict`` gave."""
         verify = {int(rows): ms for rows, ms in data["verify_ms"].items()}
         unsteady = data.get("spread", 1.0), data.get("others", 0.0)
-        high = (data.get(f"{name}_ms", 0.0) for name in HIGH)
-        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify, *unsteady, *high)
+        attention, mlp, head = (data.get(f"{name}_ms", 0.0) for name in HIGH)
+        cut = {int(name[len(_CUT) : -len("_ms")]): ms for name, ms in data.items() if name.startswith(_CUT)}
+        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify, *unsteady, attention, mlp, head, cut)
 
 
 def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: int = 5) -> StepCosts:
@@ -164,8 +170,9 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
     if slot.model.graph.gated:
         sets += [SkipSet(attention=layers), SkipSet(mlp=layers)]
     planes = SkipSet(high_attention=layers), SkipSet(high_mlp=layers)
+    rows = cut_sizes(slot.vocab_size) if slot.planes else []
     if slot.planes:
-        sets += [*planes, SkipSet(high_head=True)]
+        sets += [*planes, SkipSet(high_head=True), *(SkipSet(high_head=True, head_rows=size) for size in rows)]
     watch = quiet.Watch()
     drafts = measure_all(lambda i: slot.forward_draft(token, 0, sets[i]), range(len(sets)), repeats)
     sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
@@ -184,7 +191,16 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
         high_attention=high[0] / slot.layers,
         high_mlp=high[1] / slot.layers,
         high_head=high[2],
+        cut_head={size: max(0.0, saved[SkipSet(high_head=True, head_rows=size)] - high[2]) for size in rows},
     )
+
+
+def cut_sizes(vocab: int) -> list[int]:
+    """List how many tokens, the first of the vocabulary, a self-draft's LM head may score alone.
+
+    Tokenizers learn what is frequent first; how much is lost is measured.
+    """
+    return [vocab // share // 32 * 32 for share in (2, 4, 8) if vocab // share >= LEAST_ROWS]
 
 
 @dataclass(frozen=True)
@@ -267,6 +283,12 @@ class SkipSearch:
             report(2 * self.layers + number + 1, 2 * self.layers + trials, f"best {max(values.values()):.2f}x")
         return self.score(_parse(max(values, key=lambda key: values[key])))
 
+    def with_cut_head(self, found: Candidate) -> Candidate:
+        """Let the LM head score as few tokens as is fastest, where its high plane is read."""
+        sizes = self.costs.cut_head if found.skip.high_head else ()
+        return max([found, *(self.score(replace(found.skip, head_rows=size)) for size in sizes)],
+                   key=lambda one: one.speedup)  # fmt: skip
+
     def _singles(self, study: Any, trials: int, report: Progress) -> dict[str, float]:
         """Predicted speed of leaving out each sub-layer alone, and of what all begin from, by key."""
         if known := study.user_attrs.get("singles"):
@@ -345,4 +367,4 @@ def _parse(key: str) -> SkipSet:
     layers = {
         name: tuple(int(layer) for layer in re.findall(rf"\b{letter}(\d+)", key)) for letter, name in _PARTS.items()
     }
-    return SkipSet(**layers, high_head="H" in key)
+    return replace(SkipSet(**layers), high_head="H" in key)  # type: ignore[arg-type]  # no number

@@ -69,6 +69,7 @@ class SkipSetPart(Part):
     high_attention: Layers = Field(default_factory=list)
     high_mlp: Layers = Field(default_factory=list)
     high_head: bool = Field(default=False, description="the same of the LM head")
+    head_rows: Count = Field(default=0, description="tokens, the first ones, that the LM head scores; 0 = all")
 
     @classmethod
     def of(cls, skip: SkipSet) -> SkipSetPart:
@@ -79,6 +80,7 @@ class SkipSetPart(Part):
             high_attention=list(skip.high_attention),
             high_mlp=list(skip.high_mlp),
             high_head=skip.high_head,
+            head_rows=skip.head_rows,
         )
 
     @property
@@ -91,7 +93,8 @@ class SkipSetPart(Part):
         """Say what is left out."""
         found = f"skips {len(self.attention)} attentions and {len(self.mlp)} MLPs"
         if self.high_attention or self.high_mlp or self.high_head:
-            head = " and the LM head" if self.high_head else ""
+            rows = f" for the first {self.head_rows} tokens" if self.head_rows else ""
+            head = f" and the LM head{rows}" if self.high_head else ""
             found += f", reads high planes of {len(self.high_attention)} attentions, {len(self.high_mlp)} MLPs{head}"
         return found
 
@@ -101,6 +104,8 @@ def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
     named = (*skip.attention, *skip.mlp, *skip.high_attention, *skip.high_mlp) if skip else ()
     if any(layer >= facts.layers for layer in named):
         raise ValueError(f"skip: names a layer that a model of {facts.layers} does not have")
+    if skip and skip.head_rows > facts.vocab:
+        raise ValueError(f"skip: the first {skip.head_rows} tokens of a vocabulary of {facts.vocab}")
 
 
 def _check_facts(facts: ModelFacts, borrows: bool) -> None:

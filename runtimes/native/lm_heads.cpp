@@ -102,17 +102,17 @@ void Pass::finish_logits(const Step& s, int tile, int columns, float* y) const {
 
 void Pass::logits(const Step& s, int chunk) {
   if (in_.top) return best(s, chunk);
-  const int rows = count(s), last = bounds_[chunk + 1];
-  float* out = out_.logits + source(s, 0) * s.n;
+  const int rows = count(s), last = bounds_[chunk + 1], wide = columns(s);
+  float* out = out_.logits + source(s, 0) * wide;
   alignas(64) float y[kTile];
   for (int tile = bounds_[chunk]; tile < last; ++tile)
     for (int group = 0; group * kRowGroup < rows; ++group) {
-      const int n = rows_in_group(rows, group), columns = std::min(kTile, s.n - tile * kTile);
-      float* to = out + size_t(group) * kRowGroup * s.n + tile * kTile;
-      k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, to, s.n,
+      const int n = rows_in_group(rows, group), columns = std::min(kTile, wide - tile * kTile);
+      float* to = out + size_t(group) * kRowGroup * wide + tile * kTile;
+      k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, to, wide,
                         columns);
       if (!s.finishes()) continue;
-      for (int i = 0; i < n; ++i, to += s.n) {
+      for (int i = 0; i < n; ++i, to += wide) {
         std::fill(y, y + kTile, 0.f);
         std::memcpy(y, to, size_t(columns) * 4);
         finish_logits(s, tile, columns, y);
@@ -140,14 +140,14 @@ void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
 }  // namespace
 
 void Pass::best(const Step& s, int chunk) {
-  const int rows = count(s), last = bounds_[chunk + 1], top = in_.top;
+  const int rows = count(s), last = bounds_[chunk + 1], top = in_.top, wide = columns(s);
   int64_t* ids = static_cast<int64_t*>(scratch_.found_ids.get(0)) + size_t(chunk) * rows * top;
   float* values = static_cast<float*>(scratch_.found_values.get(0)) + size_t(chunk) * rows * top;
   std::fill_n(ids, size_t(rows) * top, -1);
   std::fill_n(values, size_t(rows) * top, -HUGE_VALF);
   alignas(64) float y[kRowGroup][kTile];
   for (int tile = bounds_[chunk]; tile < last; ++tile) {
-    const int columns = std::min(kTile, s.n - tile * kTile);
+    const int columns = std::min(kTile, wide - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
       k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,

@@ -21,18 +21,20 @@ constexpr int kMembers = 64;     // threads of the pool that may take part in a 
 constexpr int kFixedInputs = 8;  // before those of memories and the weights
 constexpr int kMemoryInputs = 2;
 constexpr int kControls = 8;
+constexpr int64_t kTops = 2048;            // of the first control: top is below, columns are above
 constexpr int64_t kMostNumbers = 1 << 30;  // of an input that is counted by int
 constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent keys, in tokens
 
 // ---- Decoder -------------------------------------------------------------------------------------------------------
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
-//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read
-//   codes + 2 x blocks of each slot's table, window, sinks, ring), tables float [..] (what the keys' format, then the
-//   codes' format was learnt with; cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded),
-//   then, of a program that reads memories, memory uint8 [M, bytes] (keys and values of cross-attention, filled by
-//   passes of their own) and sources int64 [2, T] (the memory of each row, and how many rows of it are seen or, as it
-//   is filled, which one this is), then the weights.
+//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top + 2048 x columns of the LM heads
+//   that are computed, the first ones, 0 = all; keys, values, codes, read codes + 2 x blocks of each slot's table,
+//   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
+//   hidden_in float [T, D] (looked at only where the gates let it be loaded), then, of a program that reads memories,
+//   memory uint8 [M, bytes] (keys and values of cross-attention, filled by passes of their own) and sources int64 [2,
+//   T] (the memory of each row, and how many rows of it are seen or, as it is filled, which one this is), then the
+//   weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
 //   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
 //   gates; W: columns of the stores that they leave on).
@@ -127,8 +129,10 @@ void run(Decoder& decoder, KernelContext* context) {
   in.slots = static_cast<int>(kv.dims[0]);
   in.kv_bytes = static_cast<size_t>(kv.dims[1]);
   const auto* c = static_cast<const int64_t*>(control.data);
-  in.top = static_cast<int>(c[0]);
-  if (c[0] < 0 || c[0] > 1024) throw std::invalid_argument("edgespec: expected top within 0 to 1024");
+  if (c[0] < 0 || c[0] % kTops > 1024) throw std::invalid_argument("edgespec: expected top within 0 to 1024");
+  if (c[0] / kTops > kMostNumbers) throw std::invalid_argument("edgespec: an LM head of too many columns");
+  in.top = static_cast<int>(c[0] % kTops);
+  in.columns = static_cast<int>(c[0] / kTops);
   KvLayout& layout = in.layout;
   layout.keys = format(c[1]);
   layout.values = format(c[2]);
@@ -176,7 +180,8 @@ void run(Decoder& decoder, KernelContext* context) {
   PassOutputs out;
   const Active active = program.active(in.gates, in.gate_count);
   const int64_t heads = int64_t(in.heads) * active.logits, top = in.top;
-  out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, active.columns}));
+  out.logits = static_cast<float*>(
+      output(context, 0, {top ? 0 : heads, in.columns ? std::min(in.columns, active.columns) : active.columns}));
   out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
   out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
   out.hidden = static_cast<float*>(

@@ -138,7 +138,7 @@ int Pass::open_own(const Step& s, int members) {
       return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
     case Op::kGlu: return cut((s.n + glu_columns(s.kind) - 1) / glu_columns(s.kind), members);
     case Op::kLogits: {
-      const int chunks = cut(tiles_of(s.n), members);
+      const int chunks = cut(tiles_of(columns(s)), members);
       if (in_.top) {
         scratch_.found_ids.get(size_t(chunks) * count(s) * in_.top * 8);
         scratch_.found_values.get(size_t(chunks) * count(s) * in_.top * 4);

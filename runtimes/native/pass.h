@@ -45,7 +45,8 @@ struct PassInputs {
   // [2][rows]: the memory of each row, then how many rows of it are seen or, where it is filled, which one this is.
   const int64_t* sources = nullptr;
   bool read_codes = false;
-  int top = 0;  // 0: all logits, else the best `top` of each row
+  int top = 0;      // 0: all logits, else the best `top` of each row
+  int columns = 0;  // of an LM head: its first ones alone; 0: all
   std::vector<Tensor> weights;
   CodeTables tables;
 };
@@ -205,6 +206,7 @@ class Pass {
   void mix(const Step& s, int row);
   void advance(const Step& s, int chunk);
   float* mixed(int row) const { return mixed_ + size_t(row) * program_.state_width; }
+  int columns(const Step& s) const { return in_.columns ? std::min(in_.columns, s.n) : s.n; }  // of an LM head
   void finish_logits(const Step& s, int tile, int columns, float* y) const;
   void best(const Step& s, int chunk);
   void merge_best(const Step& s);

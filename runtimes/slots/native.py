@@ -321,7 +321,8 @@ class NativeSlot(NativeRunner):
         """Run each right behind the text that it sees: states that far back are not kept, the text is run again."""
         text = list(self.tokens)
         self._restart()
-        logits = np.empty((len(tokens), self.columns), np.float32)
+        columns = min(skip.head_rows or self.columns, self.columns) if skip else self.columns
+        logits = np.empty((len(tokens), columns), np.float32)
         hidden = np.empty((len(tokens), self.model.facts.hidden), np.float32) if self.keep_hidden else None
         for part in sorted(
             np.split(np.arange(len(tokens)), np.flatnonzero(parents < 0)[1:]), key=lambda at: visible[at[0]]

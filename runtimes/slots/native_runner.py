@@ -22,6 +22,7 @@ from edgespec.runtimes.slots.slot import Ids, Rows, Slot
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
 COMMITTED = -1  # a move from here: so many tokens are committed, states may hold them
 TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
+COLUMNS = 2048  # in the control of the top: so many times the columns of the LM head that are computed
 
 
 class Gates:
@@ -132,6 +133,7 @@ class NativeRunner(Slot):
         self._cache: Bound | None = None
         self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
         self._skip: SkipSet | None = None
+        self._head_rows = 0  # that passes compute, the first ones; 0 = all
         self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
         self.reserve(reserve)
 
@@ -318,15 +320,19 @@ class NativeRunner(Slot):
         self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
-        top, wide = int(self._control[TOP]), count * times
-        logits = model.buffer("logits", (0 if top else wide, columns or self.columns), np.float32)
+        top, wide, cut = int(self._control[TOP]), count * times, self._head_rows
+        self._control[TOP] = top + COLUMNS * cut
+        logits = model.buffer("logits", (0 if top else wide, cut or columns or self.columns), np.float32)
         ids = model.buffer("ids", (wide, top), np.int64)
         values = model.buffer("values", (wide, top), np.float32)
         size = model.facts.hidden
         stream = model.buffer("hidden", (n if hidden or tapped else 0, (1 + len(tapped)) * size), np.float32)
         for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
             self._bind_output(name, bound)
-        model.run_bound(self._io)
+        try:
+            model.run_bound(self._io)
+        finally:
+            self._control[TOP] = top
         if self._moves:
             self._moves = []
             self._bind("moves", self._no_moves)
@@ -368,7 +374,9 @@ class NativeRunner(Slot):
         if skip is self._skip:
             return
         self._gates[:] = self._plain
+        self._head_rows = 0
         if skip is not None:
+            self._head_rows = skip.head_rows if skip.head_rows < self.columns else 0
             self._gates[[2 * layer for layer in skip.attention]] = False
             self._gates[[2 * layer + 1 for layer in skip.mlp]] = False
             if self._at.planes:

@@ -26,6 +26,7 @@ SETS: dict[str, dict[str, Any] | None] = {
     "default": None,
     "three": {"attention": [1], "mlp": [4], "high_attention": [0, 2, 3], "high_mlp": [1, 2, 3, 5], "high_head": True},
     "one": {"high_mlp": [2]},
+    "cut": {"high_attention": [*ALL], "high_mlp": [*ALL], "high_head": True, "head_rows": 64},
 }
 MORE: dict[str, dict[str, Any]] = {
     "self-spec": {"adaptive": False, "gamma": 5},
@@ -81,10 +82,11 @@ def test_greedy_equals_plain(
 
 
 @pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
-def test_sampled_text(opened: Callable[[str], Engine], acceptance: str) -> None:
-    engine = opened("three")
+@pytest.mark.parametrize("name", ["three", "cut"])
+def test_sampled_text(opened: Callable[[str], Engine], name: str, acceptance: str) -> None:
+    engine = opened(name)
     how: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 60, "ignore_eos": True}
-    how |= {"acceptance": acceptance}
+    how |= {"acceptance": acceptance, "repetition_penalty": 1.1, "logit_bias": {100: 0.5, 3: -1.0}}
     first, second = (engine.generate(SOME[0], method="self-spec", fallback=False, **how) for _ in range(2))
     assert first.tokens == second.tokens
     assert first.lossless

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,33 @@ def test_a_skip_set_of_high_planes_is_the_high_precision(written: Write) -> None
     one._plain[one._at.embedding_plane] = False
     drafts = [one.forward_skipped(ids(tokens[at : at + 1]), at, all_high(one)).logits[0].copy() for at in range(12)]
     np.testing.assert_array_equal(drafts, other.forward(ids(tokens)).logits)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 50, 97])
+@pytest.mark.parametrize("name", ["qwen2_untied", "gemma2_caps", "gpt2_default"])
+def test_a_cut_head_gives_the_first_columns(written: Write, name: str, rows: int) -> None:
+    """Those of the whole head bit for bit, of one row and of several, and the best among them; then all again."""
+    made = written(name, "int8")
+    slot, tokens = made.slot(), text(made, 24)
+    assert isinstance(slot, NativeSlot)
+    slot.prefill(tokens[:20])
+    full = slot.forward(ids(tokens[20:])).logits.copy()
+    cut = replace(all_high(slot), head_rows=rows)
+    whole = slot.forward_skipped(ids(tokens[20:]), 0, all_high(slot)).logits.copy()
+    np.testing.assert_array_equal(slot.forward_skipped(ids(tokens[20:]), 0, cut).logits, whole[:, :rows])
+    visible, parents = np.full(4, 20), np.arange(-1, 3)
+    several = slot.forward_hypotheses(ids(tokens[20:]), visible, parents, all_high(slot)).logits.copy()
+    np.testing.assert_array_equal(
+        slot.forward_hypotheses(ids(tokens[20:]), visible, parents, cut).logits, several[:, :rows]
+    )
+    slot._set_gates(cut)
+    with slot._top(1):
+        slot._verify(ids(tokens[20:]), None)
+        best = slot._launch(4, rows=4).best
+    slot._set_gates(None)
+    assert best is not None
+    assert (best[0][:, 0] < rows).all()
+    np.testing.assert_array_equal(slot.forward(ids(tokens[20:])).logits, full)
 
 
 def test_slots_of_a_batch_draft_for_themselves(written: Write) -> None:

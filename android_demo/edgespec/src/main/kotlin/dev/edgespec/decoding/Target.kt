@@ -11,6 +11,7 @@ import java.nio.FloatBuffer
 data class SkipSet(
     val attention: List<Int> = emptyList(), val mlp: List<Int> = emptyList(),
     val highAttention: List<Int> = emptyList(), val highMlp: List<Int> = emptyList(), val highHead: Boolean = false,
+    val headRows: Int = 0, // tokens, the first ones, that the LM head scores; 0 = all
 ) {
     val size: Int get() = attention.size + mlp.size
 }

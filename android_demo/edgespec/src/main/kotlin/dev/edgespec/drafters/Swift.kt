@@ -48,10 +48,13 @@ open class SelfSpec(
     /** What runs one draft step after the other: a guess (null at first) -> logits [vocab] after it. */
     private fun steps(tokens: Tokens): (Int?) -> FloatArray {
         var offset = 0
-        return { guess ->
+        return label@{ guess ->
             val logits = target.forwardSkipped(intArrayOf(guess ?: tokens.at(-1)), offset, skip).logits
             offset++
-            logits.row(logits.rows - 1)
+            val row = logits.row(logits.rows - 1)
+            // what changes logits may name any token
+            if (logits.columns == target.vocabSize || params.plainGreedy) return@label row
+            row.copyOf(target.vocabSize).also { it.fill(Float.NEGATIVE_INFINITY, logits.columns) }
         }
     }
 

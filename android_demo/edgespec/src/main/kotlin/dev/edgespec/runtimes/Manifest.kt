@@ -301,7 +301,7 @@ private fun Reader.sampling(whole: Reader): SamplingParams = try {
 }
 
 private fun Reader.skipSet(): SkipSet? = partOrNull("skip") {
-    SkipSet(ints("attention", 0), ints("mlp", 0), ints("high_attention", 0), ints("high_mlp", 0), flag("high_head"))
+    SkipSet(ints("attention", 0), ints("mlp", 0), ints("high_attention", 0), ints("high_mlp", 0), flag("high_head"), intOrNull("head_rows", 0) ?: 0)
 }
 
 private fun Reader.method(): MethodPart {

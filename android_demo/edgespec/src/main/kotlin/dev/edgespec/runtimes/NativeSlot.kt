@@ -18,6 +18,7 @@ private const val COMMITTED = -1L // a move from here: so many tokens are commit
 
 // among the controls
 private const val TOP = 0
+private const val COLUMNS = 2048L // in the control of the top: so many times the columns of the LM head that are computed
 private const val READ_CODES = 4
 private const val WINDOW = 5
 private const val SINKS = 6
@@ -211,7 +212,9 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         }
         val top = control.longs[TOP].toInt()
         val given = count * times
-        val logits = model.buffer("logits", OnnxJavaType.FLOAT, if (top > 0) 0 else given, columns)
+        val wide = if (headRows > 0) headRows else columns
+        control.longs.put(TOP, top + COLUMNS * headRows)
+        val logits = model.buffer("logits", OnnxJavaType.FLOAT, if (top > 0) 0 else given, wide)
         val ids = model.buffer("ids", OnnxJavaType.INT64, given, top)
         val values = model.buffer("values", OnnxJavaType.FLOAT, given, top)
         val width = (1 + tapped) * hiddenSize
@@ -220,7 +223,11 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         io.output("ids", ids)
         io.output("values", values)
         io.output("hidden", stream)
-        io.run()
+        try {
+            io.run()
+        } finally {
+            control.longs.put(TOP, top.toLong())
+        }
         if (moving != null) {
             moves = ArrayList()
             io.input("moves", noMoves)
@@ -232,7 +239,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
             null
         }
         return Pass(
-            model.matrix(logits, if (top > 0) 0 else given, columns),
+            model.matrix(logits, if (top > 0) 0 else given, wide),
             if (hidden) model.matrix(stream, n, hiddenSize, width) else null, best,
             if (tapped > 0) model.matrix(stream, n, tapped * hiddenSize, width, hiddenSize) else null,
         )
@@ -246,8 +253,11 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         control.longs.put(SINKS, if (window > 0) kv.sinks.toLong() else 0)
     }
 
+    private var headRows = 0 // that passes compute, the first ones; 0 = all
+
     override fun leaveOut(skip: SkipSet?) {
         gates.bytes.duplicate().put(plainGates)
+        headRows = skip?.headRows?.takeIf { it < columns } ?: 0
         skip?.attention?.forEach { gates.bytes.put(2 * it, 0) }
         skip?.mlp?.forEach { gates.bytes.put(2 * it + 1, 0) }
         if (!model.part.planes || skip == null) return
