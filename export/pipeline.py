@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.progress import Progress
@@ -149,6 +149,8 @@ class Exporter:
             return ForeignModel.open(self.path, options.context)
         adapter = None if options.adapter is None else resolve(options.adapter)
         arch = open_model(self.path, options.context, adapter, options.text_only)
+        if arch.encoder is not None:
+            raise UnsupportedModel(f"{self.path}: encoder-decoders are described, and not exported yet")
         check_devices(arch, options.devices)
         return EmittedModel(arch)
 

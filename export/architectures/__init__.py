@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen  # noqa: F401 (register)
+from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen, seq2seq, t5, whisper  # noqa: F401 (register)
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
@@ -28,7 +28,8 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     what, text = senses(config, source.index), config.get("text_config")
     if what and not text_only:
         raise refuse_senses(source.path, what, text_kind(config))
-    refuse_encoder(source.path, describe(config), config)
+    if describe(config) not in ARCHITECTURES:
+        refuse_encoder(source.path, describe(config), config)
     if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
         shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         source.config = config = {**shared, **text}
@@ -38,7 +39,8 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     kind = ARCHITECTURES[name]
     source = with_usual_prefix(source, kind.layers_at)
     made = kind(source)
-    check_tensors(made, source)
+    for side in filter(None, (made, made.encoder)):
+        check_tensors(side, source)
     made.text_half_of = what
     if what:
         made.source.notes.append(f"the text half alone: the model itself reads {what}, the bundle does not")

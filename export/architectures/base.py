@@ -88,19 +88,19 @@ class Architecture:
     example: str = ""
     features: str = ""
     # config.json and its sizes
-    aliases: ClassVar[Mapping[str, str]] = {}  # keys that mean a common one, by the common one
+    aliases: Mapping[str, str] = {}  # keys that mean a common one, by the common one
     refused: ClassVar[tuple[tuple[str, str, str], ...]] = ()  # keys not to be set, what they mean, what is supported
     tied_by_default: ClassVar[bool] = False  # the LM head is the embedding
     context_default: ClassVar[int | None] = None  # the longest text
     # names in the checkpoint
-    layers_at: ClassVar[str] = LAYERS
-    outer_names: ClassVar[Mapping[str, str]] = {}  # of modules, by Llama's name
+    layers_at: str = LAYERS
+    outer_names: Mapping[str, str] = {}  # of modules, by Llama's name
     layer_names: Mapping[str, str] = {}  # the same below a layer
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # matrices that hold modules one behind the other
     grouped_qkv: ClassVar[str] = ""  # a matrix that holds q, k and v, group by group of heads; "" = there is none
     # which projections of a layer have a bias: by how the module's name begins, the longest beginning counts
     biases: ClassVar[Mapping[str, Switch]] = {"": ("attention_bias", False), "mlp": ("mlp_bias", False)}
-    head_bias: ClassVar[bool] = False  # of the LM head
+    head_bias: bool = False  # of the LM head
     # norms
     epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # its key, and what it is without
     norms: ClassVar[Norms] = BEFORE  # where they stand
@@ -115,15 +115,15 @@ class Architecture:
     one_norm: bool = True  # both do so behind attention's norm
     output_gate: ClassVar[Switch] = False  # attention is multiplied by the sigmoid of a projection (GATE) of its input
     activation_key: ClassVar[str] = "hidden_act"
-    activation_default: ClassVar[str] = "silu"
-    gated_mlp: ClassVar[bool] = True  # activation(gate) * up, not only activation(up)
+    activation_default: str = "silu"
+    gated_mlp: bool = True  # activation(gate) * up, not only activation(up)
     states: ClassVar[Part | None] = None  # what stands instead of attention in ``facts.convolutions``
     experts: ClassVar[Part | None] = None  # what stands instead of the MLP in ``facts.experts.layers``
     score_size: ClassVar[str] = ""  # the key of the size whose root divides scores; "" = that of heads
     score_cap: ClassVar[str] = ""  # the key of the cap of scores; "" = there is none
     logits_cap: ClassVar[tuple[str, float]] = ("", 0.0)  # the same of logits, and its default
     # positions
-    positions: ClassVar[str | None] = None  # the matrix of learnt ones
+    positions: str | None = None  # the matrix of learnt ones
     windows: ClassVar[Literal["typed", "all", "none"]] = "typed"  # layers with one: as ``layer_types`` says, all, none
     # without ``layer_types`` every so many layers one has none: a key ("" = none) and its default (0: no layer has one)
     window_pattern: ClassVar[tuple[str, int]] = ("", 0)
@@ -148,7 +148,7 @@ class Architecture:
     reads: tuple[int, ...] = ()  # which of them each layer reads
     target: Architecture | None = None  # the model it is for, where it is given embeddings that it does not norm
     # of encoders and decoders
-    both_ways: ClassVar[bool] = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
+    both_ways: bool = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
     encoder: Architecture | None = None  # of a decoder that attends over what it gives
 
     text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text

@@ -371,7 +371,7 @@ class Ops:
 
         ``scale`` is a tensor of one number, for a body that ends in a norm.
         """
-        return self.add(SubLayer(kind, layer, x, self.block(lambda: body(x)), scale))[0]
+        return self.add(SubLayer(kind, layer, x, self.block(lambda: body(x)), scale, norm))[0]
 
     def head(self, x: Value, norm: Norm, head: Linear) -> Value:
         """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""

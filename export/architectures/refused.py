@@ -24,8 +24,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "latent attention": ("minicpm3",),
     "linear position biases (ALiBi)": ("bloom", "mpt"),
     ENCODERS: (
-        "bart", "bert", "blenderbot", "camembert", "electra", "m2m_100", "marian", "mbart", "modernbert", "mt5",
-        "pegasus", "roberta", "t5", "whisper", "xlm-roberta",
+        "bert", "bigbird_pegasus", "blenderbot", "camembert", "electra", "led", "longt5", "modernbert", "nllb-moe",
+        "prophetnet", "roberta", "switch_transformers", "xlm-roberta",
     ),
 }  # fmt: skip
 """Unsupported model types, grouped by the missing feature."""

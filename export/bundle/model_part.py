@@ -80,7 +80,9 @@ def limited(arch: Architecture, context: int | None) -> Architecture:
     if context is not None:
         if not 1 < context <= arch.most_context:
             raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
-        arch.facts = arch.facts.model_copy(update={"context": context})
+        for side in (arch, arch.encoder if arch.positions is None else None):  # learnt positions are each side's own
+            if side is not None:
+                side.facts = side.facts.model_copy(update={"context": context})
     return arch
 
 

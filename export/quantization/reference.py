@@ -207,6 +207,9 @@ class NumpyOps(Pass[Array]):
         assert self.floats is not None
         return self.floats[..., first : first + width]
 
+    def join(self, parts: tuple[Array, ...]) -> Array:
+        return np.concatenate(parts, -1)
+
     def fill_memory(self, memory: Callable[[], None]) -> None:
         memory()
 

@@ -134,6 +134,21 @@ def normed(of: Extra, eps: float) -> Extra:
     return Extra(of.size, read, of.origins)
 
 
+def flat(of: Extra) -> Extra:
+    """Take a matrix of one row, [1, n], as a vector."""
+    return Extra(lambda: of.shape[1:], lambda rows, columns: of.read(slice(None), rows)[0], of.origins)
+
+
+def made_of(of: Extra, shape: tuple[int, ...], make: Callable[[Floats], Floats], *others: Extra) -> Extra:
+    """Make a tensor of a small one, which is read whole; ``others``: that ``make`` reads, too."""
+
+    def read(rows: slice, columns: slice | None) -> Floats:
+        found = make(of.read(slice(None), None))
+        return found[rows] if columns is None else found[rows, columns]
+
+    return Extra(lambda: shape, read, of.origins.union(*(other.origins for other in others)))
+
+
 def taps(of: Extra, order: Ids | None = None) -> Extra:
     """Lay out the taps of a convolution, [hidden, 1, length], as [length * hidden]; ``order``: int64 [hidden]."""
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.reading import RATE, Samples
+from edgespec.runtimes.files.manifest import FeaturePart
 
 WINDOW, HOP = 400, 160  # samples: 25 ms every 10 ms
 SECONDS = 30  # that a model hears at once
@@ -52,6 +53,19 @@ def log_mel(pieces: Iterable[Samples], bins: int, least: int = WINDOW_SAMPLES) -
     mels += np.float32(4)
     mels /= np.float32(4)
     return mels
+
+
+def encoder_rows(mels: NDArray[np.float32], part: FeaturePart) -> NDArray[np.float32]:  # [frames, bands]
+    """Lay out features as an encoder behind two convolutions reads them, as ``FeaturePart`` says.
+
+    Returns float32 [frames // 2, 3 * columns].
+    """
+    frames, bands = mels.shape
+    parts = np.zeros((frames + 1, part.columns), np.float32)  # of the frames -1, 0, ...; that of -1 stays zeros
+    padded = np.pad(mels, ((1, 1), (0, 0)))
+    parts[1:, : 3 * bands] = sliding_window_view(padded, (3, bands))[:, 0].reshape(frames, -1)
+    parts[1:, 3 * bands] = 1
+    return sliding_window_view(parts, (3, part.columns))[::2, 0].reshape(frames // 2, -1)
 
 
 def _power(frames: Floats) -> Samples:  # [n, 400] -> [n, 201]

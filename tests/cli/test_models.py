@@ -205,7 +205,7 @@ def test_a_text_half_that_is_not_supported_either(whole: Callable[[str], Path], 
 @pytest.mark.parametrize("missing", [None, "optimum is not installed here"])
 @pytest.mark.parametrize(
     "config",
-    [{"model_type": "t5", "is_encoder_decoder": True}, {"model_type": "bert"},
+    [{"model_type": "longt5", "is_encoder_decoder": True}, {"model_type": "bert"},
      {"model_type": "other", "is_encoder_decoder": True}],
 )  # fmt: skip
 def test_encoders_are_refused_by_name_without_useless_advice(

@@ -17,7 +17,7 @@ from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.files.json_file import parse_json
 from tests.conftest import Reference
 from tests.export.architectures.test_architectures import NAMES, PROMPT, assert_close
-from tests.support import hf, saved
+from tests.support import hf, saved, seq2seq
 from tests.support.zoo import CASES
 
 LENGTH = 12
@@ -32,7 +32,8 @@ def of_reference_version() -> bool:
 
 
 def test_every_architecture_is_kept_as_it_is_saved() -> None:
-    assert {saved.saved(name)["config"]["model_type"] for name in hf.CONFIGS} == set(ARCHITECTURES)
+    kept = *map(saved.saved, hf.CONFIGS), *map(seq2seq.saved, seq2seq.CASES)
+    assert {one["config"]["model_type"] for one in kept} == set(ARCHITECTURES)
 
 
 def test_checkpoints_of_the_tests_are_what_is_kept(checkpoint: Callable[[str], Path]) -> None:

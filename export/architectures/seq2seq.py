@@ -1,0 +1,273 @@
+"""Encoder-decoders: an encoder whose rows see each other, and a decoder that attends over what it gives.
+
+Both sides are an ``Architecture`` each, of one class: what a family has, its class says once.  The decoder's trace
+begins with the memory, keys and values of all layers over the encoder's rows, which is filled once a request::
+
+    memory of layer l = K_l rows, V_l rows
+    decoder layer: attention over the tokens before, attention over the memory, MLP
+
+Sources: Attention Is All You Need (arXiv 1706.03762); BART (arXiv 1910.13461); Marian (arXiv 1804.00344).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures.base import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    LAYERS,
+    QKV,
+    Architecture,
+    Norms,
+    Switch,
+    known,
+)
+from edgespec.export.architectures.ops import MemoryRule, Norm, Ops, Value
+from edgespec.export.architectures.rope import Rotary
+from edgespec.export.source.derived import Extra, flat, held, original, rows_of
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import FeaturePart, SourcePart
+
+CROSS, POSITIONS, EMBEDDING_NORM = "cross_attn.{}_proj", "model.embed_positions", "model.embedding_norm"
+BASE = 10000  # of sinusoids' wavelengths
+
+
+class EncoderDecoder(Architecture):
+    """The decoder of an encoder-decoder, or its encoder; names are those of BART.
+
+    Args:
+        source: the checkpoint of both.
+        encodes: it is the encoder.
+    """
+
+    aliases = {"hidden_size": "d_model", "num_hidden_layers": "{}_layers", "num_attention_heads": "{}_attention_heads",
+               "intermediate_size": "{}_ffn_dim"}  # fmt: skip
+    layers_at = "model.decoder.layers"
+    outer_names = {EMBEDDING: "model.{}.embed_tokens", FINAL_NORM: "model.{}.layer_norm",
+                   EMBEDDING_NORM: "model.{}.layernorm_embedding"}  # fmt: skip
+    layer_names = {
+        "input_layernorm": "self_attn_layer_norm",
+        "memory_layernorm": "encoder_attn_layer_norm",
+        "post_attention_layernorm": "final_layer_norm",
+        **dict(zip(QKV, QKV, strict=True)),
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.up_proj": "fc1",
+        "mlp.down_proj": "fc2",
+        "cross_attn.o_proj": "encoder_attn.out_proj",
+        **{CROSS.format(part): f"encoder_attn.{part}_proj" for part in "qkv"},
+    }
+    norms = Norms("input_layernorm", "post_attention_layernorm")
+    epsilon = ("layer_norm_eps", 1e-5)
+    activation_key = "activation_function"
+    activation_default = "gelu"
+    layer_norms = True
+    gated_mlp = False
+    biases = {"": True}
+    windows = "none"
+    tied_by_default = True
+    # what differs in the family
+    late_norms: ClassVar[bool] = False  # norms stand behind the residuals, the last one before the LM head
+    embedding_norm: ClassVar[bool] = False  # embeddings are normed
+    placed: ClassVar[Literal["learnt", "sinusoids", "far sinusoids", "relative"]] = "learnt"
+    first_position: int = 0  # row of the first token's position
+    scaled: ClassVar[Switch] = ("scale_embedding", False)  # embeddings are times the root of their width
+    logits_bias: ClassVar[bool] = True  # logits may have a bias
+
+    def __init__(self, source: Checkpoint, encodes: bool = False) -> None:
+        self.both_ways, side = encodes, "encoder" if encodes else "decoder"
+        self.aliases = {common: own.format(side) for common, own in self.aliases.items()}
+        self.outer_names = {ours: theirs.format(side) for ours, theirs in self.outer_names.items()}
+        self.layers_at = self.layers_at.replace("decoder", side)
+        self.positions = None if self.placed == "relative" else f"{POSITIONS}.weight"
+        self.head_bias = not encodes and self.logits_bias and source.has("final_logits_bias")
+        super().__init__(source)
+        if not encodes:
+            self.encoder = type(self)(source, encodes=True)
+
+    @property
+    def source_part(self) -> SourcePart:
+        """What a decoder's bundle says of what it attends over."""
+        assert self.encoder is not None
+        facts = self.encoder.facts
+        kind: Literal["text", "features"] = "text" if self.sound is None else "features"
+        return SourcePart(kind=kind, most=facts.context, width=facts.hidden, features=self.sound)
+
+    @property
+    def sound(self) -> FeaturePart | None:
+        """How sound becomes what the encoder reads; None = it reads text."""
+        return None
+
+    # -- both stacks ---------------------------------------------------------------------------------------------------
+
+    def build(self, ops: Ops) -> Value:
+        if not self.both_ways:
+            ops.fill_memory(lambda: self.remember(ops))
+        x = self.embed(ops)
+        for layer in range(self.facts.layers):
+            x = self.layer(ops, x, layer)
+        return ops.encoded(x, self.final_norm) if self.both_ways else ops.head(x, self.final_norm, self.head)
+
+    def embed(self, ops: Ops) -> Value:
+        scale = self.facts.hidden**0.5 if self.on(self.scaled) else 1.0
+        return ops.embed(self.embedding, scale, self.positions)
+
+    def remember(self, ops: Ops) -> None:
+        """Make keys and values of every layer from the encoder's rows."""
+        rows = ops.input_slice(0, self.facts.hidden)
+        for layer in range(self.facts.layers):
+            k, v = ops.linear(rows, *(self.linear(layer, CROSS.format(part)) for part in "kv"), joined=True)
+            ops.append_memory(k, v, self.memory_rule(layer))
+
+    def recall(self, ops: Ops, h: Value, layer: int) -> Value:
+        """Build attention over the memory, without norms."""
+        (q,) = ops.linear(h, self.linear(layer, CROSS.format("q")))
+        return ops.linear(ops.attend_memory(q, self.memory_rule(layer)), self.linear(layer, CROSS.format("o")))[0]
+
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
+        """Build one layer: attention, in a decoder attention over the memory, and the MLP."""
+        norms = self.stations(layer)
+
+        def normed(x: Value, norm: Norm) -> Value:
+            return x if self.late_norms else ops.norm(x, norm)
+
+        (early, own), *more = norms
+        x = ops.sublayer("attention", layer, x, lambda x: self.attend(ops, normed(x, own), layer), norm=early)
+        if not self.both_ways:
+            early, its = more.pop(0)
+            x = ops.sublayer("memory", layer, x, lambda x: self.recall(ops, normed(x, its), layer), norm=early)
+        early, last = more[0]
+        return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, normed(x, last), layer), norm=early)
+
+    def stations(self, layer: int) -> list[tuple[Norm | None, Norm]]:
+        """Give each sub-layer of a layer the norm of the stream that it reads, if there is one, and its own.
+
+        A norm behind a residual is that of the stream which the next sub-layer reads.
+        """
+        own = list(self._norms(layer))
+        first = self.norm(EMBEDDING_NORM) if self.embedding_norm and layer == 0 else None
+        if not self.late_norms:
+            return list(zip([first, *[None] * (len(own) - 1)], own, strict=True))
+        if layer:
+            first = list(self._norms(layer - 1))[-1]
+        return list(zip([first, *own[:-1]], own, strict=True))
+
+    def _norms(self, layer: int) -> Iterator[Norm]:
+        """Norms of a layer's sub-layers, in their order."""
+        memory = [] if self.both_ways else ["memory_layernorm"]
+        for module in ("input_layernorm", *memory, "post_attention_layernorm"):
+            yield self.norm(f"{LAYERS}.{layer}.{module}")
+
+    @property
+    def final_norm(self) -> Norm:
+        return list(self._norms(self.facts.layers - 1))[-1] if self.late_norms else super().final_norm
+
+    def memory_rule(self, layer: int) -> MemoryRule:
+        """How a layer attends over the memory."""
+        return MemoryRule(layer, self.score_scale)
+
+    # -- names and positions -------------------------------------------------------------------------------------------
+
+    def configure(self) -> dict[str, Any]:
+        found = super().configure()
+        return found | {"tied": False} if self.both_ways else found
+
+    def key_heads(self, heads: int) -> int:
+        return heads
+
+    def rotations(self) -> dict[str, Rotary]:
+        return {}
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        found: dict[str, Extra] = {f"{EMBEDDING}.weight": original(source, self.embedding_at(source))}
+        if self.head_bias:
+            found[f"{HEAD}.bias"] = flat(original(source, "final_logits_bias"))
+        if self.positions is not None:
+            found[self.positions] = self.places(source)
+        return found
+
+    def embedding_at(self, source: Checkpoint) -> str:
+        """Name the embedding in the checkpoint: of this side alone, or of both."""
+        names = self.outer_names[EMBEDDING], "model.shared", self.outer_names[EMBEDDING].replace("encoder", "decoder")
+        return next((f"{name}.weight" for name in names if source.has(f"{name}.weight")), f"{names[1]}.weight")
+
+    def places(self, source: Checkpoint) -> Extra:
+        """Positions of this side, [context or more, hidden], from the first token's on."""
+        count, first = self.facts.context, self.first_position
+        if self.placed == "learnt":
+            return rows_of(original(source, f"{self.layers_at.removesuffix('layers')}embed_positions.weight"),
+                           np.arange(first, first + count))  # fmt: skip
+        return held(sinusoids(np.arange(first, first + count), self.facts.hidden, far=self.placed == "far sinusoids"))
+
+
+def sinusoids(positions: NDArray[np.int64], width: int, far: bool) -> NDArray[np.float32]:  # [n] -> [n, width]
+    """Sines and behind them cosines of positions (arXiv 1706.03762, 3.5), of wavelengths from 2 pi to 10000 times it.
+
+    Args:
+        far: the longest wavelength is reached, as tensor2tensor has it.
+    """
+    half = width // 2
+    steps = np.float64(BASE) ** (-np.arange(half) / (half - 1 if far else width / 2))
+    angles = positions[:, None] * steps
+    return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+
+
+@known(
+    "marian",
+    "opus-mt-en-de, opus-mt-ko-en",
+    "encoder-decoder; norms behind the residuals, sinusoids, logits with a bias",
+)
+class Marian(EncoderDecoder):
+    """Marian's translators (OPUS-MT): some have a vocabulary of their own for each language."""
+
+    late_norms = True
+    placed = "sinusoids"
+
+    def configure(self) -> dict[str, Any]:
+        vocab = None if self.both_ways else self.settings.optional("decoder_vocab_size")
+        return super().configure() | ({"vocab": vocab} if vocab else {})
+
+
+@known("bart", "bart-large-cnn, distilbart-cnn-12-6", "encoder-decoder; norms behind the residuals, learned positions")
+class Bart(EncoderDecoder):
+    """BART: positions begin two rows into their matrix."""
+
+    late_norms = True
+    embedding_norm = True
+    first_position = 2
+
+
+@known("mbart", "mbart-large-50-many-to-many-mmt", "as bart, with norms in front of sub-layers")
+class MBart(Bart):
+    """mBART (arXiv 2001.08210)."""
+
+    late_norms = False
+
+
+@known("pegasus", "pegasus-xsum, pegasus-cnn_dailymail", "encoder-decoder; norms in front of sub-layers, sinusoids")
+class Pegasus(EncoderDecoder):
+    """PEGASUS (arXiv 1912.08777)."""
+
+    placed = "sinusoids"
+
+
+@known(
+    "m2m_100", "nllb-200-distilled-600M, m2m100_418M", "encoder-decoder; norms in front of sub-layers, sinusoids, relu"
+)
+class M2M100(EncoderDecoder):
+    """M2M-100 (arXiv 2010.11125) and NLLB-200 (arXiv 2207.04672): positions begin behind that of padding."""
+
+    activation_default = "relu"
+    placed = "far sinusoids"
+    scaled = ("scale_embedding", True)
+    logits_bias = False
+
+    def configure(self) -> dict[str, Any]:
+        padding = self.settings.get("pad_token_id", 1)
+        self.first_position = (padding if isinstance(padding, int) else 1) + 1
+        return super().configure()
