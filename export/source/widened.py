@@ -1,4 +1,4 @@
-"""A small Llama model at the cost of a large one: wider, with the same logits up to rounding.
+"""A small Llama or T5 model at the cost of a large one: wider, with the same logits up to rounding.
 
 A folder with ``edgespec_widened.json`` (``{"source": "../shakespeare", "factor": 8}``) holds no weights: they are
 computed when they are read.  With ``k`` the factor, ``D`` the source's hidden size and ``P`` [D, kD] orthonormal rows:
@@ -6,7 +6,8 @@ computed when they are read.  With ``k`` the factor, ``D`` the source's hidden s
 - the residual stream is ``x @ P``.  Weights of RMSNorms go into the matrices behind them and become ``1/sqrt(k)``;
 - queries and keys: pair ``i`` of a head moves to slot ``k * i``, of the same frequency; the other slots are zero;
 - values: rotated within each head, and back in the output projection;
-- MLP: every unit stands there k times, and its copies share its output.
+- MLP: every unit stands there k times, and its copies share its output;
+- T5, which has no rotation: every head stands there k times instead, and its copies share its output.
 
 ``P`` and the rotations are rows of Hadamard matrices with signs, and all sums are of multiples of 2^-26, so they are
 exact: the weights are the same on every machine.  Widening adds no ability, and says nothing of the quantization error
@@ -61,56 +62,90 @@ def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> 
     """Return the wide model.
 
     Args:
-        source: the small model: Llama's tensors, tied or not, without biases or rotary scaling.
+        source: the small model: Llama's tensors, tied or not, without biases or rotary scaling, or T5's, tied, with a
+            gated MLP.
         factor: how many times as wide; the wide hidden size and head size are powers of two.
 
     Raises:
         ExportError: the source is of another kind, or ``config`` is not its widening.
     """
     old = source.config
-    plain = old.get("model_type") == "llama" and not any(name.endswith(".bias") for name in source.tensors)
-    scaled = any(
-        config.get(name) != old.get(name, 0) * factor for name in ("hidden_size", "intermediate_size", "head_dim")
-    )
-    if not plain or scaled or factor < 1 or factor & (factor - 1):
+    kind = {"llama": _Llama, "t5": _T5}.get(old.get("model_type", ""))
+    plain = kind is not None and not any(name.endswith(".bias") for name in source.tensors)
+    scaled = kind is not None and any(config.get(name) != old.get(name, 0) * factor for name in kind.scaled)
+    if kind is None or not plain or scaled or factor < 1 or factor & (factor - 1):
         raise ExportError(
-            f"{folder / FILE}: expected a Llama model without biases, and a config.json that is {factor} times as wide",
+            f"{folder / FILE}: expected a model without biases, and a config.json that is {factor} times as wide",
             "embedded models only are meant to be widened",
         )
-    wide = _Widening(folder / FILE, old, source.tensors, factor)
+    wide = kind(folder / FILE, old, source.tensors, factor)
     note = f"synthetic in size: {source.path.name} made {factor} times as wide, with the same text and weights repeated"
     return Opened(folder, config, wide.tensors(), [*source.notes, note])
 
 
 class _Widening:
-    """Computes the wide tensors from the small ones."""
+    """What computes wide tensors from the small ones."""
+
+    scaled: tuple[str, ...] = ()  # sizes of the configuration that are multiplied
+    width = "hidden_size"
 
     def __init__(self, file: Path, config: dict[str, Any], small: Mapping[str, Stored], factor: int) -> None:
         self.file, self.small, self.factor = file, small, factor
-        self.hidden, self.head = config["hidden_size"], config["head_dim"]
-        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.hidden = config[self.width]
         self.rotation = _rows_of_hadamard(self.hidden, self.hidden * factor, 0)  # [D, kD], P
-        half = np.arange(self.head // 2)
-        self.slots = np.concatenate([factor * half, factor * half + self.head * factor // 2])  # [head]
         self.norm = factor**-0.5  # the wide stream's mean square is the small one's / k
 
     def tensors(self) -> dict[str, Stored]:
         """All wide tensors, by name."""
+        raise NotImplementedError
+
+    def _stored(self, name: str, change: Callable[[Doubles], Doubles], times: tuple[int, ...]) -> Widened:
+        small = self.small[name]
+        shape = tuple(size * by for size, by in zip(small.shape, times, strict=True))
+        return Widened(self.file, shape, lambda: change(self._read(name)))
+
+    def _constant(self, name: str) -> Widened:
+        """Give the weights of a norm whose own are folded into what follows."""
+        return self._stored(name, lambda weight: np.full(len(weight) * self.factor, self.norm), (self.factor,))
+
+    def _read(self, name: str) -> Doubles:
+        return self.small[name].read(slice(None), None).astype(np.float64)
+
+    def _spread(self, weight: Doubles, norm: str | None = None) -> Doubles:  # [n, D] -> [n, kD]
+        """Return a matrix that reads the wide stream, with the norm before it folded in."""
+        folded = weight if norm is None else weight * self._read(norm)
+        return np.rint(folded * GRAIN) / GRAIN @ self.rotation
+
+    def _shared(self, weight: Doubles, size: int) -> Doubles:  # [D, n] -> [kD, k * n]
+        """Return a matrix that writes the wide stream, of units of ``size`` columns that stand there k times each."""
+        units = weight.shape[1] // size
+        shares = 0.5 + _mixed(np.arange(units * self.factor), 0).astype(np.float64).reshape(units, -1, 1) / 2**32
+        shares /= shares.sum(1, keepdims=True)  # [units, k, 1]
+        spread = (self.rotation.T @ (np.rint(weight * GRAIN) / GRAIN)).reshape(-1, units, 1, size)
+        return (spread * shares).reshape(len(spread), -1)
+
+
+class _Llama(_Widening):
+    scaled = ("hidden_size", "intermediate_size", "head_dim")
+
+    def __init__(self, file: Path, config: dict[str, Any], small: Mapping[str, Stored], factor: int) -> None:
+        super().__init__(file, config, small, factor)
+        self.head = config["head_dim"]
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        half = np.arange(self.head // 2)
+        self.slots = np.concatenate([factor * half, factor * half + self.head * factor // 2])  # [head]
+
+    def tensors(self) -> dict[str, Stored]:
         made: dict[str, Stored] = {}
         head = "lm_head.weight" if "lm_head.weight" in self.small else "model.embed_tokens.weight"
         made["model.embed_tokens.weight"] = self._stored("model.embed_tokens.weight", self._spread, (1, self.factor))
         made["lm_head.weight"] = self._stored(head, lambda w: self._spread(w, "model.norm.weight"), (1, self.factor))
         for name in self.small:
             if name.endswith("norm.weight"):
-                made[name] = self._stored(name, lambda w: np.full(len(w) * self.factor, self.norm), (self.factor,))
+                made[name] = self._constant(name)
             elif name.startswith(LAYER):
                 made[name] = self._stored(name, self._projection(name), (self.factor, self.factor))
         return made
-
-    def _stored(self, name: str, change: Callable[[Doubles], Doubles], times: tuple[int, ...]) -> Widened:
-        small = self.small[name]
-        shape = tuple(size * by for size, by in zip(small.shape, times, strict=True))
-        return Widened(self.file, shape, lambda: change(self._read(name)))
 
     def _projection(self, name: str) -> Callable[[Doubles], Doubles]:
         """How the matrix of that name becomes wide."""
@@ -125,16 +160,8 @@ class _Widening:
         if which == "o_proj":
             return self._output
         if which == "down_proj":
-            return self._down
+            return lambda w: self._shared(w, 1)
         return lambda w: self._spread(w, norm).repeat(self.factor, 0)
-
-    def _read(self, name: str) -> Doubles:
-        return self.small[name].read(slice(None), None).astype(np.float64)
-
-    def _spread(self, weight: Doubles, norm: str | None = None) -> Doubles:  # [n, D] -> [n, kD]
-        """Return a matrix that reads the wide stream, with the norm before it folded in."""
-        folded = weight if norm is None else weight * self._read(norm)
-        return np.rint(folded * GRAIN) / GRAIN @ self.rotation
 
     def _rotary(self, weight: Doubles, heads: int) -> Doubles:  # [heads * head, kD] -> [heads * k * head, kD]
         made = np.zeros((heads, self.head * self.factor, weight.shape[1]))
@@ -154,12 +181,44 @@ class _Widening:
         turned = [parts[:, h] @ self._turn(h // group) for h in range(self.heads)]
         return self.rotation.T @ np.concatenate(turned, 1)
 
-    def _down(self, weight: Doubles) -> Doubles:  # [D, n] -> [kD, k * n]
-        count = weight.shape[1]
-        shares = 0.5 + _mixed(np.arange(count * self.factor), 0).astype(np.float64).reshape(count, -1) / 2**32
-        shares /= shares.sum(1, keepdims=True)
-        spread = self.rotation.T @ (np.rint(weight * GRAIN) / GRAIN)
-        return spread.repeat(self.factor, 1) * shares.ravel()
+
+class _T5(_Widening):
+    scaled = ("d_model", "d_ff", "num_heads")
+    width = "d_model"
+
+    def __init__(self, file: Path, config: dict[str, Any], small: Mapping[str, Stored], factor: int) -> None:
+        super().__init__(file, config, small, factor)
+        self.head = config["d_kv"]
+
+    def tensors(self) -> dict[str, Stored]:
+        made: dict[str, Stored] = {"shared.weight": self._stored("shared.weight", self._spread, (1, self.factor))}
+        made["lm_head.weight"] = self._stored("shared.weight", self._logits, (1, self.factor))
+        for name in self.small:
+            if name.endswith("layer_norm.weight"):
+                made[name] = self._constant(name)
+            elif "relative_attention_bias" in name:
+                made[name] = self._stored(name, lambda table: table.repeat(self.factor, 1), (1, self.factor))
+            elif ".block." in name:
+                made[name] = self._stored(name, self._projection(name), (self.factor, self.factor))
+        return made
+
+    def _logits(self, weight: Doubles) -> Doubles:
+        """Return an LM head, with the factor that T5's tied head has."""
+        return self._spread(weight * self.hidden**-0.5, "decoder.final_layer_norm.weight")
+
+    def _projection(self, name: str) -> Callable[[Doubles], Doubles]:
+        """How the matrix of that name becomes wide."""
+        layer, block, which = name.removesuffix(".weight").rsplit(".", 2)
+        if which in ("o", "wo"):
+            return lambda w: self._shared(w, self.head if which == "o" else 1)
+        memory = block == "EncDecAttention" and which in ("k", "v")  # they read what the encoder ends in
+        norm = "encoder.final_layer_norm.weight" if memory else f"{layer}.layer_norm.weight"
+        size = 1 if which.startswith("wi") else self.head
+        return lambda w: self._repeated(self._spread(w, norm), size)
+
+    def _repeated(self, weight: Doubles, size: int) -> Doubles:  # [n, kD] -> [k * n, kD]
+        """Have every unit of ``size`` rows stand there k times."""
+        return weight.reshape(-1, size, weight.shape[1]).repeat(self.factor, 0).reshape(-1, weight.shape[1])
 
 
 def _rows_of_hadamard(count: int, size: int, seed: int) -> Doubles:  # [count, size]

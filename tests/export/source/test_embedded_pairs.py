@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import wave
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from edgespec.export.source.source import builtin_names, resolve
+from edgespec.export.source.source import Checkpoint, builtin_names, resolve
+from edgespec.export.source.widened import FILE
 
 torch = pytest.importorskip("torch", reason="needs edgespec[train]")
 transformers = pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
@@ -60,3 +62,25 @@ def test_spoken_digits(name: str) -> None:
         assert heard(language, task="transcribe")[0] == text  # the language is detected
     assert heard("fr", language="fr", task="translate")[0] == "three two zero zero six"
     assert heard("en", task="transcribe", return_timestamps=True)[1] == [pytest.approx((0.2, 2.14), abs=0.05)]
+
+
+def test_a_widened_model_computes_the_same(tmp_path: Path) -> None:
+    """Twice as wide here: the embedded one, eight times as wide, is made by the same function."""
+    small, factor = resolve("builtin:restore"), 2
+    config = json.loads((small / "config.json").read_text("utf-8"))
+    wide = {name: config[name] * factor for name in ("d_model", "d_ff", "num_heads")}
+    told = config | wide | {"layer_norm_epsilon": 1e-6 / factor, "tie_word_embeddings": False}
+    told["scale_decoder_outputs"] = False
+    (tmp_path / "config.json").write_text(json.dumps(told), "utf-8")
+    (tmp_path / FILE).write_text(json.dumps({"source": str(small), "factor": factor}), "utf-8")
+    opened_wide = Checkpoint.open(tmp_path)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**told)).eval()
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight))  # not that of the embedding
+    weights = {name: torch.from_numpy(opened_wide.read(name)) for name in opened_wide.tensors}
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
+    ids = torch.from_numpy(np.random.default_rng(5).integers(3, 2048, (1, 40)))
+    with torch.no_grad():
+        logits = [one(input_ids=ids, decoder_input_ids=ids[:, :24]).logits for one in (opened("restore"), model)]
+    assert (logits[0] - logits[1]).abs().max() < 1e-4
+    embedded = Checkpoint.open(resolve("builtin:restore-130m"))
+    assert sum(int(np.prod(tensor.shape)) for tensor in embedded.tensors.values()) == 130_048_000
