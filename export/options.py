@@ -45,8 +45,8 @@ class ExportOptions:
         int4 model become int8 (``mixing/``). devices: those to write graphs for. device_precisions: of activations
         there; none = fp32. adapter: LoRA adapter to merge into the target. text_only: of a model that reads images or
             sound, take the text half.
-        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``peagle``, ``dflash``, ``dspark``,
-            ``assistant``; or a layer for ``mtp``, in place of the checkpoint's.
+        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``eagle1``, ``peagle``, ``dflash``,
+            ``dspark``, ``assistant``; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
     model: str

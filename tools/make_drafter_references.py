@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,11 @@ def best(logits: torch.Tensor) -> int:
 
 def filled(model: torch.nn.Module, target: Path, folder: Path) -> dict[str, tuple[int, ...]]:
     """Save a model, draw its weights again and load them -> names and shapes as it saved them."""
-    model.save_pretrained(folder)
-    saved = load_file(folder / "model.safetensors")
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+        saved: dict[str, Any] = load_file(folder / "model.safetensors")
+    else:
+        saved = {name: value for name, value in model.state_dict().items() if "rotary_emb" not in name}
     shapes = {name: tuple(value.shape) for name, value in sorted(saved.items())}
     tensors = {name: torch.from_numpy(value) for name, value in tensors_of(shapes, target).items()}
     unexpected = model.load_state_dict(tensors, strict=False).unexpected_keys
@@ -254,6 +258,39 @@ def mtp(folder: Path, target: Path) -> tuple[Any, Found]:
     return shapes, {"guesses": guesses}
 
 
+# -- SafeAILab/EAGLE ---------------------------------------------------------------------------------------------------
+
+
+def eagle1(folder: Path, target: Path) -> tuple[Any, Found]:
+    """EAGLE-1's layer, which EAGLE-2 loads as well, step by step over the target's normed hidden states."""
+    from eagle.model.cnets1 import Model
+
+    said = {**LAYER, "num_hidden_layers": 1, "max_position_embeddings": 128, "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama", "hidden_act": "silu", "pretraining_tp": 1, "rope_scaling": None}  # fmt: skip
+    del said["head_dim"]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(said), "utf-8")
+    config = SimpleNamespace(**said, pad_token_id=None)  # this version of transformers has other words for rotations
+    model = Model(config, bias=True)
+    shapes = filled(model, target, folder)
+    theirs = {name: torch.from_numpy(value) for name, value in load_file(target / "model.safetensors").items()}
+    guesses, logits = [], []
+    for tokens, taps in contexts(HIDDEN):
+        chain, given, states = list[int](), list(tokens[1:]), torch.from_numpy(taps)[None]
+        states = states * (states.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * theirs["model.norm.weight"]
+        past = None
+        with torch.no_grad():
+            for _ in range(CHAIN):
+                y, past = model(states, input_ids=torch.tensor([given]), past_key_values=past, use_cache=True)
+                states = y[:, -1:]
+                row = (states @ theirs["model.embed_tokens.weight"].T)[0, -1]
+                logits += [] if chain else [row.numpy()]
+                given = [best(row)]
+                chain += given
+        guesses.append(chain)
+    return shapes, {"guesses": guesses, "logits": logits}
+
+
 CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "dflash_speculators": blocks("dflash", False),
     "dflash_speculators_anchor": blocks("dflash", True),
@@ -263,6 +300,7 @@ CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "eagle31_speculators": eagle31,
     "peagle_speculators": peagle,
     "mtp_speculators": mtp,
+    "eagle1": eagle1,
 }
 
 

@@ -124,7 +124,8 @@ class DraftCache:
             return self._forward(tokens, rows, guess is not None, best)
 
         def step(guess: int | None) -> Rows:
-            return self._whole(run(guess, False).logits)[-1]
+            output = run(guess, False)
+            return self._whole(self._unnormed(output)[-1:])[0]
 
         def best(guess: int | None) -> tuple[int, float]:
             found = run(guess, True).best
@@ -139,7 +140,7 @@ class DraftCache:
             output = self.slot.forward_inputs(self._inputs(guesses, self._states[above + 1]), True, False, above)
             assert output.hidden is not None
             self._states = np.concatenate((root, output.hidden))
-            return self._whole(output.logits[list(nodes)])
+            return self._whole(self._unnormed(output)[list(nodes)])
 
         if self.branch == (1,):
             return draw_chain(step, how, length, choose=best)
@@ -154,6 +155,14 @@ class DraftCache:
         states = np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32)
         self.slot.forward_inputs(self._inputs([0] * FIRST_ROWS, states), False, True)
         return True
+
+    def _unnormed(self, output: Pass) -> Rows:
+        """Take back what the last norm divided by, where a drafter has none (``DecoderPart``): logits [n, columns]."""
+        if self.decoder.kind != "eagle1":
+            return output.logits
+        assert output.hidden is not None
+        rows = output.hidden[-len(output.logits) :]
+        return output.logits * np.sqrt(np.square(rows).mean(-1, keepdims=True))
 
     def _forward(self, tokens: Sequence[int], states: Rows, recycled: bool, best: bool = False) -> Pass:
         """Append rows of tokens [n] and the target's or its own hidden states [n, any]; keep the state of the last."""

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
 AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
-EAGLE, PEAGLE, MTP, DFLASH, DSPARK, ASSISTANT = "eagle", "peagle", "mtp", "dflash", "dspark", "assistant"
+EAGLE, EAGLE1, PEAGLE, MTP, DFLASH, DSPARK = "eagle", "eagle1", "peagle", "mtp", "dflash", "dspark"
+ASSISTANT = "assistant"
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -152,6 +153,14 @@ METHODS: dict[str, Method] = {
         # speculators' measured lengths of chains of 3 with Qwen3-8B (its issue 563): 2.71 on code, 2.25 on summaries;
         # chat is taken to be between them: 1 + a + a^2 + a^3
         prior=Prior(0.66, "EAGLE-3 with Qwen3-8B, measured by its publishers"),
+    ),
+    EAGLE1: Method(
+        "a drafter conditioned on the last hidden state",
+        f"{_HERE}.hidden_state:build",
+        "drafter",
+        apart=True,
+        # the paper's share of right first guesses is .7 to .8
+        prior=Prior(0.60, "EAGLE with Vicuna and LLaMA 2 models, arXiv 2401.15077, less what chains lose"),
     ),
     PEAGLE: Method(
         "the same, all guesses in one pass",

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafters.registry import ASSISTANT, DFLASH, DSPARK, EAGLE, MTP, PEAGLE
+from edgespec.drafters.registry import ASSISTANT, DFLASH, DSPARK, EAGLE, EAGLE1, MTP, PEAGLE
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.drafters import assistant, dflash, dspark, eagle3, mtp
+from edgespec.export.drafters import assistant, dflash, dspark, eagle1, eagle3, mtp
 from edgespec.export.drafters.drafter import Drafter, Published, flat, kind_of
 from edgespec.export.source.source import Checkpoint
 
@@ -25,6 +25,7 @@ PUBLISHED: dict[str, Published] = {
     MTP: mtp.PUBLISHED,
     EAGLE: eagle3.PUBLISHED,
     PEAGLE: eagle3.PARALLEL,
+    EAGLE1: eagle1.PUBLISHED,
 }
 # what else is published, by a word of its name: what it has that no graph here computes
 REFUSED = {
@@ -44,8 +45,10 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
     for kind in PUBLISHED.values():
         if kind.matches(source.config):
             return kind.read(source, target)
+    if eagle1.is_eagle1(source):
+        return eagle1.read_eagle1(source, target)
     raise UnsupportedModel(
-        f"{source.path}: {kind_of(source.config)!r} is not a drafter that edgespec knows: expected EAGLE-3, P-EAGLE, "
+        f"{source.path}: {kind_of(source.config)!r} is not a drafter that edgespec knows: expected EAGLE, P-EAGLE, "
         "DFlash, DSpark or a layer for multi-token prediction, as their authors, speculators, SpecForge or "
         "transformers write them, or an assistant of Gemma 4",
         "the layer inside a checkpoint needs no folder: --method mtp",

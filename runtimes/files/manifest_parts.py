@@ -23,7 +23,7 @@ from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
 MARKOV, EMBEDDING = "markov", "embedding"  # names and kinds of groups beside a drafter's layers
-DrafterKind = Literal["eagle", "peagle", "mtp", "dflash", "dspark", "assistant"]
+DrafterKind = Literal["eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", "assistant"]
 
 
 class Fusing(NamedTuple):
@@ -40,6 +40,7 @@ class Fusing(NamedTuple):
 
 FUSING: dict[DrafterKind, Fusing] = {
     "eagle": Fusing(once=True),
+    "eagle1": Fusing(joined=True),
     "peagle": Fusing(),
     "mtp": Fusing(joined=True),
     "dflash": Fusing(),
@@ -138,6 +139,10 @@ class DecoderPart(Part):
     one before.  ``confidence`` is a file, float32 [1 + hidden + vocab]: the epsilon of the last norm, weights of a row
     after its root mean square is divided out, and what the token before adds; the sigmoid of both is the chance that a
     guess is accepted.
+
+    ``eagle1``, EAGLE-1 and 2 (arXiv 2401.15077), which sees the residual stream after the last layer.  It does not norm
+    what its LM head reads; its graph does, by weights of one, so that its logits are to be multiplied by the root mean
+    square of the residual stream.
 
     ``assistant``, Gemma 4's: its layers read keys and values of the target's layers ``reads``.  All steps of a round
     stand where the pending token does and see the tokens before it.

@@ -111,6 +111,15 @@ def test_confidence_is_the_authors(native: None, opened: Callable[[str], Made], 
     np.testing.assert_allclose(made.confidence(), made.published.found["confidence"], atol=1e-5)
 
 
+def test_logits_are_as_large_as_the_authors(native: None, opened: Callable[[str], Made]) -> None:
+    """EAGLE-1 norms nothing before its LM head: guesses are drawn from what that gives."""
+    made = opened("eagle1")
+    for (tokens, taps), logits in zip(contexts(made.taps), made.published.found["logits"], strict=True):
+        made._absorb(tokens, taps)
+        output = made.cache._forward(tokens[-1:], taps[-1:], False)
+        np.testing.assert_allclose(made.cache._unnormed(output)[0], logits, rtol=0, atol=2e-4 * np.abs(logits).max())
+
+
 def test_guesses_end_where_the_authors_code_ends_them(native: None, opened: Callable[[str], Made]) -> None:
     """At a threshold; by what rows cost they end earlier the more a row costs."""
     made = opened("dspark_deepspec")

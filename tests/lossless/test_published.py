@@ -14,6 +14,7 @@ from tests.support.published import Published, write_target
 
 METHODS = {
     "dspark_speculators_no_anchor": "dspark",
+    "eagle1": "eagle1",
     "eagle31_speculators": "eagle",
     "mtp_speculators": "mtp",
     "peagle_speculators": "peagle",
