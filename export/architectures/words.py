@@ -6,6 +6,7 @@ import copy
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import AttentionRule
+from edgespec.export.architectures.seq2seq import EncoderDecoder
 
 
 def traits(arch: Architecture) -> list[str]:
@@ -17,6 +18,11 @@ def traits(arch: Architecture) -> list[str]:
 def _sizes(arch: Architecture) -> list[str]:
     facts = arch.facts
     found = [f"text half alone of a model that reads {arch.text_half_of}"] if arch.text_half_of else []
+    if arch.encoder is not None:
+        inner, reads = arch.encoder.facts, "rows of sound" if arch.encoder.input_width else "tokens"
+        found.append(
+            f"encoder of {inner.layers} layers with {inner.heads} heads, which reads up to {inner.context} {reads}"
+        )
     found.append("tied embeddings" if facts.tied else "untied LM head")
     if facts.heads * facts.head_dim != facts.hidden:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
@@ -58,8 +64,17 @@ def _windows_and_rotations(arch: Architecture, rules: list[AttentionRule]) -> li
     if "rope" in arch.rotaries and arch.rotaries["rope"].dims < facts.head_dim:
         found.append(f"{arch.rotaries['rope'].dims} of {facts.head_dim} channels rotated")
     if without := sum(rule.rotary is None for rule in rules):
-        found.append("learned positions" if arch.positions else f"{without} layers without positions")
+        found.append(_positions(arch, rules[0]) or f"{without} layers without positions")
     return found
+
+
+def _positions(arch: Architecture, rule: AttentionRule) -> str:
+    """Say how tokens are told their positions where nothing is rotated; "" = they are not."""
+    if rule.relative is not None:
+        return f"biases by distance, up to {rule.relative.distance}"
+    if isinstance(arch, EncoderDecoder) and arch.placed != "learnt":
+        return "sinusoids as positions"
+    return "learned positions" if arch.positions else ""
 
 
 def _scores(arch: Architecture, rule: AttentionRule) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.seq2seq import EncoderDecoder
+from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import Array, reference_logits, reference_rows
 from edgespec.runtimes.audio.features import encoder_rows
@@ -60,3 +61,12 @@ def test_a_context_is_that_of_both_only_where_positions_are_relative(tmp_path: P
 
     assert contexts("t5") == (300, 300)
     assert contexts("bart") == (300, 400)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("marian", "sinusoids as positions"), ("t5", "biases by distance, up to 50"), ("bart", "learned positions"),
+     ("whisper", "encoder of 2 layers with 4 heads, which reads up to 50 rows of sound")],
+)  # fmt: skip
+def test_what_sets_it_apart_is_said(tmp_path: Path, name: str, said: str) -> None:
+    assert said in traits(open_model(seq2seq.write_case(tmp_path, name), None))
