@@ -94,6 +94,7 @@ void Pass::check() const {
 // Memories that rows see or fill must be there, and so many rows of them.
 void Pass::check_sources() const {
   if (!active_.sees_memory && !active_.fills_memory) return;
+  if (!in_.sources) fail("expected memories, and which of them rows see");
   if (active_.sees_memory && active_.fills_memory) fail("a pass that fills memories cannot read them");
   const int64_t room = in_.memory_layout.capacity(in_.memory_bytes);
   const int64_t least = active_.fills_memory ? 0 : 1, most = active_.fills_memory ? room - 1 : room;
