@@ -76,7 +76,15 @@ class LazyExperts:
     activation: Activation
 
 
-Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts
+@dataclass(frozen=True)
+class LazyActivation:
+    """An activation of a product, which is made together with it where a matrix reads it."""
+
+    x: LazyProduct
+    activation: Activation
+
+
+Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts | LazyActivation
 
 
 def lower(trace: Block, plan: NativePlan) -> None:
@@ -262,9 +270,15 @@ class NativeOps(Pass[Value]):
         if not (isinstance(gate, LazyProduct) and isinstance(up, LazyProduct) and gate.x == up.x):
             raise ExportError("native operators expect gate and up to be products of one input")
         parts = gate.parts[gate.part], up.parts[up.part]
-        act = self._acts(gate.x, "hidden", parts)
+        return self._glu(gate.x, parts, activation)
+
+    def _glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Floats | Acts:
+        """Compute a gate, times the second product where there is one, as what a matrix of their kind multiplies."""
+        act = self._acts(x, "hidden", parts)
         n = self.plan.width(parts[0])
-        fields = self.program.matrix(parts[0], key="gate") | self.program.matrix(parts[1], key="up")
+        fields = self.program.matrix(parts[0], key="gate")
+        for up in parts[1:]:
+            fields |= self.program.matrix(up, key="up")
         kind = fields["kind"]
         # a scale a row (c8) is known only when the whole row is: floats first
         out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
@@ -274,6 +288,11 @@ class NativeOps(Pass[Value]):
         return out
 
     def activate(self, x: Value, activation: Activation, numbers: str | None) -> Value:
+        if isinstance(x, LazyProduct) and numbers is None:
+            return LazyActivation(LazyProduct(x.x, (x.parts[x.part],), 0), activation)
+        return self._activate(x, activation, numbers)
+
+    def _activate(self, x: Value, activation: Activation, numbers: str | None) -> Floats:
         out = self._as_floats(x, "mlp")
         more = {"w": self.program.vector(numbers)} if numbers else {}
         self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
@@ -421,6 +440,8 @@ class NativeOps(Pass[Value]):
             return out
         if isinstance(x, LazyNorm):
             return self._computed(x, f"normed {use}")
+        if isinstance(x, LazyActivation):
+            return self._activate(x.x, x.activation, None)
         if isinstance(x, LazyExperts):
             out = self.program.floats(use, self.arch.facts.hidden)
             self._mix(x, out, add=False)
@@ -441,9 +462,12 @@ class NativeOps(Pass[Value]):
 
     def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
         """Quantize a value for these matrices, once a sub-layer."""
+        form = activation_form(self.program.kind(parts[0].weight))
+        if isinstance(x, LazyActivation) and activation_form(self.program.kind(x.x.parts[0].weight)) == form:
+            x = self._glu(x.x.x, x.x.parts, x.activation)
         if isinstance(x, Acts):
             return x
-        key = x, activation_form(self.program.kind(parts[0].weight))
+        key = x, form
         if key not in self._ready:
             norm = x.norm if isinstance(x, LazyNorm) else None
             floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)

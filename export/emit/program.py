@@ -64,7 +64,7 @@ class Program:
         plane: the gate of the low planes of the next matrices.
     """
 
-    def __init__(self, plan: StoragePlan) -> None:
+    def __init__(self, plan: NativePlan) -> None:
         self.arch, self.plan = plan.arch, plan
         self.inputs: dict[str, int] = {}
         self.tensors: dict[str, None] = {}
@@ -166,7 +166,7 @@ class Program:
 
     def kind(self, name: str) -> Kind:
         """Look up how the matrix ``name`` is stored."""
-        return SPECS[self.plan.form_of(name)].kind
+        return self.plan.kind(self.plan.form_of(name))
 
     def matrix(self, *parts: Linear, key: str = "w", head_dim: int = 0) -> dict[str, Field]:
         """Name matrices stacked along n, stored as one: the fields of a step that say it."""
@@ -233,11 +233,21 @@ class NativePlan(StoragePlan):
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
-        packed = Packed(SPECS[matrix.form].kind, matrix.n, matrix.k, head_dim, rows)
+        packed = Packed(self.kind(matrix.form), matrix.n, matrix.k, head_dim, rows)
         self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
         if packed.low_nbytes:
             self._low[f"{name}.low"] = packed.low_nbytes
         return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)
+
+    @property
+    def planes(self) -> bool:
+        """Whether int8 matrices have two planes; an encoder has one, as nothing drafts there, which is read faster."""
+        return super().planes and not self.arch.both_ways
+
+    def kind(self, form: Format) -> Kind:
+        """How matrices of a form are packed."""
+        kind = SPECS[form].kind
+        return "q8" if kind == "p8" and self.arch.both_ways else kind
 
     @property
     def low_bytes(self) -> int:

@@ -134,7 +134,8 @@ struct edgespec_model {
       : file(std::move(read)), program(Program::parse(file.program)), gates(program), threads(count) {
     if (file.program.compare(0, 5, "lent ") == 0)
       refuse("a drafter that reads the keys and values of its target is not offered by the C interface");
-    if (program.memory.count) refuse("a model that attends over what an encoder gave is not offered by the C interface");
+    if (program.memory.count)
+      refuse("a model that attends over what an encoder gave is not offered by the C interface");
     if (file.weights.size() < static_cast<size_t>(program.weights)) refuse("a program that names more weights");
   }
 };

@@ -273,64 +273,84 @@ void Pass::heads(const Step& s, int chunk) {
   }
 }
 
+// How many row groups meet a whole chunk of a matrix before the next ones do: their activations stay in the second
+// cache meanwhile.
+int Pass::groups_together(const Step& s) const {
+  constexpr size_t kTogether = size_t(384) << 10;
+  return static_cast<int>(std::max<size_t>(1, kTogether / act_bytes(s.kind, s.k, kRowGroup)));
+}
+
 void Pass::linear(const Step& s, int chunk) {
-  const int rows = count(s), last = bounds_[chunk + 1];
+  const int rows = count(s), groups = (rows + kRowGroup - 1) / kRowGroup, together = groups_together(s);
+  for (int group = 0; group < groups; group += together)
+    for (int tile = bounds_[chunk]; tile < bounds_[chunk + 1]; ++tile)
+      linear_tile(s, tile, group, std::min(groups, group + together));
+}
+
+// Columns of one tile, for these row groups.
+void Pass::linear_tile(const Step& s, int tile, int first, int last) {
+  const int rows = count(s), columns = std::min(kTile, s.n - tile * kTile);
   const float* bias = static_cast<const float*>(weight(s.bias));
   alignas(64) float y[kRowGroup][kTile];
-  for (int tile = bounds_[chunk]; tile < last; ++tile) {
-    const int columns = std::min(kTile, s.n - tile * kTile);
-    for (int group = 0; group * kRowGroup < rows; ++group) {
-      const int n = rows_in_group(rows, group);
-      k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,
-                        kTile);
-      for (int i = 0; i < n; ++i) {
-        float* out = floats(s.out) + size_t(group * kRowGroup + i) * s.n + tile * kTile;
-        if (bias) k_.add(y[i], bias + tile * kTile, columns);
-        if (s.add)
-          k_.add(out, y[i], columns);
-        else
-          std::memcpy(out, y[i], size_t(columns) * 4);
-      }
+  for (int group = first; group < last; ++group) {
+    const int n = rows_in_group(rows, group);
+    float* first_row = floats(s.out) + size_t(group) * kRowGroup * s.n + tile * kTile;
+    for (int i = 0; i < n; ++i) __builtin_prefetch(first_row + size_t(i) * s.n, 1, 2);  // they lie far apart
+    k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,
+                      kTile);
+    for (int i = 0; i < n; ++i) {
+      float* out = first_row + size_t(i) * s.n;
+      if (bias) k_.add(y[i], bias + tile * kTile, columns);
+      if (s.add)
+        k_.add(out, y[i], columns);
+      else
+        std::memcpy(out, y[i], size_t(columns) * 4);
     }
   }
 }
 
 void Pass::glu(const Step& s, int chunk) {
-  const int width = glu_columns(s.kind), units = (s.n + width - 1) / width, rows = in_.rows, last = bounds_[chunk + 1];
+  const int groups = (in_.rows + kRowGroup - 1) / kRowGroup, together = groups_together(s);
+  for (int group = 0; group < groups; group += together)
+    for (int unit = bounds_[chunk]; unit < bounds_[chunk + 1]; ++unit)
+      glu_unit(s, unit, group, std::min(groups, group + together));
+}
+
+// Columns of one unit, for these row groups.
+void Pass::glu_unit(const Step& s, int unit, int first, int last) {
+  const int width = glu_columns(s.kind), units = (s.n + width - 1) / width, rows = in_.rows;
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
   alignas(64) float g[kRowGroup * 2 * kBlock], u[kRowGroup * 2 * kBlock], y[kRowGroup * 2 * kBlock];  // [rows, width]
   const bool blocks = in_blocks(s.kind);
-  for (int unit = bounds_[chunk]; unit < last; ++unit) {
-    const int columns = std::min(width, s.n - unit * width), wide = tiles_of(columns);
-    for (int group = 0; group * kRowGroup < rows; ++group) {
-      const int n = rows_in_group(rows, group);
-      const void* act = group_acts(s.act, s.kind, s.k, group);
-      for (int t = 0; t < wide; ++t) {
-        const size_t at = size_t(unit) * (width / kTile) + t;
-        k_.linear[s.kind](tiles(s, s.gate, s.gatelow, at, s.k), s.k, act, n, g + t * kTile, width, kTile);
-        k_.linear[s.kind](tiles(s, s.up, s.uplow, at, s.k), s.k, act, n, u + t * kTile, width, kTile);
-      }
-      for (int i = 0; i < n && (bias || up_bias); ++i) {
-        if (bias) k_.add(g + i * width, bias + size_t(unit) * width, columns);
-        if (up_bias) k_.add(u + i * width, up_bias + size_t(unit) * width, columns);
-      }
-      if (wide * kTile < width)  // a part of a block: what is not computed must be zero
-        for (int i = 0; i < n; ++i)
-          for (int c = wide * kTile; c < width; ++c) g[i * width + c] = u[i * width + c] = 0;
-      k_.glu[s.fn](g, u, n * width, y);
-      for (int i = 0; i < n && columns < width; ++i)
-        std::memset(y + i * width + columns, 0, size_t(width - columns) * 4);
-      if (blocks) {
-        Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) +
-                   size_t(unit) * (width / kBlock) * n;
-        k_.quantize_blocks(y, n, width > kBlock, out);
-        // k comes in pairs of blocks: the last one may have no columns
-        if (unit == units - 1 && units * (width / kBlock) < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
-      } else {
-        float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
-        for (int i = 0; i < n; ++i)
-          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * width, y + i * width, size_t(columns) * 4);
-      }
+  const int columns = std::min(width, s.n - unit * width), wide = tiles_of(columns);
+  for (int group = first; group < last; ++group) {
+    const int n = rows_in_group(rows, group);
+    const void* act = group_acts(s.act, s.kind, s.k, group);
+    for (int t = 0; t < wide; ++t) {
+      const size_t at = size_t(unit) * (width / kTile) + t;
+      k_.linear[s.kind](tiles(s, s.gate, s.gatelow, at, s.k), s.k, act, n, g + t * kTile, width, kTile);
+      if (s.up >= 0) k_.linear[s.kind](tiles(s, s.up, s.uplow, at, s.k), s.k, act, n, u + t * kTile, width, kTile);
+    }
+    for (int i = 0; i < n && (bias || up_bias); ++i) {
+      if (bias) k_.add(g + i * width, bias + size_t(unit) * width, columns);
+      if (up_bias) k_.add(u + i * width, up_bias + size_t(unit) * width, columns);
+    }
+    if (wide * kTile < width)  // a part of a block: what is not computed must be zero
+      for (int i = 0; i < n; ++i)
+        for (int c = wide * kTile; c < width; ++c) g[i * width + c] = u[i * width + c] = 0;
+    if (s.up < 0) std::fill_n(u, n * width, 1.f);
+    k_.glu[s.fn](g, u, n * width, y);
+    for (int i = 0; i < n && columns < width; ++i) std::memset(y + i * width + columns, 0, size_t(width - columns) * 4);
+    if (blocks) {
+      Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) +
+                 size_t(unit) * (width / kBlock) * n;
+      k_.quantize_blocks(y, n, width > kBlock, out);
+      // k comes in pairs of blocks: the last one may have no columns
+      if (unit == units - 1 && units * (width / kBlock) < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
+    } else {
+      float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
+      for (int i = 0; i < n; ++i)
+        std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * width, y + i * width, size_t(columns) * 4);
     }
   }
 }

@@ -190,6 +190,9 @@ class Pass {
 #define STEP(name, ...) void name(const Step& s, int chunk);
 #include "steps.inl"
   int open_own(const Step& s, int members);
+  int groups_together(const Step& s) const;
+  void linear_tile(const Step& s, int tile, int first, int last);
+  void glu_unit(const Step& s, int unit, int first, int last);
   void normed(const Step& s, const float* x, float* y) const;
   void copy_head(int id, int heads, int head, int dim, int group, float* y) const;
   int64_t activate_pieces(const Step& s) const;

@@ -68,7 +68,7 @@ void Pass::count_phase() {
                      tiles * kTile * (first ? s.k : s.n) * rows * s.heads);
       return;
     }
-    case Op::kGlu: return matrix(kMatrices, 2 * tiles_of(s.n));
+    case Op::kGlu: return matrix(kMatrices, (s.up < 0 ? 1 : 2) * tiles_of(s.n));
     case Op::kLogits: return matrix(kHead, tiles_of(s.n));
     case Op::kAttend:
       for (const Group& group : groups_) {

@@ -122,10 +122,12 @@ STEP(linear, Linear, kOwn, "act=acts[k] w=matrix[n,k] low?=low[n,k] plane? kind?
      NEED_PLANES(s.low)
      NEED(s.rows <= 1, "rows out of place"))
 
-// fn(gate) * up.
-STEP(glu, Glu, kOwn, "act=acts[k] gate=matrix[n,k] up=matrix[n,k] gatelow?=low[n,k] uplow?=low[n,k] plane? "
+// fn(gate) * up, or fn(gate) without up.
+STEP(glu, Glu, kOwn, "act=acts[k] gate=matrix[n,k] up?=matrix[n,k] gatelow?=low[n,k] uplow?=low[n,k] plane? "
      "bias?=vector[n] upbias?=vector[n] kind? n k out>next[n] fn?",
-     NEED_PLANES(s.gatelow) NEED_PLANES(s.uplow))
+     NEED_PLANES(s.gatelow)
+     NEED((s.kind == kP8 && s.up >= 0) == (s.uplow >= 0), "expected a low plane for p8 alone")
+     NEED(s.up >= 0 || s.upbias < 0, "upbias without up"))
 
 // An LM head: rows first * R to (first + times) * R of the output are (y + bias) * scale, as cap * tanh(that / cap) if
 // there is a cap.

@@ -100,6 +100,7 @@ class _EncoderSlot(NativeSlot):
     def __init__(self, model: Model) -> None:
         self._one = model.facts.model_copy(update={"layers": 1, "head_dims": []})
         super().__init__(model, reserve=0)
+        self.columns = 0  # it has no LM head
 
     def reserve(self, tokens: int) -> None:
         if tokens > self.capacity:
