@@ -191,10 +191,9 @@ class NativeOps(Pass[Value]):
         return rows
 
     def join(self, parts: tuple[Value, ...]) -> Value:
-        rows = [part if isinstance(part, LazyNorm) else self._as_floats(part, "given") for part in parts]
-        floats = [part.x if isinstance(part, LazyNorm) else part for part in rows]
-        out, at = self.program.floats("joined", sum(x.width for x in floats)), 0
-        for part, x in zip(rows, floats, strict=True):
+        out, at = self.program.floats("joined", sum(map(self._width, parts))), 0
+        for part in parts:
+            x = part.x if isinstance(part, LazyNorm) else self._as_floats(part, "given")
             norm = self.program.norm(part.norm) if isinstance(part, LazyNorm) else {"norm": -1}
             self.program.step("norm", x=x.id, **norm, k=x.width, out=out.id, n=out.width, at=at)
             at += x.width
@@ -396,6 +395,16 @@ class NativeOps(Pass[Value]):
         for at in [i for i, tapped in enumerate(self.heads.tapped) if tapped == layers]:
             store = partial(self.program.step, "store", x=x.id, k=x.width, at=(1 + at) * x.width)
             self.program.gated(self.gates.aux_hidden, store)
+
+    def _width(self, x: Value) -> int:
+        """Numbers of a row of a value."""
+        if isinstance(x, LazyProduct):
+            return self.plan.width(x.parts[x.part])
+        if isinstance(x, LazyNorm | LazyActivation):
+            return self._width(x.x)
+        if isinstance(x, LazyExperts):
+            return self.arch.facts.hidden
+        return x.width
 
     def _write(self, x: Value, out: Floats) -> None:
         """Compute a value into a buffer."""

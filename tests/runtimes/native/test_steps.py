@@ -206,6 +206,42 @@ def test_glu(tmp_path: Path, fn: str, kind: Kind) -> None:
             assert error.max() < 0.02 * np.abs(found).max()
 
 
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_an_activation_that_is_made_with_its_matrix(tmp_path: Path, fn: str, kind: Kind) -> None:
+    """A gate alone has the bits of a matrix, the activation behind it, and what a matrix reads of that."""
+    weights, form = Weights(), "f32" if kind == "f32" else "q4"
+    w, bias = weights.matrix(random(INNER, WIDTH, seed=1, scale=0.2), kind), weights.vector(random(INNER, seed=4))
+    back = weights.matrix(random(WIDTH, INNER, seed=3, scale=0.2), kind)
+    matrix = f"={w} bias={bias} kind={kind} n={INNER} k={WIDTH} out=1"
+    apart = f"linear act=0 w{matrix}\nactivate x=1 k={INNER} fn={fn}\nquantize x=1 k={INNER} kind={form} out=1"
+    head = f"floats 0 {WIDTH}\nfloats 1 {INNER}\nacts 0 {WIDTH}\nacts 1 {INNER}\nload out=0 k={WIDTH}\n"
+    head += f"quantize x=0 k={WIDTH} kind={form} out=0\n"
+    tail = f"\nlinear act=1 w={back} kind={kind} n={WIDTH} k={INNER} out=0\nstore x=0 k={WIDTH}"
+    one, other = (
+        Node(tmp_path / name, head + steps + tail, weights, WIDTH, tokens=512)
+        for name, steps in (("a", apart), ("b", f"glu act=0 gate{matrix} fn={fn}"))
+    )
+    for n in (*ROWS, 500):
+        x = random(n, WIDTH, seed=n)
+        np.testing.assert_array_equal(one.run(Rows.chain(n), x)[3], other.run(Rows.chain(n), x)[3])
+
+
+def test_positions_and_norms_in_place(tmp_path: Path) -> None:
+    weights, places, weight = Weights(), random(POSITIONS, WIDTH, seed=1), random(WIDTH, seed=2)
+    program = (
+        f"floats 0 {WIDTH}\nload out=0 k={WIDTH}\nplace x=0 k={WIDTH} positions={weights.vector(places)}\n"
+        f"norm x=0 out=0 k={WIDTH} norm={weights.vector(weight)} center=1 eps=1e-5\nstore x=0 k={WIDTH}"
+    )
+    node, x = Node(tmp_path, program, weights, WIDTH), random(40, WIDTH)
+    expected = layer_norm((x + places[3:43]).astype(np.float64), 1e-5) * weight
+    close(node.run(Rows.chain(40, past=3), x)[3], expected)
+    with pytest.raises(Exception, match="position 64 is beyond the table of positions"):
+        node.run(Rows.chain(1, past=POSITIONS), x[:1])
+    with pytest.raises(Exception, match="expected out beside x"):
+        Node(tmp_path, program.replace("eps=1e-5", "eps=1e-5 add=1"), weights, WIDTH)
+
+
 @pytest.mark.parametrize("center, norm, beta", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 1), (0, 1, 0)])
 @pytest.mark.parametrize("add", [0, 1])
 def test_norm(tmp_path: Path, center: int, norm: int, beta: int, add: int) -> None:
