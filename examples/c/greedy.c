@@ -12,6 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef _WIN32
+#include <windows.h>
+
+#include <shellapi.h>
+#endif
+
 #include "edgespec.h"
 
 enum { GUESSES = 7, LONGEST = 4, CONTEXT_LEFT = GUESSES + 1 };
@@ -107,7 +113,24 @@ static int read_text(text* t, char** words, int count, int64_t room) {
   return 0;
 }
 
+#ifdef _WIN32
+/* The words of the command line in UTF-8, as the library takes paths: those of main are in the system's code page. */
+static char** utf8_words(int* count, char** of_main) {
+  wchar_t** wide = CommandLineToArgvW(GetCommandLineW(), count);
+  char** words = wide ? calloc((size_t)*count + 1, sizeof *words) : NULL;
+  for (int i = 0; words && i < *count; ++i) {
+    const int size = WideCharToMultiByte(CP_UTF8, 0, wide[i], -1, NULL, 0, NULL, NULL);
+    if (size < 1 || !(words[i] = malloc((size_t)size))) return of_main;
+    WideCharToMultiByte(CP_UTF8, 0, wide[i], -1, words[i], size, NULL, NULL);
+  }
+  return words ? words : of_main; /* they stay until the program ends */
+}
+#endif
+
 int main(int count, char** words) {
+#ifdef _WIN32
+  words = utf8_words(&count, words);
+#endif
   if (count < 5) return fail("expected: greedy model.native.onnx NEW EOS PROMPT...");
   const int64_t new_tokens = strtoll(words[2], NULL, 10);
   if (new_tokens < 1 || new_tokens > 1 << 24) return fail("expected NEW, how many tokens to write");

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "fused.h"
 #include "pass.h"
 
 namespace edgespec {
@@ -288,7 +289,7 @@ void Pass::merge(const Step& s, int chunk) {
     sum = 0;
     for (int j = 0; j < splits_; ++j) {
       if (weights[j] == 0) continue;
-      sum = std::fma(most[j * stride + all], weights[j], sum);
+      sum = fused(most[j * stride + all], weights[j], sum);
       k_.accumulate(value, values + j * stride, dim_, weights[j]);
     }
     k_.scale(value, dim_, 1.f / sum);

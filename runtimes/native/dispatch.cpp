@@ -2,11 +2,12 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <iterator>
 
 #include "kernels.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__)  // clang-cl defines it, too
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -18,19 +19,29 @@ namespace edgespec {
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx2() {
-  unsigned a, b, c = 0, d;  // F16C by its bit: Clang 14 does not know the name
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
-         (c & bit_F16C);
+// Asked of the processor itself: what compilers offer for it lies in libraries that not every system has.
+struct Cpuid {
+  unsigned a = 0, b = 0, c = 0, d = 0;  // as registers are called
+  Cpuid(unsigned leaf, unsigned part) {
+    if (leaf <= __get_cpuid_max(0, nullptr)) __cpuid_count(leaf, part, a, b, c, d);
+  }
+};
+bool all(unsigned bits, std::initializer_list<int> wanted) {
+  for (const int bit : wanted)
+    if (!(bits >> bit & 1)) return false;
+  return true;
 }
-bool has_avxvnni() {  // by its bit: compilers learnt the name late
-  unsigned a = 0, b, c, d;
-  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
+// Whether the system saves these registers.
+bool saves(unsigned wanted) {
+  if (!all(Cpuid(1, 0).c, {27})) return false;  // OSXSAVE
+  unsigned low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & wanted) == wanted;
 }
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512vnni");
+bool has_avx2() { return saves(0x6) && all(Cpuid(1, 0).c, {28, 12, 29}) && all(Cpuid(7, 0).b, {5}); }  // AVX, FMA, F16C
+bool has_avxvnni() { return has_avx2() && all(Cpuid(7, 1).a, {4}); }
+bool has_avx512() {  // F, DQ, BW, VL; VNNI
+  return has_avx2() && saves(0xe6) && all(Cpuid(7, 0).b, {16, 17, 30, 31}) && all(Cpuid(7, 0).c, {11});
 }
 #else
 bool has_avx2() { return false; }

@@ -54,7 +54,8 @@ inline F gelu_tanh(F x) {
   return fmul(x, fdiv(fpositive(x, one, e), fadd(one, e)));
 }
 
-inline F relu(F x) { return fmax(fset(0.f), x); }  // here too
+// Here too.  The sum makes -0 to 0: LLVM takes a comparison with 0 for FMAX on Arm, which gives 0 there.
+inline F relu(F x) { return fadd(fmax(fset(0.f), x), fset(0.f)); }
 
 inline F relu2(F x) {
   const F y = relu(x);

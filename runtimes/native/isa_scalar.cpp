@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "fused.h"
 #include "half.h"
 #include "kernels.h"
 
@@ -62,10 +63,10 @@ inline F fdiv(const F& a, const F& b) {
   return each([&](int i) { return a.v[i] / b.v[i]; });
 }
 inline F fma(const F& a, const F& b, const F& c) {
-  return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+  return each([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); });
 }
 inline F fnma(const F& a, const F& b, const F& c) {
-  return each([&](int i) { return std::fma(-a.v[i], b.v[i], c.v[i]); });
+  return each([&](int i) { return fused(-a.v[i], b.v[i], c.v[i]); });
 }
 inline F fmax(const F& a, const F& b) {
   return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });

@@ -1,5 +1,6 @@
 // The custom operators of domain "edgespec" and their registration with ONNX Runtime.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -42,7 +43,7 @@ struct Decoder {
   Program program;
   int inputs() const { return kFixedInputs + (program.memory.count ? kMemoryInputs : 0); }  // before the weights
   bool constant = false;  // the weights are initializers: where they lie need be asked only once
-  std::once_flag asked;
+  std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
   std::mutex mutex;
   std::vector<std::unique_ptr<Scratch>> idle;
@@ -160,7 +161,11 @@ void run(Decoder& decoder, KernelContext* context) {
   in.memory_layout = program.memory_layout(layout);
   if (program.memory.count) read_memories(context, in);
   if (decoder.constant) {
-    std::call_once(decoder.asked, [&] { decoder.weights = weights(context, decoder.inputs()); });
+    if (!decoder.asked.load(std::memory_order_acquire)) {
+      const std::lock_guard<std::mutex> lock(decoder.mutex);
+      if (!decoder.asked.load(std::memory_order_relaxed)) decoder.weights = weights(context, decoder.inputs());
+      decoder.asked.store(true, std::memory_order_release);
+    }
     in.weights = decoder.weights;
   } else {
     in.weights = weights(context, decoder.inputs());

@@ -488,7 +488,7 @@ inline const std::vector<std::string>& programs() {
     std::vector<std::string> paths, found;
     const char* folder = std::getenv("EDGESPEC_PROGRAMS");
     if (!folder) fail("EDGESPEC_PROGRAMS names no folder");
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path());
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path().string());
     std::sort(paths.begin(), paths.end());
     for (const std::string& path : paths) found.push_back(read_file(path));
     return found;

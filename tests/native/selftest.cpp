@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
     std::printf("ok (%s)\n", kernels().name);
     return 0;
   }
+#ifndef _WIN32
   if (what == "processor") {
     print_processor();
     return 0;
@@ -46,6 +47,7 @@ int main(int argc, char** argv) {
                     std::atoi(argv[8]), argv[9]);
     return 0;
   }
+#endif
   const Kernels* kernels = argc > 2 ? kernels_named(argv[2]) : nullptr;
   if (!kernels || (what != "hash" && what != "accuracy")) {
     std::fprintf(

@@ -166,7 +166,7 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
 
 double exact_fn(int fn, double x) {
   if (fn == kGelu) return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
-  if (fn == kGeluTanh) return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  if (fn == kGeluTanh) return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
   if (fn == kSigmoid) return 1 / (1 + std::exp(-x));
   return fn == kRelu ? std::max(x, 0.) : std::max(x, 0.) * std::max(x, 0.);
 }

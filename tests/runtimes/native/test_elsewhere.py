@@ -1,0 +1,86 @@
+"""Other systems and another compiler: Windows under wine, arm64 under qemu, clang beside GCC: same bits, same texts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from tests.conftest import PROMPTS
+from tests.support import arm64
+from tests.support.clang import Windows, for_arm, link_for_arm
+from tests.support.selftest import ARM, FUZZERS, NATIVE, PARTS, SOURCES, TESTS, build, host_compiler, host_isas, knows
+
+pytestmark = pytest.mark.nightly
+EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
+NEW = 40
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
+    return Windows(tmp_path_factory.mktemp("windows"))
+
+
+@pytest.fixture(scope="module")
+def hashes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of every kernel, as the host's compiler made them."""
+    program = build(tmp_path_factory.mktemp("host"), host_compiler() or "c++", host_isas())
+    return program.run("hash", program.isas[-1])
+
+
+def test_windows_computes_the_same_bits(windows: Windows, hashes: str) -> None:
+    selftest = windows.program(*PARTS)
+    isas = selftest.run("isas", **windows.environment).split()
+    assert isas[0] == "scalar"
+    for isa in isas:
+        assert selftest.run("hash", isa, **windows.environment) == hashes, isa
+    for _ in range(2):  # threads come and go
+        assert selftest.run("pass", **windows.environment).startswith("ok")
+    assert selftest.run("numbers", **windows.environment).startswith("ok")
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_what_strangers_give_on_windows(windows: Windows, name: str) -> None:
+    kept = sorted(str(path) for path in (TESTS / "corpus" / name).iterdir())
+    said = windows.program(name).run("7", "40", *kept, **windows.environment)
+    assert said.startswith(f"ok, 40 inputs and {len(kept)} files, ")
+
+
+def test_clang_computes_the_same_bits_on_arm(tmp_path: Path, hashes: str) -> None:
+    arm64.need_compiler()
+    emulator = arm64.emulator()
+    assert emulator
+    isas = tuple(isa for isa in ARM if knows(arm64.COMPILER, isa))
+    selftest = link_for_arm(tmp_path / "selftest", for_arm(tmp_path, (*SOURCES, *PARTS), isas), emulator)
+    assert selftest.run("isas").split() == ["scalar", "neon", "i8mm"]
+    for isa in ("scalar", "neon", "i8mm"):
+        assert selftest.run("hash", isa) == hashes, isa
+
+
+def check_texts(engine: Engine, bundle: Path, command: list[str], **environment: str) -> None:
+    ends = ",".join(map(str, engine.bundle.manifest.tokenizer.eos))
+    for prompt in map(engine.codec.encode, PROMPTS[:3]):
+        words = [*command, str(bundle / "model.native.onnx"), str(NEW), ends, *map(str, prompt)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+        assert done.returncode == 0, done.stderr
+        expected = engine.generate(prompt, method="ar", max_new_tokens=NEW).tokens
+        assert [int(token) for token in done.stdout.split()] == expected
+
+
+def test_texts_on_windows(windows: Windows, engines: Callable[..., Engine], tmp_path: Path) -> None:
+    engine = engines("native")
+    folder = shutil.copytree(engine.bundle.path, tmp_path / "ein B\u00fcndel \ud55c")  # a path as people have them
+    check_texts(engine, folder, ["wine", str(windows.example(EXAMPLE))], **windows.environment)
+
+
+def test_texts_on_arm(arm_library: Path, engines: Callable[..., Engine], tmp_path: Path) -> None:
+    emulator, program, engine = arm64.emulator(), tmp_path / "greedy", engines("native")
+    assert emulator
+    command = [arm64.COMPILER.replace("g++", "gcc"), "-std=c11", "-O1", f"-I{NATIVE}", str(EXAMPLE), str(arm_library)]
+    subprocess.run([*command, f"-Wl,-rpath,{arm_library.parent}", "-o", str(program)], check=True, timeout=300)
+    check_texts(engine, engine.bundle.path, [emulator, "-L", str(arm64.CROSS.parent), str(program)])
