@@ -134,12 +134,8 @@ struct edgespec_model {
       : file(std::move(read)), program(Program::parse(file.program)), gates(program), threads(count) {
     if (file.program.compare(0, 5, "lent ") == 0)
       refuse("a drafter that reads the keys and values of its target is not offered by the C interface");
-<<<<<<< HEAD
     if (program.memory.count)
       refuse("a model that attends over what an encoder gave is not offered by the C interface");
-=======
-    if (program.memory.count) refuse("an encoder-decoder is not offered by the C interface");
->>>>>>> a5908685 (Windows: the native library is cross-compiled by clang, maps files by UTF-8 paths and computes the same bits under wine; kernels have the same bits by GCC and by clang)
     if (file.weights.size() < static_cast<size_t>(program.weights)) refuse("a program that names more weights");
   }
 };
