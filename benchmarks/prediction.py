@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.common import conditions, show
 from edgespec.cli.prompts import read_prompts
 from edgespec.decoding.settings import Settings
-from edgespec.engine.engine import Engine
+from edgespec.engine.engine import Engine, given_tokens
 from edgespec.engine.loading import load
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.prediction import speed_of
@@ -80,7 +80,7 @@ def main() -> None:
             drawn = own_prompts(engine, 2 * arguments.own_prompts, arguments.seed)
             prompts, others = drawn[: arguments.own_prompts], drawn[arguments.own_prompts :]
         else:
-            prompts = [list(engine.codec.encode(p)) if isinstance(p, str) else list(p)
+            prompts = [list(engine.codec.encode(p)) if isinstance(p, str) else given_tokens(p)
                        for p in read_prompts(engine, arguments.prompts, arguments.limit)]  # fmt: skip
             others = []
         options = LoadOptions(threads=arguments.threads, context=arguments.context, operators=arguments.operators)

@@ -20,6 +20,7 @@ from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.measuring.parity import parity_report
 from edgespec.export.measuring.plan import model_bytes
+from edgespec.export.measuring.reading import Reading
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
@@ -39,11 +40,13 @@ class EmittedModel:
         arch: the architecture over its checkpoint.
         heads: beside or instead of its LM head; None = none.
         tokens: int64 [size], what a cut LM head scores.
+        shares_encoder: it is a draft that reads what the target's encoder gives.
     """
 
     arch: Architecture
     heads: HeadPlan | None = None
     tokens: NDArray[np.int64] | None = None
+    shares_encoder: bool = False
 
     @property
     def facts(self) -> ModelFacts:
@@ -96,6 +99,7 @@ class EmittedModel:
             layout=_layout(writing.operators),
             plan=self.heads,
             head_vocab=None if self.tokens is None else write_tokens(folder, writing.prefix, self.tokens),
+            shares_encoder=self.shares_encoder,
         )
         if choice.quantizer is None:
             return write_model(folder, self.arch, spec, progress=written)
@@ -105,13 +109,21 @@ class EmittedModel:
             made = write_model(folder, self.arch, spec, chosen, written)
             return replace(made, uncalibrated=chosen.uncalibrated)
 
-    def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
+    def parity(
+        self,
+        written: WrittenModel,
+        slot: Slot,
+        tokens: Sequence[int],
+        progress: Progress,
+        read: Reading | None = None,
+    ) -> dict[str, Any]:
         of = 2 * self.facts.layers
 
         def report(done: int) -> None:
             progress("parity", done, of, "source in fp32")
 
-        return parity_report(self.arch, written.errors, slot, tokens, report)
+        floats = read.reference(self.arch.encoder) if read is not None and self.arch.encoder is not None else None
+        return parity_report(self.arch, written.errors, slot, tokens, report, floats)
 
     def for_device(
         self, writing: Writing, part: ModelPart, device: DeviceName, precision: Precision, skip: SkipSetPart | None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError, IncompatibleDraft
 from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.progress import Progress
@@ -38,7 +38,8 @@ from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
 from edgespec.export.measuring.mixer import Mix, Mixer
-from edgespec.export.measuring.plan import paying_rows
+from edgespec.export.measuring.plan import encoder_bytes, paying_rows
+from edgespec.export.measuring.reading import Reading, check_reading, reading, shares_encoder
 from edgespec.export.measuring.skip_search import StepCosts, read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
@@ -54,13 +55,15 @@ from edgespec.export.quantization.coded_keys import check_attention, prepare_att
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
-from edgespec.export.tokenizers.files import open_codec
+from edgespec.export.tokenizers.files import open_codec, open_source_codec
+from edgespec.export.tokenizers.text_form import text_form
 from edgespec.planning.cut import first_ids
-from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart, TextForm
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.codec import TextCodec
 
 SourceModel = EmittedModel | ForeignModel
 """A target or a draft on its way into a bundle, whoever makes its graphs."""
@@ -108,6 +111,7 @@ class Exporter:
             check_operators(self.target.arch, options.operators)
         self.codec = open_codec(self.target.source.path)
         self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
+        self.source_codec, self.form = self._texts()
         self.sampling = sampling_part(self.target.source.path)
         self.pooling = pooling_of(self.target.source.path)
         self.draft: SourceModel | None = None
@@ -118,6 +122,7 @@ class Exporter:
             self.notes += [f"draft: {note}" for note in self.draft.source.notes]
             check_same_vocabulary(self.target, self.draft, self.codec, open_codec(self.draft.source.path))
             self.draft.limit(self.target.facts.context)
+            self._share_encoder(self.draft)
         trained = {}
         if isinstance(self.target, EmittedModel):
             trained = choose_heads(options.model, options.heads, self.methods, self.target.arch, self.codec)
@@ -133,6 +138,10 @@ class Exporter:
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text = read_calibration(options.calibration, self.target.source.path, self.codec)
         self.tokens = self.codec.encode(self.text.text)
+        self.read: Reading | None = None
+        if self.form is not None and isinstance(self.target, EmittedModel):
+            source_codec = self.source_codec or self.codec
+            self.read = reading(self.target.arch, self.form, source_codec, self.text.text, options.seed)
         tapped = self.drafter.tapped if self.drafter else ()
         self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
         self.target.equip(self.heads)
@@ -142,6 +151,21 @@ class Exporter:
         self.attention = check_attention(options.attention, options.operators, len(self.tokens))
         check_coded_keys(self.target.facts, self.attention)
 
+    def _texts(self) -> tuple[TextCodec | None, TextForm | None]:
+        """Of an encoder-decoder: the tokenizer of its sources, if it is another one, and what stands around texts."""
+        if not isinstance(self.target, EmittedModel) or self.target.arch.encoder is None:
+            return None, None
+        check_reading(self.options, self.target.arch)
+        sources, folder = open_source_codec(self.target.source.path), self.target.source.path
+        return sources, text_form(folder, self.target.config, self.codec, sources)
+
+    def _share_encoder(self, draft: SourceModel) -> None:
+        """Let a draft read what the target's encoder gives, if both have the same one."""
+        if isinstance(draft, EmittedModel) and isinstance(self.target, EmittedModel):
+            if (draft.arch.encoder is None) != (self.target.arch.encoder is None):
+                raise IncompatibleDraft("expected a draft and a target that both read a source, or none of them")
+            draft.shares_encoder = shares_encoder(self.target.arch, draft.arch)
+
     def _open_target(self) -> SourceModel:
         options = self.options
         if is_foreign(self.path):
@@ -149,8 +173,6 @@ class Exporter:
             return ForeignModel.open(self.path, options.context)
         adapter = None if options.adapter is None else resolve(options.adapter)
         arch = open_model(self.path, options.context, adapter, options.text_only)
-        if arch.encoder is not None:
-            raise UnsupportedModel(f"{self.path}: encoder-decoders are described, and not exported yet")
         check_devices(arch, options.devices)
         return EmittedModel(arch)
 
@@ -190,7 +212,7 @@ class Exporter:
         """Return how the target's levels are calibrated; None = they are not."""
         options, asked = self.options, self.choice.quantizer
         asked = asked if asked and asked.calibrated else None
-        if not isinstance(self.target, EmittedModel) or not (asked or options.calibrates):
+        if not isinstance(self.target, EmittedModel) or self.form or not (asked or options.calibrates):
             return None
         bos = self.tokenizer.bos
         begin = self.codec.encode("")[:1] or ([] if bos is None else [bos])
@@ -275,11 +297,15 @@ class Exporter:
         if self.drafter is not None:
             self.progress("weights", 0, 1, "drafter")
             drafter = write_drafter(folder, self.drafter, self.choice, written.part.layout)
-        copy_tokenizer(self.target.source.path, folder, self.codec)
+        copy_tokenizer(self.target.source.path, folder, self.codec, self.source_codec)
         graph = choose_operators(self.options.operators, written.part).graph(written.part, strict=True)
         slot = open_slot(Model(folder, written.part, graph, self.options.threads))
         most = max(MIN_TOKENS, min(MEASURED_TOKENS, self.target.facts.context // 2))
-        return InProgress(folder, written, written.part, draft, drafter, slot, self.tokens[:most], facts)
+        tokens = self.tokens[:most]
+        if self.read is not None:
+            self.read.attend(folder, written.part, slot, self.options.threads)
+            tokens = self.read.written(slot, most, self.tokenizer.eos)
+        return InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
         gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))
@@ -293,7 +319,10 @@ class Exporter:
 
     def _compare(self, made: InProgress) -> None:
         """Return the written target with its source."""
-        found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
+        if isinstance(self.target, EmittedModel):
+            found = self.target.parity(made.written, made.slot, made.tokens, self.progress, self.read)
+        else:
+            found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
         made.parity |= found | self.text.facts
 
     def _measure(self, made: InProgress) -> None:
@@ -305,7 +334,7 @@ class Exporter:
         measurer = MethodMeasurer(self.methods, options.operators, options.threads, options.trials,
                                   not options.devices, options.seed, options.keep_search, self.heads, self.given_skip,
                                   self.text, str(facts), self.progress)  # fmt: skip
-        made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft)
+        made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft, self.read)
         if (part := made.methods.get(SPECULATIVE)) and part.notes:
             self.notes.append(part.notes)
         if self.drafter is not None and made.drafter is not None:
@@ -359,6 +388,7 @@ class Exporter:
             tokenizer=self.tokenizer,
             sampling=self.sampling,
             pooling=self.pooling,
+            text=self.form,
             parity=made.parity,
             cost=made.costs.as_dict() | {"threads": made.slot.model.threads, "depth": len(made.tokens)},
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},
@@ -373,6 +403,10 @@ class Exporter:
             models.append(self.draft)
             known["draft"] = self.draft.weight_bytes(self.choice, operators)
         sizes = {name: own for name, (own, _) in known.items()}
+        for name, model in (("encoder", self.target), ("draft_encoder", self.draft)):
+            own = isinstance(model, EmittedModel) and not model.shares_encoder
+            if own and (size := encoder_bytes(model.arch, choice)):  # type: ignore[union-attr]
+                sizes[name] = size
         if heads := sum(more for _, more in known.values()):
             sizes["heads"] = heads
         quantizer = CALIBRATED if self.calibration and self.options.calibrates else choice.quantizer

@@ -115,6 +115,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise ValueError(f"{text!r} is not a number or several with commas between, like 2 or 3,2,1") from None
 
 
+def _early(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text, text)
+
+
 # name -> (how its text is read, what it is); the values are those of DraftOptions, SamplingParams, Accept and Settings
 NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "branch": (
@@ -133,10 +137,13 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "search": (float, "swift: most time that its search may take, as a share; else 0.02"),
     "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
     "verification": (str, "rejection of sampled guesses: token (the default), or block, which accepts more"),
+    "length-penalty": (float, "beams: score of a text over its length to this power; else the model's own, or 1"),
+    "early-stopping": (_early, "beams: true, false or never, when a search ends; else the model's own, or false"),
     "min-block": (int, "lossy: at least so many guesses of a chain are accepted; else 0"),
     "shadow": (int, "compare one round in so many with plain decoding, 0 = none; else 16 where acceptance is lossy"),
 }
-_KNOWN = "\n".join(f"  {name:<13}{what}" for name, (_, what) in NAMES.items())
+BEAM_NAMES = ("length-penalty", "early-stopping")
+_KNOWN = "\n".join(f"  {name:<16}{what}" for name, (_, what) in NAMES.items())
 
 
 def read_setting(item: str) -> tuple[str, Any]:
@@ -187,7 +194,12 @@ def apply(settings: Any, given: Mapping[str, Any]) -> Any:
     """
     from dataclasses import replace
 
+    from edgespec.decoding.beams import BeamOptions
+
     rest = dict(given)
+    searched = {name.replace("-", "_"): rest.pop(name) for name in BEAM_NAMES if name in rest}
+    if searched:
+        settings = settings.changed(beams=replace(settings.beams or BeamOptions(), **searched))
     if "min-block" in rest:
         settings = settings.changed(accept=replace(settings.accept, min_block=rest.pop("min-block")))
     return settings.changed(**rest)
@@ -292,6 +304,11 @@ sampling_options = group(
     option("--seed", "Same seed, same text.", int),
     option("--stop", "Text that ends the output; may be repeated.", multiple=True),
 )
+language_options = group(
+    "Translation (encoder-decoders)",
+    option("--from", "The language of the source: its code, or its English name.", dest="source_language"),
+    option("--to", "The language to write.", dest="target_language"),
+)
 drafting_options = group(
     "Drafting",
     option("--gamma", "The most guesses per round.  [default: the method's]", int),
@@ -339,7 +356,9 @@ grammar_options = group(
 
 def request_options(function: F) -> F:
     """Add all options of loading a bundle and of a request to it, but for the length."""
-    for options in (loading_options, grammar_options, drafting_options, sampling_options, memory_options):
+    for options in (
+        loading_options, grammar_options, drafting_options, sampling_options, language_options, memory_options,
+    ):  # fmt: skip
         function = options(function)
     return function
 
@@ -373,13 +392,17 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
     from edgespec.decoding.settings import Settings
 
     drawn = {name: options[name] for name in SAMPLING if options[name] is not None}
-    same = {name: options[name] for name in ("seed", "acceptance", "max_new_tokens", "gamma", "accept", "stop")}
+    languages = {name: options.get(name) for name in ("source_language", "target_language")}
+    same = languages | {
+        name: options[name] for name in ("seed", "acceptance", "max_new_tokens", "gamma", "accept", "stop")
+    }
     fallback = not options["no_fallback"]
     settings = (defaults or Settings()).changed(method=method, fallback=fallback, **drawn, **same)
     grammars = [found for name in ("json_schema", "regex", "grammar") if (found := options.get(name))]
     if len(grammars) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
-    return apply(settings.changed(grammar=next(iter(grammars), None)), options["method_settings"])
+    settings = settings.changed(grammar=next(iter(grammars), None), beams=options.get("beams"))
+    return apply(settings, options["method_settings"])
 
 
 def ask_words(manifest: Manifest) -> str:

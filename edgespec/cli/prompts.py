@@ -22,7 +22,9 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
         InvalidRequest: the file cannot be read or has no prompts.
     """
     if file is None:
-        prompts: list[Prompt] = [vector.prompt for vector in engine.bundle.manifest.golden]
+        from edgespec.reports.proof import prompt_of
+
+        prompts: list[Prompt] = [prompt_of(vector) for vector in engine.bundle.manifest.golden]
         if not prompts:
             raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
         return prompts[:limit]

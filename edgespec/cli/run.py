@@ -32,6 +32,7 @@ from edgespec.cli.common import (
 from edgespec.cli.line_editor import typing
 from edgespec.cli.markdown import show
 from edgespec.cli.tool_calls import mcp_tools
+from edgespec.cli.translate import joined, parts_of, write_lines
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
+    from edgespec.engine.result import Result
 
 
 @click.command("run", cls=GroupedCommand)
@@ -68,11 +70,17 @@ if TYPE_CHECKING:
     ),
 )
 @prompt_cache_option
+@group(COMMON, option("--beams", "Search so many texts at once for the likeliest, by plain passes.", COUNT))
 @group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
 @request_options
 @group(
     "Many prompts",
-    option("--input", "JSONL: an object a line, with `prompt` or `messages`, perhaps `id` and `seed`.", PATH),
+    option(
+        "--input",
+        "JSONL: an object a line, with `prompt` or `messages`, perhaps `id` and `seed`; for an encoder-decoder also a "
+        "text, line by line.",
+        PATH,
+    ),
     option("--output", "JSONL of the answers, in the same order; what is there already is not made again.", PATH),
     option("--batch", "Sequences that are decoded together.", COUNT, 4),
 )
@@ -127,6 +135,8 @@ def command(
     echo "What is a bundle?" | edgespec run my-chat-model --chat
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
+    edgespec run facebook/nllb-200-distilled-600M --from ko --to en --prompt "..."
+    edgespec run my-translator --input letter.txt --output brief.txt --batch 8
     """
     from edgespec.library import ready
     from edgespec.runtimes.files.manifest import read_manifest
@@ -134,6 +144,7 @@ def command(
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
+    by_line = options["input"] is not None and options["input"].suffix != ".jsonl" and str(options["input"]) != "-"
     asked = read_input(options["input"]) if options["input"] else []
     with progress() as report:
         folder = ready(bundle, report)
@@ -144,6 +155,9 @@ def command(
         settings = make_settings(method, options, engine.defaults)
         if options["input"]:
             many = settings.changed(batch=options["batch"])
+            if by_line and engine.sources is not None:
+                write_lines(engine, options["input"], options["output"], many, as_json)
+                return
             answer_file(engine, asked, options["input"], options["output"], many, as_json)
         elif chat or typed:
             _chat(engine, texts, settings, session, bundle, as_json, options)
@@ -226,6 +240,12 @@ def _complete(
 ) -> None:
     """Go on with a text as it is."""
     _restore(engine, session)
+    if engine.sources is not None:
+        _write(engine, text, settings, bundle, as_json, options)
+        return
+    if settings.beams is not None:
+        _tell(engine, engine.generate(text, settings), text, settings, bundle, as_json, options)
+        return
     stream = engine.stream(text, settings)
     if as_json:
         drain(stream)
@@ -241,6 +261,33 @@ def _complete(
     _keep(engine, stream, session)
     conclude(engine, stream.result, settings, options["show_stats"])
     end(engine, stream.result, settings)
+
+
+def _write(engine: Engine, text: str, settings: Settings, bundle: str, as_json: bool, options: dict[str, Any]) -> None:
+    """Let an encoder-decoder read a text and write another one; a text that is too long is cut into sentences."""
+    parts = parts_of(engine, text.rstrip("\r\n"), settings)
+    if len(parts) > 1:
+        click.echo(f"the text is longer than this model reads: it goes by sentences, in {len(parts)} parts", err=True)
+    elif settings.beams is None and not as_json:
+        stream = engine.stream(parts[0], settings)
+        show(engine, stream, options["show_drafts"])
+        conclude(engine, stream.result, settings, options["show_stats"])
+        end(engine, stream.result, settings)
+        return
+    result = joined(engine.generate_batch(parts, settings))
+    _tell(engine, result, text, settings, bundle, as_json, options)
+
+
+def _tell(
+    engine: Engine, result: Result, text: str, settings: Settings, bundle: str, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Show a text that is there at once."""
+    if as_json:
+        emit_json({"bundle": bundle, "prompt": text} | result.as_dict())
+    else:
+        click.echo(result.text)
+        conclude(engine, result, settings, options["show_stats"])
+    end(engine, result, settings, told=not as_json)
 
 
 def _answer_json(engine: Engine, conversation: Conversation, text: str, settings: Settings, bundle: str) -> None:

@@ -192,6 +192,7 @@ class DraftRequest:
     noise: Noise = field(default_factory=Noise)  # its randomness, for drafters that draw their guesses
     # where control writes its decisions, and reads how many requests share a pass
     stats: Stats = field(default_factory=Stats)
+    source: Sequence[int] = ()  # what an encoder-decoder was given to read: another text with the same tokens
 
 
 class Drafter:

@@ -38,6 +38,7 @@ class DecodeOptions:
     top_logprobs: int = 0  # and of as many likeliest tokens beside it
     shadow: int = 0  # compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none
     accept: Accept = EXACT  # which guesses are accepted
+    source: Sequence[int] = ()  # of an encoder-decoder: what it was given to read, which drafters may copy from
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.gamma < 1:
@@ -133,7 +134,7 @@ def decode(
     noise, left = Noise(params.seed), options.max_new_tokens
     finish: Finish | None = None
     guard = Guard(drafter, target, options.eos, stats)
-    known = guard.begin(DraftRequest(tokens, params, noise, stats))
+    known = guard.begin(DraftRequest(tokens, params, noise, stats, options.source))
     yield from _read(target, guard, tokens, known, stats, pieces)
     only_best, stats.shadow_every = _needs_only_best(target, options), options.shadow
     while finish is None:

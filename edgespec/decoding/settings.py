@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal, TypedDict
 
+from edgespec.decoding.beams import BeamOptions
 from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.verify import EXACT, Accept
@@ -61,6 +62,9 @@ class Grammar:
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "method": ((str, type(None)), "a name, or None"),
     "prediction": ((str, type(None)), "text, or None"),
+    "source_language": ((str, type(None)), "a language, or None"),
+    "target_language": ((str, type(None)), "a language, or None"),
+    "beams": ((BeamOptions, type(None)), "a number of beams, BeamOptions, or None"),
     "accept": ((Accept,), "a rule of acceptance, or its text"),
     "grammar": ((Grammar, type(None)), "a Grammar"),
 }
@@ -134,6 +138,10 @@ class SettingsChanges(TypedDict, total=False):
     proposer: Proposer | None
     markers: tuple[str, ...]
     prediction: str | None
+    source_language: str | None
+    target_language: str | None
+    begin: Sequence[int] | None
+    beams: BeamOptions | int | None
     temperature: float
     top_k: int
     top_p: float
@@ -180,6 +188,10 @@ class Settings:
         proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
         markers: special tokens that stay in the text, for who reads calls of tools there; others are left out.
         prediction: text that is expected, such as a file before an edit: guesses for every method but ar.
+        source_language, target_language: from and to which an encoder-decoder translates, by its own code, that of ISO
+            639, or an English name; None = as the model has it.
+        begin: tokens that an encoder-decoder's text begins with, instead of those that its languages ask for.
+        beams: search so many texts at once for the likeliest, by plain passes; None = no search.
 
     Raises:
         InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.
@@ -203,6 +215,10 @@ class Settings:
     proposer: Proposer | None = None
     markers: tuple[str, ...] = ()
     prediction: str | None = None
+    source_language: str | None = None
+    target_language: str | None = None
+    begin: tuple[int, ...] | None = None
+    beams: BeamOptions | None = None
 
     def __post_init__(self) -> None:
         for name, (least, hint) in _LEAST.items():
@@ -218,6 +234,8 @@ class Settings:
                 raise InvalidRequest(f"{name} is {value!r}: expected {expected}")
         if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
             raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
+        if self.begin is not None and not (self.begin and all(isinstance(token, int) for token in self.begin)):
+            raise InvalidRequest(f"begin is {self.begin!r}: expected token ids, at least one")
         if not (isinstance(self.top_logprobs, int) and 0 <= self.top_logprobs <= MOST_LIKELIEST):
             raise InvalidRequest(f"top_logprobs is {self.top_logprobs!r}: expected 0 to {MOST_LIKELIEST}")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
@@ -243,6 +261,10 @@ class Settings:
             changes["stop"] = (changes["stop"],)
         if isinstance(changes.get("accept"), str):
             changes["accept"] = Accept.parse(changes["accept"], self.accept.min_block)
+        if isinstance(beams := changes.get("beams"), int):
+            changes["beams"] = replace(self.beams or BeamOptions(), beams=beams) if beams != 1 else None
+        if changes.get("begin") is not None:
+            changes["begin"] = tuple(changes["begin"])
         if isinstance(branch := changes.get("branch"), (int, list)):
             changes["branch"] = (branch,) if isinstance(branch, int) else tuple(branch)
         if drawn := {name: value for name, value in changes.items() if name in sampling}:

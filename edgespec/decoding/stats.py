@@ -46,6 +46,8 @@ class Stats:
         histogram: ``histogram[j]`` = rounds that accepted j guesses.
         offered: ``offered[i]`` = rounds that put a guess at position i to the test: all before it were accepted.
         accepted_at: ``accepted_at[i]`` = those of them that accepted it.
+        source_rows: of an encoder-decoder: tokens, or rows of features, that its encoder was given.
+        encode_ms: time of encoders, and of what decoders make of their rows.
         prefill_ms: time of the prefill.
         draft_ms: time of the drafter.
         verify_ms: time of the target passes over proposals (plain ones included).
@@ -82,6 +84,8 @@ class Stats:
     histogram: list[int] = field(default_factory=lambda: [0])
     offered: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    source_rows: int = 0
+    encode_ms: float = 0.0
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -261,4 +265,6 @@ class Stats:
             "agreement": self.shadow_agreement,
             "first_disagreement": first,
         }
+        if self.source_rows:
+            found |= {"source_rows": self.source_rows, "encode_ms": self.encode_ms}
         return found | {"recent": self.recently(), "shadow": shadow}

@@ -60,10 +60,11 @@ class NGram(Drafter):
         self.n_min, self.n_max = n_min, n_max
         self.share = share
         self.store = store
+        self._lead: list[int] = []  # what an encoder-decoder reads: it stands before the text
         self._clear()
 
     def _clear(self) -> None:
-        self._text: list[int] = []
+        self._text: list[int] = []  # the lead, and the text behind it
         self._source: Text | None = None  # what it was read from
         # For each n, key of n tokens -> (index after its most recent occurrence) << 20 | (how often the token there
         # followed it); once a second token followed, _more has the counts of all.
@@ -71,23 +72,32 @@ class NGram(Drafter):
         self._more: list[dict[int, dict[int, int]]] = [{} for _ in range(self.n_max + 1)]
 
     def begin(self, request: DraftRequest) -> None:
-        """Index the prompt; what an earlier request indexed stays if the prompt continues it."""
+        """Index the prompt; what an earlier request indexed stays if the prompt continues it.
+
+        What an encoder reads is the first text: names, numbers and quotes come again in its translation or summary.
+        """
+        if self._lead != (lead := list(request.source)):
+            self._clear()
+            self._lead = lead
         self._follow(request.tokens)
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Make the index one of ``tokens``; if these are not a continuation, by starting anew."""
-        known = len(self._text)
+        lead, known = len(self._lead), max(len(self._text) - len(self._lead), 0)
         # of the text of the round before the beginning is known: it only grows
-        if tokens is not self._source and tokens[:known] != self._text:
+        if tokens is not self._source and tokens[:known] != self._text[lead:]:
             self._clear()
             known = 0
         self._source = tokens if isinstance(tokens, Text) else None
+        if len(self._text) < lead:
+            for token in self._lead:
+                self._push(token)
         for at in range(known, len(tokens)):
-            self._push(at, tokens)
+            self._push(tokens[at])
 
-    def _push(self, at: int, tokens: Sequence[int]) -> None:
-        """Index that ``tokens[at]`` followed the tokens before it."""
-        text, token, key = self._text, tokens[at], 0
+    def _push(self, token: int) -> None:
+        """Index that a token followed the text."""
+        text, at, key = self._text, len(self._text), 0
         for n in range(1, min(self.n_max, at) + 1):
             key |= text[at - n] << (_SHIFT * (n - 1))
             if n < self.n_min:

@@ -16,6 +16,7 @@ from typing import cast, overload
 from edgespec.decoding.loop import PassRequest, PrefillRequest, Round, run_pass
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.engine.admission import heaviest
+from edgespec.engine.encoding import Source, begun
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.request import Stream
@@ -70,7 +71,7 @@ class Batches:
     def run(
         self,
         engine: LoadedBundle,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[list[int] | Source],
         settings: Sequence[Settings],
         cancel: threading.Event | None = None,
         on_result: Callable[[int, Result], None] | None = None,
@@ -79,7 +80,7 @@ class Batches:
 
         Args:
             engine: where.
-            prompts: token ids.
+            prompts: token ids, or sources.
             settings: of each prompt; they differ in their seeds alone.
             cancel: set it to end all after the round at hand.
             on_result: called with the number of each prompt that has its answer, and the result.
@@ -125,9 +126,9 @@ class Batches:
         return idle or BatchSessions(engine, width)
 
 
-def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
+def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int] | Source], settings: Settings) -> int:
     """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-    longest = max((len(prompt) for prompt in prompts), default=0) + (settings.max_new_tokens or MAX_NEW_TOKENS)
+    longest = max((len(begun(prompt)) for prompt in prompts), default=0) + (settings.max_new_tokens or MAX_NEW_TOKENS)
     method = heaviest(engine.choose_for(settings))
     tokens = engine.context if engine.ends_by_itself(settings) else min(engine.context, longest)
     return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
@@ -314,7 +315,7 @@ class RunningBatch:
 
     def join(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Source,
         settings: Settings,
         cancel: threading.Event | None = None,
         owner: str | None = None,

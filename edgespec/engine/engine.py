@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from edgespec.decoding.settings import Settings, SettingsChanges
 from edgespec.decoding.stats import Stats
 from edgespec.engine.batch import Batches
+from edgespec.engine.beams import search_beams
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.embedding import embed
+from edgespec.engine.encoding import Source
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream, check_cancel
 from edgespec.engine.result import Chunk, Result
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from edgespec.runtimes.files.manifest import Pooling
 
-Prompt = str | Sequence[int]
+Prompt = Union[str, Sequence[int], "NDArray[np.float32]", Source]
 STATS_EVERY = 16  # rounds
 
 
@@ -73,7 +75,8 @@ class Engine(LoadedBundle):
         """Start a request.
 
         Args:
-            prompt: text, or token ids.
+            prompt: text, or token ids.  Of an encoder-decoder what its encoder reads: text, its token ids, or rows of
+                features, float32 [S, columns]; or a ``Source`` that was made before.
             settings: what to set; None = ``defaults``, which has the model's own sampling.
             cancel: set it to end the request after the round at hand.
             on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
@@ -87,7 +90,9 @@ class Engine(LoadedBundle):
         settings = (settings or self.defaults).changed(**changes)
         if stats_every < 1:
             raise InvalidRequest(f"stats_every {stats_every}: expected at least one round")
-        return Stream(self.usable, self._encode(prompt), settings, cancel, on_stats, stats_every)
+        if settings.beams is not None:
+            raise InvalidRequest("a text that beams are searched for is there at the end", "use `generate`")
+        return Stream(self.usable, self.encode(prompt, settings), settings, cancel, on_stats, stats_every)
 
     def generate(
         self,
@@ -101,7 +106,13 @@ class Engine(LoadedBundle):
         **changes: Unpack[SettingsChanges],
     ) -> Result:
         """Complete a prompt; arguments as for ``stream``, and ``on_chunk`` is called with every piece."""
-        stream = self.stream(prompt, settings, cancel=cancel, on_stats=on_stats, stats_every=stats_every, **changes)
+        settings = (settings or self.defaults).changed(**changes)
+        if settings.beams is not None:
+            result = search_beams(self.usable, self.encode(prompt, settings), settings, cancel)
+            if on_chunk:
+                on_chunk(Chunk(result.text, None))
+            return result
+        stream = self.stream(prompt, settings, cancel=cancel, on_stats=on_stats, stats_every=stats_every)
         for chunk in stream:
             if on_chunk:
                 on_chunk(chunk)
@@ -139,12 +150,29 @@ class Engine(LoadedBundle):
                 "use generate for one prompt",
             )
         check_cancel(cancel)
-        encoded = [self._encode(prompt) for prompt in prompts]
         common = (settings or self.defaults).changed(**changes)
+        encoded = [self.encode(prompt, common) for prompt in prompts]
         if seeds is not None and len(seeds) != len(encoded):
             raise InvalidRequest(f"{len(seeds)} seeds for {len(encoded)} prompts: expected one for each prompt")
         each = [common] * len(encoded) if seeds is None else [common.changed(seed=seed) for seed in seeds]
+        if common.beams is not None:
+            return self._search_each(encoded, each, cancel, on_result)
         return self._batches.run(self, encoded, each, cancel, on_result)
+
+    def _search_each(
+        self,
+        prompts: Sequence[list[int] | Source],
+        settings: Sequence[Settings],
+        cancel: threading.Event | None,
+        on_result: Callable[[int, Result], None] | None,
+    ) -> list[Result]:
+        """Search beams for one prompt after the other: those of each share its passes."""
+        results: list[Result] = []
+        for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
+            results.append(search_beams(self.usable, prompt, own, cancel))
+            if on_result:
+                on_result(number, results[-1])
+        return results
 
     def chat(
         self,
@@ -210,7 +238,9 @@ class Engine(LoadedBundle):
         """
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
             raise InvalidRequest(f"embed got {type(texts).__name__}: expected a list of texts")
-        return embed(self, [self._encode(text) for text in texts], pooling, dimensions, cancel)
+        if self.encoding is not None:
+            raise InvalidRequest("this model reads a source and writes a text: it gives no embeddings")
+        return embed(self, [self._tokens(text) for text in texts], pooling, dimensions, cancel)
 
     # -- session files -----------------------------------------------------------------------------------------------
 
@@ -227,9 +257,9 @@ class Engine(LoadedBundle):
             BudgetError, InvalidRequest: as for ``stream``.
             SessionError: it cannot be written, or a device holds it.
         """
-        save_session(
-            self.usable, Path(file), self.codec.encode(prompt) if isinstance(prompt, str) else prompt, messages
-        )
+        if self.encoding is not None:
+            raise InvalidRequest("what this model computes belongs to one source: there is no session to save")
+        save_session(self.usable, Path(file), self._tokens(prompt), messages)
 
     def restore_session(self, file: str | os.PathLike[str]) -> list[Message]:
         """Take up a session file; a request whose prompt begins as its text computes nothing of that again.
@@ -270,14 +300,60 @@ class Engine(LoadedBundle):
             self._batches.close()
             super().close()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, settings: Settings | None = None) -> list[int] | Source:
+        """Turn a prompt into token ids, or of an encoder-decoder into a source, in the languages of the settings.
+
+        Raises:
+            InvalidRequest: nothing, what is no prompt, or a language that the model lacks.
+        """
+        settings = settings or self.defaults
+        if isinstance(prompt, Source):
+            if self.encoding is None:
+                raise InvalidRequest("got a source, but this model is a decoder alone: expected a prompt")
+            self.encoding.check(prompt)
+            return prompt
+        if self.encoding is None:
+            if settings.source_language or settings.target_language or settings.begin:
+                raise InvalidRequest("languages and begin are for encoder-decoders, and this model is a decoder alone")
+            return self._tokens(prompt)
+        text, begin = self.bundle.manifest.text, settings.begin
+        languages = settings.source_language, settings.target_language
+        content: Any = prompt
         if isinstance(prompt, str):
-            if not prompt.strip():
-                raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
+            if self.sources is None:
+                raise InvalidRequest("got a text, but this model reads rows of features")
+            _refuse_empty(prompt)
+            content = self.sources.encode(prompt, *languages)
+        elif not (hasattr(prompt, "ndim") and prompt.ndim > 1):
+            content = self._tokens(prompt)
+        if begin is None and self.sources is not None:
+            begin = tuple(self.sources.begin(*languages))
+        if begin is None:
+            begin = tuple(token for token in text.begin if isinstance(token, int)) if text else ()
+        source = Source.of(content, begin)
+        self.encoding.check(source)
+        return source
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, or those that are given."""
+        if isinstance(prompt, str):
+            _refuse_empty(prompt)
             return self.codec.encode(prompt)
         try:
-            if not isinstance(prompt, (bytes, bytearray)):
+            if not isinstance(prompt, (bytes, bytearray, Source)):
                 return [index(token) for token in prompt]
         except TypeError:
             pass
         raise InvalidRequest(f"the prompt is {type(prompt).__name__}: expected text, or token ids")
+
+
+def _refuse_empty(prompt: str) -> None:
+    if not prompt.strip():
+        raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
+
+
+def given_tokens(prompt: Sequence[int] | NDArray[np.float32] | Source) -> list[int]:
+    """Token ids of a prompt that is no text; of features there are none."""
+    if isinstance(prompt, Source):
+        return prompt.tokens
+    return [] if getattr(prompt, "ndim", 1) > 1 else [int(token) for token in prompt]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
 from edgespec.drafters.skip_sets import forget_sets
+from edgespec.engine.encoding import Encoding, Source
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
 from edgespec.engine.pool import Places, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
@@ -30,7 +32,7 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
-from edgespec.runtimes.opening import open_draft, open_target, share_target
+from edgespec.runtimes.opening import open_draft, open_slot, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
@@ -39,6 +41,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.runtimes.text.sources import SourceTexts
 
 
 class LoadedBundle:
@@ -57,6 +60,8 @@ class LoadedBundle:
         lock: held while the model is used: buffers are shared by all sessions.
         sessions: KV slots and drafters, kept from request to request.
         places: the memory of all requests that run, and all sessions, those of batches too.
+        encoding: encoders and memories; None = a decoder alone.
+        sources: how the encoder's texts become tokens; None = it reads features, or there is none.
         paces: how fast prompts are read, by the target and by a draft.
         prompts: what passes left of prompts, on the disk.
         device_lost: why passes no longer run on the device; None = they do.
@@ -123,13 +128,22 @@ class LoadedBundle:
         self.places = Places(self.sessions)
         self.device_lost: str | None = None
         self._off_device: LoadedBundle | None = None
+        self.encoding: Encoding | None = None
+        self.sources: SourceTexts | None = None
+        if target.source is not None:
+            if run.operators != "native":
+                raise InvalidRequest("this model reads a source by an encoder, which only native operators run")
+            self.encoding = Encoding(bundle, run.threads, share.encoding if share else None)
+            if manifest.text is not None and target.source.kind == "text":
+                self.sources = SourceTexts(bundle.path, manifest.text, self.codec, bundle.checked)
         self._rows_exact: bool | None = None
         self._stock = on_cpu and self.operators.kind == "stock" and target.origin == "edgespec"
         if self._stock and self.strict and model.graph.padded:
             self._rows_exact = stock_rows_exact(bundle, model)
         self._times: Times = {}
         self.paces = PrefillBudget(), PrefillBudget()
-        wanted = options.prompt_cache and on_cpu
+        # keys and values that were computed beside a source are of no use beside another one
+        wanted = options.prompt_cache and on_cpu and self.encoding is None
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
@@ -179,7 +193,7 @@ class LoadedBundle:
         An answer and a text that a grammar binds have an end.  A text that a model only continues need not: it gets
         ``MAX_NEW_TOKENS``.
         """
-        ends = self.codec.chat_template is not None or settings.grammar is not None
+        ends = self.codec.chat_template is not None or settings.grammar is not None or self.encoding is not None
         return settings.max_new_tokens is None and not settings.ignore_eos and bool(self.eos) and ends
 
     def choose(self, method: str | None) -> MethodChoice:
@@ -290,7 +304,7 @@ class LoadedBundle:
     def new_session(self, target: Slot | None = None) -> Session:
         """Make a session over a slot; None = a new one."""
         bundle = self.bundle
-        return Session(
+        session = Session(
             bundle.path,
             bundle.manifest,
             self.model,
@@ -300,6 +314,21 @@ class LoadedBundle:
             self.store,
             target,
         )
+        if self.encoding is not None:
+            session.attend_by(self.encoding.attend)
+        return session
+
+    def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
+        """Open a slot of the target that no session has, for measurements.
+
+        Args:
+            reserve: tokens to allocate for.
+            prompt: of an encoder-decoder: whose source it attends over; others attend over nothing in particular.
+        """
+        slot = open_slot(self.model, context=self.context, reserve=reserve)
+        if self.encoding is not None:
+            self.encoding.attend("target", slot, prompt if isinstance(prompt, Source) else None)
+        return slot
 
     def close(self) -> None:
         """Free the model and all that lies on it, at once; see ``Engine.close``."""
@@ -308,6 +337,8 @@ class LoadedBundle:
             self.sessions.close()
             self._model = None
             self._drafts.clear()
+            if self.encoding is not None:
+                self.encoding.close()
             if self._off_device is not None:
                 self._off_device.close()
         trim_memory()

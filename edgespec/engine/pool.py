@@ -37,7 +37,8 @@ class _Found:
 
     def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
         self.session, text = session, session.target.tokens
-        self.common = common_prefix(text, prompt) if session.owner == owner else 0
+        same = session.owner == owner and not session.attends  # else keys and values are of another source
+        self.common = common_prefix(text, prompt) if same else 0
         self.lent = min(self.common, max(len(prompt) - 1, 0))
         self.reused = session.target.cropped(self.lent)
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
@@ -136,7 +137,7 @@ class SessionPool:
     def _lenders(self, session: Session, prompt: Sequence[int], held: int = 0) -> list[_Found]:
         """Find sessions that may lend this one more of a prompt than the ``held`` tokens that it has."""
         some = [*self._idle, *self._busy] if self._together else self._idle
-        others = (one for one in some if one is not session and not one.foreign)
+        others = (one for one in some if one is not session and not one.foreign and not one.attends)
         ahead = list(prompt[held : held + _WORTH])  # by these alone most others are told
         some = [one for one in others if one.target.tokens[held : held + len(ahead)] == ahead]
         return [_Found(one, prompt, session.owner) for one in some]

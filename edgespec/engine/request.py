@@ -20,11 +20,13 @@ from edgespec.drafters.plain import Forced
 from edgespec.drafters.predicted import Predicted
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import Room, admit
+from edgespec.engine.encoding import Source, begun
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import kept_of_model
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.prompt_cache import KeptText
 from edgespec.engine.result import Chunk, Finish, Result
+from edgespec.engine.rules import ruled, with_length
 from edgespec.engine.sharing import FIRST
 from edgespec.errors import DeviceError, EdgespecError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
@@ -56,7 +58,7 @@ class Stream:
     def __init__(
         self,
         engine: LoadedBundle,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Source,
         settings: Settings,
         cancel: threading.Event | None = None,
         on_stats: Callable[[Stats], None] | None = None,
@@ -64,8 +66,9 @@ class Stream:
         sessions: SessionPool | None = None,
         owner: str | None = None,
     ) -> None:
+        self._source, self._prompt = prompt if isinstance(prompt, Source) else None, begun(prompt)
+        settings = with_length(engine, settings, self._prompt)
         self._engine, self._settings, self._places = engine, settings, engine.places
-        self._prompt = list(prompt)
         check_cancel(cancel)
         self._cancel = cancel or threading.Event()
         choice = engine.choose_for(settings)
@@ -78,6 +81,7 @@ class Stream:
         if settings.grammar is not None:
             constraint = engine.guidance.constraint(settings.grammar, len(self._prompt))
             self._sampling = replace(settings.sampling, constraint=constraint)
+        self._sampling = ruled(engine, self._sampling, settings, self._prompt)
         if self._sampling.counts:
             self._sampling = replace(self._sampling, prompt=len(self._prompt))
         self._sessions, self._joint = sessions or engine.sessions, sessions is not None
@@ -109,6 +113,11 @@ class Stream:
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             session, tokens, eos = self._session, self.tokens, self._engine.eos
+            if self._source is not None:
+                start = time.perf_counter()
+                session.attend(self._source)
+                self._stats.source_rows = len(self._source.content)
+                self._stats.encode_ms = 1000 * (time.perf_counter() - start)
             session.chunk, session.asked = self._room.admission.chunk, end_of_question(tokens, eos)
             self._foreign = session.begin(tokens)
             ends = ends_of_turns(tokens, eos)
@@ -121,7 +130,7 @@ class Stream:
                 self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
         drafter, constraint = self._drafter, self._sampling.constraint
         self._sure: dict[str, Drafter] = {}  # who is asked before the method, by what it is in words
-        if constraint is not None:
+        if constraint is not None and settings.grammar is not None:
             self._sure["grammar"] = Forced(constraint)
         if settings.prediction:
             expected = self._engine.codec.encode(settings.prediction, special=False)
@@ -262,6 +271,7 @@ class Stream:
             top_logprobs=settings.top_logprobs,
             shadow=shadow,
             accept=settings.accept,
+            source=self._source.tokens if self._source else (),
         )
 
     # -- a round in two halves, for who drives several requests; the caller holds the engine's lock --------------------
@@ -375,6 +385,9 @@ class Stream:
             self._places.leave(self._place)
             self._rounds.close()
             self._keep()
+            if self._source is not None and not self._engine.closed:
+                with self._engine.lock:
+                    self._session.attend(None)  # its memory may make room for another one
             self._sessions.give_back(self._session)
 
     def _keep(self) -> None:

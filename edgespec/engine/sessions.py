@@ -19,6 +19,7 @@ from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.registry import AR, METHODS, Parts
+from edgespec.engine.encoding import Source
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.profiles import export_busy
@@ -60,6 +61,8 @@ class Session:
         store: NGramStore | None = None,
         target: Slot | None = None,
     ) -> None:
+        self._attend: Callable[[str, Slot, Source | None], None] | None = None
+        self._source: Source | None = None
         self._manifest, self._draft, self._times = manifest, draft, times
         self.foreign, self.restored = "", 0
         self.target = target or open_slot(model, context=context)
@@ -73,6 +76,23 @@ class Session:
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
         self._inherited: dict[tuple[object, ...], object] = {}  # for drafters that are not made yet
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
+
+    def attend_by(self, attend: Callable[[str, Slot, Source | None], None]) -> None:
+        """Let ``attend`` (of ``Encoding``) say what slots attend over, each with its name."""
+        self._attend = attend
+        self.attend(None)
+
+    @property
+    def attends(self) -> bool:
+        """Whether passes read a source too, so that two texts with the same tokens need not be the same."""
+        return self._attend is not None
+
+    def attend(self, source: Source | None) -> None:
+        """Let all slots attend over a source from now on; None = over nothing in particular, and no text is held."""
+        self._source = source
+        if self._attend is not None:
+            for name, slot in self.slots().items():
+                self._attend(name, slot, source)
 
     def begin(self, tokens: Sequence[int]) -> str:
         """Take up a text -> why what is held of it cannot be vouched for, or ""."""
@@ -204,6 +224,8 @@ class Session:
     def _open_draft(self, name: str) -> Slot:
         if name not in self._drafts:
             slot = open_slot(self._draft(name))
+            if self._attend is not None:
+                self._attend(name, slot, self._source)
             if name == "draft" and self._begin_draft is not None:
                 self._begin_draft(slot)
                 self._begin_draft = None

@@ -26,7 +26,6 @@ from edgespec.planning.profiles import Profile, Trial, manifest_hash, prompts_di
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.reports.measuring import pass_over, turned
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.slot import Slot
@@ -224,7 +223,7 @@ class Calibrator:
         """Measure everything."""
         self.begun, watch = self.clock(), profiles.Watch()
         engine, manifest = self.engine, self.bundle.manifest
-        slot = open_slot(engine.model, context=engine.context)
+        slot = engine.open_slot()
         depths = self._depths()
         exact = rows_exact(slot)
         passes, plain = self._passes(slot, depths)
@@ -288,7 +287,7 @@ class Calibrator:
     def _passes(self, slot: Slot, depths: list[int]) -> tuple[dict[int, dict[int, float]], dict[int, float]]:
         """Milliseconds by depth and rows, as rounds make them; and of the fastest plain step by depth."""
         apart = self.plain.model is not self.engine.model
-        other = open_slot(self.plain.model, context=self.engine.context) if apart else None
+        other = self.plain.open_slot() if apart else None
         sizes = [rows for rows in ROWS if rows <= self.engine.context - 1]
         found: dict[int, dict[int, float]] = {}
         plain: dict[int, float] = {}

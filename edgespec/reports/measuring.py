@@ -11,7 +11,6 @@ from edgespec.decoding.target import GreedyTarget
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import PARTS, PassCounts, Roofs, count_passes, measure_roofs, native_library
 from edgespec.runtimes.slots.slot import Slot
 
@@ -51,7 +50,7 @@ def profile_passes(
     """
     if engine.operators.kind != "native" or engine.device != "cpu":
         raise InvalidRequest("--profile counts passes of native operators", "leave out --operators and --device")
-    slot, threads = open_slot(engine.model, context=engine.context), engine.model.threads
+    slot, threads = engine.open_slot(), engine.model.threads
     wanted = [n for n in rows if n + 1 < engine.context]
     depth = max(1, min(depth, engine.context - max(wanted) - 1))
     slot.stand_in(depth)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
-from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.engine import Engine, Prompt, given_tokens
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import medians, time_turns
 from edgespec.planning.footprint import Memory
@@ -25,7 +25,6 @@ from edgespec.reports.advice import label
 from edgespec.reports.bench import BASELINE, MethodFigures
 from edgespec.reports.measuring import pass_over
 from edgespec.runtimes.files.staged import write_staged
-from edgespec.runtimes.opening import open_slot
 
 MOST_BYTES = 16 << 20
 
@@ -92,7 +91,7 @@ class Passes(NamedTuple):
 
 def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
     """Time passes of several rows, and of one row at several depths; keys and values are made up, times are not."""
-    slot = open_slot(engine.model, context=engine.context)
+    slot = engine.open_slot()
     rows = [n for n in ROWS if n + 1 < engine.context]
     depths = [depth for depth in DEPTHS if depth + max(rows) < engine.context] or [1]
     slot.stand_in(depths[0])
@@ -105,7 +104,7 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
     """Cut a text into pieces: accepted guesses, those that the target refused, and its own tokens."""
     stream = engine.stream(prompt, settings)
-    shown = prompt if isinstance(prompt, str) else engine.codec.decode(list(prompt))
+    shown = prompt if isinstance(prompt, str) else engine.codec.decode(given_tokens(prompt))
     pieces: list[tuple[Kind, str]] = [("prompt", shown)]
     for chunk in stream:
         made = chunk.round

@@ -17,22 +17,31 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
+from edgespec.engine.encoding import Source, begun
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.loading import load
+from edgespec.engine.rules import ruled
 from edgespec.errors import BundleError
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import GoldenVector
-from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.text.sources import SourceTexts
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
+LINE = 80  # characters of a line that is a source
 
 
-def golden_prompts(engine: Engine, text: str) -> list[list[int]]:
-    """Short prompts taken from a text at even distances, each beginning a line where possible."""
+def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
+    """Short prompts taken from a text at even distances, each beginning a line where possible.
+
+    Of an encoder-decoder they are sources, and their languages the first that it has where it must be told; of one that
+    reads features there are none.
+    """
+    if engine.encoding is not None:
+        return [] if engine.sources is None else _golden_sources(engine, engine.sources, text)
     size = min(PROMPT_TOKENS, engine.context // 2)
     lines = [tokens for line in text.splitlines() if len(tokens := engine.codec.encode(line)) >= 4]
     if not lines:  # a text of very short lines: take it as one
@@ -40,6 +49,16 @@ def golden_prompts(engine: Engine, text: str) -> list[list[int]]:
         lines = [tokens[at : at + size] for at in range(0, len(tokens), size)]
     step = max(1, len(lines) // PROMPTS)
     return [line[:size] for line in lines[::step][:PROMPTS]]
+
+
+def _golden_sources(engine: Engine, sources: SourceTexts, text: str) -> list[list[int] | Source]:
+    """Short lines of a text, as sources."""
+    languages = list(sources.form.languages)[:2]
+    origin = languages[0] if sources.form.needs("from") else None
+    target = languages[-1] if sources.form.needs("to") else None
+    lines = [line[:LINE] for line in text.splitlines() if line.strip()]
+    step, begin = max(1, len(lines) // PROMPTS), sources.begin(origin, target)
+    return [Source.of(sources.encode(line, origin, target), begin) for line in lines[::step][:PROMPTS]]
 
 
 def made_by(engine: LoadedBundle) -> dict[str, str]:
@@ -73,7 +92,9 @@ def make_golden(bundle: Path, text: str, threads: int | None = None) -> tuple[li
     vectors = []
     for prompt in golden_prompts(engine, text):
         result = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS))
-        vectors.append(GoldenVector(prompt=prompt, method=AR, tokens=result.tokens))
+        given = prompt.tokens if isinstance(prompt, Source) else prompt
+        begin = list(prompt.begin) if isinstance(prompt, Source) else None
+        vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=result.tokens))
     return vectors, made_by(engine)
 
 
@@ -217,12 +238,17 @@ def prove(
             else:
                 if trees and noise is None:
                     texts = zip(prompts[:TREE_TEXTS], expected, strict=False)
-                    noise = max(_noise(engine, _ids(engine, each) + written, chains) for each, written in texts)
+                    noise = max(_noise(engine, each, written, chains, wanted) for each, written in texts)
                 proof.differences.append(_difference(engine, wanted, at, prompt, text, result.tokens, noise or 0.0))
             if progress:
                 progress(number * len(prompts) + at + 1, len(methods) * len(prompts), name)
         proofs.append(proof)
     return proofs
+
+
+def prompt_of(vector: GoldenVector) -> list[int] | Source:
+    """Return what a vector was written about."""
+    return vector.prompt if vector.begin is None else Source.of(vector.prompt, vector.begin)
 
 
 def check_golden(engine: Engine) -> tuple[int, int]:
@@ -237,7 +263,8 @@ def check_golden(engine: Engine) -> tuple[int, int]:
     vectors = engine.bundle.manifest.golden
     golden = [vector for vector in vectors if len(vector.prompt) + len(vector.tokens) <= engine.context]
     same = sum(
-        engine.generate(vector.prompt, Settings(method=AR, max_new_tokens=len(vector.tokens))).tokens == vector.tokens
+        engine.generate(prompt_of(vector), Settings(method=AR, max_new_tokens=len(vector.tokens))).tokens
+        == vector.tokens
         for vector in golden
     )
     return same, len(golden)
@@ -256,9 +283,10 @@ def _difference(
     if at < 0:  # one is the beginning of the other
         at = min(len(expected), len(got))
         return Difference(number, at, -1, -1, float("inf"), False)
-    tokens = _ids(engine, prompt) + got[:at]
-    params, noise = settings.sampling, Noise(settings.sampling.seed)
-    slot = open_slot(engine.model, context=engine.context, reserve=len(tokens) + len(got) + 2)
+    given = engine.encode(prompt, settings)
+    tokens = begun(given) + got[:at]
+    params, noise = ruled(engine, settings.sampling, settings, begun(given)), Noise(settings.sampling.seed)
+    slot = engine.open_slot(len(tokens) + len(got) + 2, given)
     slot.prefill(tokens[:-1])
     gaps: list[float] = []
     for token in got[at:]:
@@ -267,23 +295,19 @@ def _difference(
         gaps.append(float(best - scores[token]))
         slot.keep([0])
         tokens.append(token)
-    limit = max(near_tie_limit(engine, tokens), TREE_FACTOR * of_trees)
+    limit = max(near_tie_limit(engine, tokens, given), TREE_FACTOR * of_trees)
     # the texts part for good, but each later token must still be what plain decoding all but writes after that text
     near = abs(gaps[0]) <= limit and max(gaps) <= limit
     return Difference(number, at, expected[at], got[at], gaps[0], near)
 
 
-def _ids(engine: Engine, prompt: Prompt) -> list[int]:
-    return engine.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
-def near_tie_limit(engine: Engine, tokens: Sequence[int]) -> float:
+def near_tie_limit(engine: Engine, tokens: Sequence[int], prompt: Sequence[int] | Source | None = None) -> float:
     """How far apart two logits may be and still be a near-tie, in standard deviations of a row.
 
     Measured on this machine: the largest difference between a row computed alone and the same row at the head of a
     block.
     """
-    slot = open_slot(engine.model, context=engine.context)
+    slot = engine.open_slot(prompt=prompt)
     probed = list(tokens[-PROBED:])
     largest = 0.0
     for at in range(1, len(probed) - 1):
@@ -296,7 +320,7 @@ def near_tie_limit(engine: Engine, tokens: Sequence[int]) -> float:
     return max(NEAR_TIE_FACTOR * largest, NEAR_TIE_FLOOR)
 
 
-def _noise(engine: Engine, tokens: Sequence[int], chains: bool) -> float:
+def _noise(engine: Engine, prompt: Prompt, written: Sequence[int], chains: bool, settings: Settings) -> float:
     """How much logits of a text differ, in standard deviations, if it is written by trees instead of row by row.
 
     The rows of a tree add up in another order, and what they leave in the cache carries that on.  Where activations are
@@ -304,11 +328,15 @@ def _noise(engine: Engine, tokens: Sequence[int], chains: bool) -> float:
 
     Args:
         engine: that wrote it.
-        tokens: of the text.
+        prompt: what was asked.
+        written: tokens of the answer.
+        settings: of both.
         chains: for a graph that takes chains alone: four rows a pass instead of row by row.
     """
+    given = engine.encode(prompt, settings)
+    tokens = [*begun(given), *written]
     first = max(1, len(tokens) - TREE_PROBED)
-    plain, other = (open_slot(engine.model, context=engine.context, reserve=len(tokens) + 8) for _ in range(2))
+    plain, other = (engine.open_slot(len(tokens) + 8, given) for _ in range(2))
     for slot in (plain, other):
         slot.prefill(tokens[:first])
     largest = 0.0

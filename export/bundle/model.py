@@ -9,12 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import FINAL_NORM, INDEX, STANDARD, ModelSpec, model_part
+from edgespec.export.bundle.model_part import (
+    ENCODER,
+    ENCODER_WEIGHTS,
+    FINAL_NORM,
+    INDEX,
+    STANDARD,
+    ModelSpec,
+    model_part,
+)
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.plan import WEIGHTS, StoragePlan
 from edgespec.export.emit.plans import index_text, storage_plans
-from edgespec.export.emit.program import native_graph
+from edgespec.export.emit.program import NativePlan, native_graph
 from edgespec.export.emit.standard import StandardOps
 from edgespec.export.emit.stock import GraphOps
 from edgespec.export.quantization.quantizer import LevelSource
@@ -37,7 +45,9 @@ def write_model(
     """
     trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
     share = fine_share(plans["native"], spec.fine) if spec.fine else None
-    part = model_part(arch, spec, chosen.quantizer_name if chosen else None, plans["native"].low_bytes, share)
+    encoder = None if arch.encoder is None or spec.shares_encoder else encoder_plan(arch.encoder, spec)
+    name = chosen.quantizer_name if chosen else None
+    part = model_part(arch, spec, name, plans["native"].low_bytes, share, encoder.low_bytes if encoder else 0)
     for name, graph in part.graphs.items():
         file = folder / graph.file.removeprefix(spec.prefix)
         if name == "native":
@@ -48,11 +58,21 @@ def write_model(
         ops.run(trace)
         ops.graph.save(file)
     errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
+    if encoder is not None:
+        native_graph(encoder).save(folder / ENCODER)
+        fill(folder / ENCODER_WEIGHTS, encoder, chosen, progress)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
     if part.final_norm is not None:
         names = filter(None, (arch.final_norm.weight, arch.final_norm.bias))
         np.stack([arch.source.read(name) for name in names]).astype("<f4").tofile(folder / FINAL_NORM)
     return WrittenModel(part, errors)
+
+
+def encoder_plan(arch: Architecture, spec: ModelSpec) -> NativePlan:
+    """Plan the weight file of an encoder; what both sides of a model share lies in the files of both."""
+    plan = storage_plans(arch, spec.format, spec.head, None)["native"]
+    plan.file = ENCODER_WEIGHTS
+    return plan
 
 
 def fine_share(plan: StoragePlan, fine: frozenset[str]) -> float:

@@ -17,10 +17,20 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import DecoderPart, FinalNorm, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.manifest import (
+    DecoderPart,
+    FinalNorm,
+    Graph,
+    HeadVocab,
+    Layout,
+    ModelFacts,
+    ModelPart,
+    SourcePart,
+)
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
+ENCODER, ENCODER_WEIGHTS = "encoder.onnx", "encoder.data"
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
 FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin"
@@ -41,6 +51,7 @@ class ModelSpec:
         plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
             (native graphs give them anyway).
         head_vocab: the tokens of the plan's cut LM head.
+        shares_encoder: a draft reads what the target's encoder gives.
     """
 
     format: Format
@@ -52,6 +63,7 @@ class ModelSpec:
     layout: Layout = "native"
     plan: HeadPlan | None = None
     head_vocab: HeadVocab | None = None
+    shares_encoder: bool = False
 
 
 def open_model(path: Path, context: int | None, adapter: Path | None = None, text_only: bool = False) -> Architecture:
@@ -153,16 +165,29 @@ def _final_norm(arch: Architecture) -> FinalNorm:
     return FinalNorm(file=FINAL_NORM, eps=arch.eps, centered=norm.centered, biased=norm.bias is not None)
 
 
+def source_of(arch: Architecture) -> SourcePart | None:
+    """Return what a decoder attends over; None = its own text alone."""
+    found: SourcePart | None = getattr(arch, "source_part", None) if arch.encoder is not None else None
+    return found
+
+
 def model_part(
-    arch: Architecture, spec: ModelSpec, quantizer: str | None, low_bytes: int, fine: float | None = None
+    arch: Architecture,
+    spec: ModelSpec,
+    quantizer: str | None,
+    low_bytes: int,
+    fine: float | None = None,
+    encoder_low_bytes: int = 0,
 ) -> ModelPart:
-    """Return the entry of a model.
+    """Return the entry of a model, with that of its encoder.
 
     Args:
         quantizer: name of what chose its levels; None = they were rounded.
         low_bytes: of the low planes of its int8 matrices.
         fine: share of the weights of layers that are int8, if ``spec.fine`` names any matrix.
+        encoder_low_bytes: as ``low_bytes``, of the encoder.
     """
+    encoder = None if spec.shares_encoder else arch.encoder
     facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
     if arch.drafts:
         if spec.head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
@@ -173,6 +198,7 @@ def model_part(
         decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
                               anchor=arch.anchor, confidence=sure, masked=masked, reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
+    source = source_of(arch)
     return ModelPart(
         facts=facts,
         format=spec.format,
@@ -194,4 +220,22 @@ def model_part(
         cut=plan.only,
         tapped=list(plan.tapped),
         decoder=decoder,
+        source=source and source.model_copy(update={"shares_encoder": spec.shares_encoder}),
+        encoder=None if encoder is None else encoder_part(encoder, spec, quantizer, encoder_low_bytes),
+    )
+
+
+def encoder_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, low_bytes: int) -> ModelPart:
+    """Return the entry of an encoder, which only native operators run; arguments as for ``model_part``."""
+    graph = Graph(file=spec.prefix + ENCODER, gated=True, hidden=True, operators="native")
+    return ModelPart(
+        facts=counted(arch),
+        format=spec.format,
+        quantizer=quantizer or "rtn",
+        graphs={"native": graph},
+        weights=spec.prefix + ENCODER_WEIGHTS,
+        layout="native",
+        low_bytes=low_bytes,
+        headroom=HEADROOM,
+        min_rows=0,
     )

@@ -14,6 +14,7 @@ from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.heads import measure_heads
+from edgespec.export.measuring.reading import Reading
 from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.quantization.calibration_text import MIN_TOKENS, CalibrationText, digest
 from edgespec.formulas.confidence import counted
@@ -59,9 +60,17 @@ class MethodMeasurer:
     progress: Progress
 
     def measure(
-        self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
+        self,
+        folder: Path,
+        slot: Slot,
+        tokens: list[int],
+        draft_part: ModelPart | None,
+        read: Reading | None = None,
     ) -> tuple[dict[str, MethodPart], StepCosts]:
-        """Return acceptance, costs and the skip set, all on the written graphs."""
+        """Return acceptance, costs and the skip set, all on the written graphs.
+
+        ``read``: the source that the target's slot attends over; a draft is given the same.
+        """
         methods = {name: MethodPart() for name in self.methods}
         slot.follow([])
         slot.prefill(tokens)
@@ -79,6 +88,8 @@ class MethodMeasurer:
             wanted = "auto" if draft_part.origin == "optimum" else self.operators
             graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
             draft = open_slot(Model(folder, draft_part, graph, self.threads))
+            if read is not None:
+                read.attend(folder, draft_part, draft, self.threads)
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
             chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
             acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain

@@ -26,17 +26,19 @@ def parity_report(
     slot: Slot,
     tokens: Sequence[int],
     progress: Callable[[int], None] | None = None,
+    floats: NDArray[np.float32] | None = None,
 ) -> dict[str, Any]:
     """Compare the graph with the float32 source on one text.
 
     Args:
         arch: the source, streamed layer by layer, as transformers runs it on a text of this length.
+        floats: [1, S, width], what its encoder gives of the source that the slot attends over.
 
     Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both;
     ``high_precision``, the same of the high planes of int8 weights.
     """
     rows = compared_rows(tokens)
-    exact = reference_logits(as_used_for(arch, len(tokens)), tokens, rows.tolist(), progress)  # [R, vocab]
+    exact = reference_logits(as_used_for(arch, len(tokens)), tokens, rows.tolist(), progress, floats)  # [R, vocab]
     own = arch.tensors
     return compared(exact, rows, slot, tokens, errors, {name: sums for name, sums in errors.items() if name in own})
 

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.model import encoder_plan
 from edgespec.export.bundle.model_part import ModelSpec, counted, model_part
 from edgespec.export.drafters.head_choice import HEAD_TOKENS, HeadChoice, check_size, cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import with_device_graphs
 from edgespec.export.emit.plans import Plans, index_text, storage_plans
+from edgespec.export.emit.program import NativePlan
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import TOKENIZER_FILES
@@ -49,8 +51,8 @@ HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
 DEVICE_BYTES = 6000  # of a device's graph, a layer
 
 
-def model_files(part: ModelPart, plans: Plans) -> dict[str, int]:
-    """Files of a model, and their sizes; ``plans``: of its weights."""
+def model_files(part: ModelPart, plans: Plans, encoder: NativePlan | None = None) -> dict[str, int]:
+    """Files of a model, and their sizes; ``plans``: of its weights, and ``encoder``: of its encoder's."""
     files = {part.weights: plans[part.layout].end}
     for name, graph in part.graphs.items():
         if graph.device != "cpu":
@@ -61,6 +63,10 @@ def model_files(part: ModelPart, plans: Plans) -> dict[str, int]:
         for vector, length in inline.items():
             size += length if graph.hidden or not vector.startswith(HEADS) else 0
         files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden and part.heads else 0)
+    if part.encoder is not None and encoder is not None:
+        files[part.encoder.weights] = encoder.end
+        size = GRAPH_BYTES["native"][SPECS[part.format].family] * part.encoder.facts.layers
+        files[part.encoder.graphs["native"].file] = size + sum(encoder.inline.values())
     if part.index is not None:
         files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:
@@ -124,7 +130,9 @@ class PlannedModel:
                          layout=layout, plan=self.plan, head_vocab=tokens)  # fmt: skip
         self._plans = storage_plans(arch, choice.format, choice.head, self.plan)
         quantizer = choice.quantizer.name if choice.quantizer else None
-        self.part = model_part(arch, spec, quantizer, self._plans["native"].low_bytes)
+        self._encoder = None if arch.encoder is None else encoder_plan(arch.encoder, spec)
+        low = self._encoder.low_bytes if self._encoder else 0
+        self.part = model_part(arch, spec, quantizer, self._plans["native"].low_bytes, encoder_low_bytes=low)
 
     def for_devices(self, devices: Sequence[DeviceName], skip: SkipSetPart | None) -> None:
         """Add graphs for devices."""
@@ -133,7 +141,7 @@ class PlannedModel:
 
     def files(self) -> dict[str, int]:
         """Its files and their sizes."""
-        return model_files(self.part, self._plans)
+        return model_files(self.part, self._plans, self._encoder)
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""
@@ -166,6 +174,11 @@ def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: 
 
     alone = size(plan if plan is None or plan.only else None)
     return alone, size(plan) - alone
+
+
+def encoder_bytes(arch: Architecture, choice: WeightChoice) -> int:
+    """Bytes of the weight file of a model's encoder; 0 = it has none."""
+    return 0 if arch.encoder is None else storage_plans(arch.encoder, choice.format, choice.head, None)["native"].end
 
 
 def paying_rows(

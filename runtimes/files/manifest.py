@@ -327,9 +327,13 @@ class FileEntry(Part):
 
 
 class GoldenVector(Part):
-    """A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same."""
+    """A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same.
+
+    ``begin``: of an encoder-decoder, whose ``prompt`` is what the encoder reads: what the decoder's text begins with.
+    """
 
     prompt: Tokens
+    begin: Tokens | None = None
     method: str
     tokens: Tokens
 
@@ -394,7 +398,11 @@ class Manifest(Part):
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
                 raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
         _check_sources(self.target, self.draft)
-        if any(token >= facts.vocab for golden in self.golden for token in (*golden.prompt, *golden.tokens)):
+        if any(
+            token >= facts.vocab
+            for golden in self.golden
+            for token in (*(golden.begin or golden.prompt), *golden.tokens)
+        ):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
         return self
 

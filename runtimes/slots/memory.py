@@ -102,6 +102,18 @@ class MemoryPool:
         """Free all memories; slots that refer to one are of no use afterwards."""
         vars(self).clear()
 
+    def shrink(self, most: int) -> None:
+        """Forget memories that no slot refers to but the ``most`` used last; their pages go back to the system."""
+        with self.lock:
+            idle = [memory for memory in self._kept.values() if not memory.users]
+            for memory in idle[: max(len(idle) - most, 0)]:
+                self._forget(memory)
+
+    def _forget(self, memory: Memory) -> None:
+        del self._kept[memory.digest]
+        first = memory.number * self._each
+        give_back_pages(self.bound.array, first, first + self._each)
+
     def put(self, memory: Memory) -> None:
         """Keep a memory that is filled, for all requests of its source."""
         with self.lock:
@@ -126,9 +138,7 @@ class MemoryPool:
             idle = next((memory for memory in self._kept.values() if not memory.users), None)
             if idle is None:
                 raise InvalidRequest(f"all {self.most} memories are in use", "close a session first")
-            del self._kept[idle.digest]
-            first = idle.number * self._each
-            give_back_pages(self.bound.array, first, first + self._each)
+            self._forget(idle)
             return idle.number
 
     def _pages(self, count: int) -> NDArray[np.uint8] | None:  # [count, bytes]

@@ -26,6 +26,8 @@ class RuledText:
         beside: another constraint, which holds as well.
     """
 
+    scored = False  # log-probabilities are the model's
+
     def __init__(
         self,
         rules: WritingRules,
@@ -55,7 +57,7 @@ class RuledText:
             or rules.forced_end is not None
         )
 
-    def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
+    def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
         """See Constraint."""
         if len(prefix) == self._last:
             mask = np.zeros_like(self._always)
@@ -66,7 +68,7 @@ class RuledText:
         if banned:
             mask = mask.copy()
             mask[[token for token in banned if token < len(mask)]] = False
-        other = self._beside.allowed(prefix) if self._beside else None
+        other = self._beside.allowed(prefix, row) if self._beside else None
         return mask if other is None else mask & other[: len(mask)]
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:

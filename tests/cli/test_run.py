@@ -125,13 +125,14 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Engine, "stream", note)
+    monkeypatch.setattr(Engine, "generate", note)
     given: dict[str, Any] = {
         "max_new_tokens": 3, "gamma": 2, "temperature": 0.5, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 9,
         "repetition_penalty": 1.5, "acceptance": "coupled", "stop": "x", "method": "ngram", "accept": "top-k:3",
     }  # fmt: skip
     flags = [item for name, value in given.items() for item in (f"--{name.replace('_', '-')}", value)]
     single = {"verification": "block", "branch": "3,2,1", "min-block": 2, "nodes": 5, "threshold": 0.5, "cycles": 2}
-    single |= {"kind": "code", "search": 0.5, "shadow": 3}
+    single |= {"kind": "code", "search": 0.5, "shadow": 3, "length-penalty": 0.6, "early-stopping": "never"}
     assert single.keys() | {"proposers"} == NAMES.keys()
     flags += [item for name, value in single.items() for item in ("--set", f"{name}={value}")]
     given |= {name.replace("-", "_"): value for name, value in single.items()}
@@ -139,7 +140,7 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
     assert command("run", demo, "--prompt", PROMPT, "--no-fallback", *flags).code == 130
     settings = seen[0]
     for name, value in given.items():
-        holders = (settings, settings.sampling, settings.drafts, settings.accept)
+        holders = (settings, settings.sampling, settings.drafts, settings.accept, settings.beams)
         got = next(getattr(holder, name) for holder in holders if hasattr(holder, name))
         assert got == read.get(name, value)
     assert settings.fallback is False

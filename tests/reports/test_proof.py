@@ -45,7 +45,7 @@ def test_golden_vectors_are_what_plain_decoding_writes(bundle: Callable[..., Pat
 def test_any_text_gives_golden_prompts(engine: Get, text: str, count: int) -> None:
     prompts = proof.golden_prompts(engine(), text)
     assert len(prompts) == count
-    assert all(0 < len(prompt) <= proof.PROMPT_TOKENS for prompt in prompts)
+    assert all(isinstance(prompt, list) and 0 < len(prompt) <= proof.PROMPT_TOKENS for prompt in prompts)
 
 
 def test_golden_vectors_that_fit_are_checked(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:

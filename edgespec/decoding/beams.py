@@ -1,0 +1,171 @@
+"""Beam search: several texts at once, of which the likeliest go on (Graves, arXiv 1211.3711; Wu et al., 1609.08144).
+
+Scores, length penalty and ends are those of Hugging Face transformers, so that the text is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.sampling import SamplingParams, adjusted, not_finite
+from edgespec.errors import InvalidRequest
+
+_NEVER = np.float32(-1e9)  # the score of what is no candidate
+MOST_BEAMS = 64
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """How beams are searched.
+
+    Attributes:
+        beams: texts that go on at once, >= 1.
+        length_penalty: a finished text's score is its log-probability over its length to this power; None = as the
+            model has it, else 1.
+        early_stopping: True: it ends when as many texts as beams are finished; False: when none that goes on can, at
+            its length, be better than the worst of them; "never": nor at any length; None = as the model has it, else
+            False.
+
+    Raises:
+        InvalidRequest: a value outside its range.
+    """
+
+    beams: int = 4
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.beams, int) and 1 <= self.beams <= MOST_BEAMS):
+            raise InvalidRequest(f"beams is {self.beams!r}: expected a whole number from 1 to {MOST_BEAMS}")
+        penalty = self.length_penalty
+        if penalty is not None and not (isinstance(penalty, (int, float)) and -100 <= penalty <= 100):
+            raise InvalidRequest(f"length_penalty is {self.length_penalty!r}: expected a number from -100 to 100")
+        if self.early_stopping not in (True, False, "never", None):
+            raise InvalidRequest(f"early_stopping is {self.early_stopping!r}: expected true, false or never")
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A text, and the sum of its tokens' log-probabilities; of a finished one over its length penalty."""
+
+    tokens: tuple[int, ...]
+    score: np.float32
+    finished: bool = False
+
+
+@dataclass
+class BeamSearch:
+    """A search, step by step: who has the model gives ``step`` the rows after the texts that go on.
+
+    Attributes:
+        begin: tokens that all texts begin with.
+        options: as above.
+        sampling: bias, penalties and constraint; temperature and what follows it play no part.
+        eos: tokens that end a text.
+        longest: tokens that a text may come to have, its beginning included.
+        counted: tokens of the beginning that are no part of a text's length, for the penalty.
+        going: the texts that go on, the best first; ``parents``: which of those before each of them continues.
+        done: the best finished texts, the best first; at most as many as beams.
+        over: whether the search has ended.
+    """
+
+    begin: Sequence[int]
+    options: BeamOptions
+    sampling: SamplingParams
+    eos: Collection[int]
+    longest: int
+    counted: int = 1
+    going: list[Beam] = field(init=False)
+    parents: list[int] = field(init=False, default_factory=list)
+    done: list[Beam] = field(init=False)
+    over: bool = field(init=False, default=False)
+    _improves: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.begin) < self.longest:
+            raise InvalidRequest(f"beams of {self.longest} tokens, {len(self.begin)} of them given: expected more")
+        first = tuple(self.begin)
+        self.going = [Beam(first, np.float32(0))]
+        self.done = [Beam(first, _NEVER)] * self.options.beams
+
+    @property
+    def _penalty(self) -> float:
+        return 1.0 if self.options.length_penalty is None else self.options.length_penalty
+
+    @property
+    def best(self) -> Beam:
+        """The best finished text; before there is one, the best of those that go on."""
+        return self.done[0] if self.done[0].finished else self.going[0]
+
+    def step(self, logits: NDArray[np.float32]) -> None:
+        """Continue the texts that go on.
+
+        Args:
+            logits: float32 [texts that go on, vocab], the model's rows after them.
+
+        Raises:
+            EdgespecError: NaN or infinity.
+        """
+        beams, length = self.options.beams, len(self.going[0].tokens) + 1
+        scores = np.stack([self._scores(beam, row) for beam, row in zip(self.going, logits, strict=True)])
+        kept = max(2, 1 + len(self.eos)) * beams
+        flat = scores.ravel()
+        order = _best(flat, kept)
+        vocab = scores.shape[1]
+        found = [(int(at) // vocab, int(at) % vocab, flat[at]) for at in order]
+        ends = [token in self.eos or length >= self.longest for _, token, _ in found]
+        going = [item for item, ended in zip(found, ends, strict=True) if not ended][:beams]
+        self._finish(found[:beams], ends, length)
+        if not going or flat[order[0]] == -np.inf:
+            self.over = True
+            return
+        self.parents = [parent for parent, _, _ in going]
+        self.going = [Beam((*self.going[parent].tokens, token), score) for parent, token, score in going]
+        self._improves = self._improves and self._can_improve(length)
+        full = all(beam.finished for beam in self.done) and self.options.early_stopping is True
+        self.over = not self._improves or full
+
+    def _scores(self, beam: Beam, row: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 [vocab]: the scores of a text with each token after it."""
+        shifted = row - row.max()
+        chances = shifted - np.log(np.exp(shifted).sum(dtype=np.float32))
+        if not np.isfinite(chances).any():
+            raise not_finite()
+        constraint = self.sampling.constraint
+        if constraint is not None and (forced := constraint.forced(beam.tokens, 1)):  # costs nothing
+            chances[:] = -np.inf
+            chances[forced[0]] = 0
+        else:
+            chances = adjusted(chances, self.sampling, beam.tokens)
+        return np.asarray(chances + beam.score, np.float32)
+
+    def _finish(self, found: Sequence[tuple[int, int, np.float32]], ends: Sequence[bool], length: int) -> None:
+        """Take up those of the best continuations that end."""
+        full = all(beam.finished for beam in self.done) and self.options.early_stopping is True
+        if full or not self._improves:
+            return
+        power = np.float32((length - self.counted) ** self._penalty)
+        for (parent, token, score), ended in zip(found, ends, strict=False):
+            if ended and score > -np.inf:
+                self.done.append(Beam((*self.going[parent].tokens, token), np.float32(score / power), True))
+        self.done = sorted(self.done, key=lambda beam: -beam.score)[: self.options.beams]
+
+    def _can_improve(self, length: int) -> bool:
+        """Whether a text that goes on may still become better than the worst finished one."""
+        never = self.options.early_stopping == "never" and self._penalty > 0
+        hoped = (self.longest if never else length) - self.counted
+        best = self.going[0].score / np.float32(hoped**self._penalty)
+        return not all(beam.finished for beam in self.done) or bool(best > self.done[-1].score)
+
+
+def _best(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """int64 [count]: indices of the largest of ``values`` [k], the largest first, the lowest on a tie."""
+    count = min(count, len(values))
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    found = np.flatnonzero(values >= least)
+    return found[np.argsort(-values[found], kind="stable")][:count]

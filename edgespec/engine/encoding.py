@@ -1,0 +1,157 @@
+"""What an encoder-decoder reads: sources, and the memories that decoders attend over."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.memory import Memory
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+Rows = NDArray[np.float32]
+MOST = 132  # memories in use at a time: a pass has no more rows
+KEPT = 4  # memories of earlier sources that are kept
+TIMED = 64  # rows of the memory that stands in for one where passes are only timed
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What one request's encoder reads, and what its decoder's text begins with.
+
+    Attributes:
+        content: int64 [S] token ids, or float32 [S, columns] rows of features.
+        begin: tokens, at least one.
+        digest: of the content.
+    """
+
+    content: NDArray[np.int64] | Rows
+    begin: tuple[int, ...]
+    digest: bytes
+
+    @classmethod
+    def of(cls, content: Sequence[int] | NDArray[Any], begin: Sequence[int]) -> Source:
+        """Make a source of token ids or rows of features."""
+        features = isinstance(content, np.ndarray) and content.ndim > 1
+        array: NDArray[np.int64] | Rows = (
+            np.ascontiguousarray(content, np.float32) if features else np.ascontiguousarray(content, np.int64)
+        )
+        digest = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+        return cls(array, tuple(begin), digest)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids; of features there are none."""
+        return [] if self.content.ndim > 1 else [int(token) for token in self.content]
+
+
+class Encoding:
+    """Encoders of a bundle, opened as they are needed, and the memories of its decoders.
+
+    Args:
+        bundle: where they are.
+        threads: of an encoder's passes; None = as of other models.
+        share: take its encoders rather than new ones.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int | None, share: Encoding | None = None) -> None:
+        self._bundle, self._threads = bundle, threads
+        self._encoders: dict[str, Encoder] = share._encoders if share else {}
+        self._memories: dict[str, Memories] = {}
+        self._rows: dict[str, tuple[bytes, Rows]] = {}  # what each encoder gave last, by digest of its source
+
+    def check(self, source: Source) -> None:
+        """Refuse what no encoder of this bundle reads.
+
+        Raises:
+            InvalidRequest: no rows, too many of them, rows of another width, or tokens that are none.
+        """
+        part = self._bundle.manifest.target
+        wanted = part.source
+        assert wanted is not None
+        features = source.content.ndim > 1
+        if features != (wanted.kind == "features"):
+            got, what = ("features", "a text or token ids") if features else ("a text", "rows of features")
+            raise InvalidRequest(f"got {got}, but this model reads {what}")
+        if not 0 < len(source.content) <= wanted.most:
+            raise InvalidRequest(
+                f"a source of {len(source.content)} {'rows' if features else 'tokens'}: expected 1 to {wanted.most}",
+                "cut it into parts",
+            )
+        if not features:
+            vocab = part.encoder.facts.vocab if part.encoder else part.facts.vocab
+            if source.content.min() < 0 or source.content.max() >= vocab:
+                raise InvalidRequest(f"the source has a token outside the vocabulary of {vocab}", "check the tokenizer")
+
+    def attend(self, name: str, slot: Slot, source: Source | None) -> None:
+        """Let a slot attend over a source; None = over nothing in particular, as where passes are timed.
+
+        Args:
+            name: of its model, ``target`` or ``draft``.
+            slot: over it.
+            source: what has been checked.
+        """
+        if not isinstance(slot, NativeSlot) or not slot.attends:
+            return
+        memories = self._of(name, slot.model)
+        if source is None:
+            slot.attend(memories.stand_in(min(TIMED, memories.longest)))
+            memories.shrink(KEPT)
+        else:
+            slot.attend(self._memory(name, memories, source))
+
+    def _memory(self, name: str, memories: Memories, source: Source) -> Memory:
+        return memories.find(source.digest) or memories.fill(self._encoded(name, source), source.digest)
+
+    def _of(self, name: str, model: Model) -> Memories:
+        if name not in self._memories:
+            self._memories[name] = Memories(model, MOST)
+        return self._memories[name]
+
+    def _encoded(self, name: str, source: Source) -> Rows:
+        """Run the encoder of a model, or give what it has just made of the same source -> [S, width]."""
+        part = self._part(name)
+        if part.source is not None and part.source.shares_encoder:
+            name, part = "target", self._part("target")
+        known = self._rows.get(name)
+        if known is None or known[0] != source.digest:
+            if name not in self._encoders:
+                assert part.encoder is not None
+                self._encoders[name] = Encoder(
+                    Model(self._bundle.path, part.encoder, NATIVE, self._threads, checked=self._bundle.checked)
+                )
+            self._rows[name] = known = source.digest, self._encoders[name].encode(source.content)
+        return known[1]
+
+    def _part(self, name: str) -> ModelPart:
+        return self._bundle.part(name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memories, and of what encoders work with."""
+        held = sum(memories.nbytes for memories in self._memories.values())
+        return held + sum(encoder.nbytes for encoder in self._encoders.values())
+
+    def close(self) -> None:
+        """Free all; encoders that another engine shares close with the last one that has them."""
+        for memories in self._memories.values():
+            memories.close()
+        self._memories.clear()
+        self._encoders = {}
+        self._rows.clear()
+
+
+def begun(prompt: Sequence[int] | Source) -> list[int]:
+    """Tokens that the decoder's text begins with: of a decoder alone, the prompt."""
+    return list(prompt.begin if isinstance(prompt, Source) else prompt)

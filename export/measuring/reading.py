@@ -1,0 +1,126 @@
+"""What an export gives an encoder-decoder to read, so that its decoder can be compared and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.model_part import source_of
+from edgespec.export.options import ExportOptions
+from edgespec.export.quantization.reference import reference_rows
+from edgespec.runtimes.files.manifest import ModelPart, TextForm
+from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.sources import SourceTexts
+
+MOST = 256  # rows of the source
+Array = NDArray[np.float32]
+
+
+@dataclass
+class Reading:
+    """A source, and what the decoder's text begins with.
+
+    Attributes:
+        form: of the model's texts.
+        content: token ids, or rows of features float32 [S, columns].
+        begin: token ids.
+    """
+
+    form: TextForm
+    content: list[int] | Array
+    begin: list[int]
+    _rows: Array | None = field(default=None, repr=False)  # what the target's encoder gave
+
+    def attend(self, folder: Path, part: ModelPart, slot: Slot, threads: int | None) -> None:
+        """Let a slot of a written model attend over the source; a draft may share what the target's encoder gave."""
+        assert isinstance(slot, NativeSlot)
+        if part.encoder is not None:
+            encoder = Encoder(Model(folder, part.encoder, NATIVE, threads))
+            own = encoder.encode(np.asarray(self.content))
+            encoder.close()
+            self._rows = own if self._rows is None else self._rows
+        else:
+            assert self._rows is not None
+            own = self._rows
+        slot.attend(Memories(slot.model, 1).fill(own, b"measured"))
+
+    def written(self, slot: Slot, count: int, eos: Collection[int]) -> list[int]:
+        """Let a model write so many tokens about the source greedily, without an end."""
+        tokens, banned = list(self.begin), [token for token in eos if token < slot.vocab_size]
+        slot.follow([])
+        slot.prefill(tokens[:-1])
+        while len(tokens) < min(count, slot.context - 1):
+            row = slot.forward(np.array(tokens[-1:], np.int64)).logits[0].copy()
+            slot.keep([0])
+            row[banned] = -np.inf
+            tokens.append(int(row.argmax()))
+        return tokens
+
+    def reference(self, encoder: Architecture) -> Array:
+        """Compute in float32 what the source model's encoder gives -> [1, S, width]."""
+        return reference_rows(encoder, self.content)
+
+
+def reading(arch: Architecture, form: TextForm, codec: TextCodec, text: str, seed: int) -> Reading:
+    """Choose a source of a text; of a model that hears, noise.
+
+    Args:
+        arch: the decoder.
+        form: of the model's texts.
+        codec: of sources.
+        text: what they are taken from.
+        seed: of noise.
+    """
+    source = source_of(arch)
+    assert source is not None
+    begin = [token if isinstance(token, int) else next(iter(form.languages.values())) for token in form.begin]
+    if source.kind == "features":
+        shape = min(MOST, source.most), arch.encoder.input_width if arch.encoder else 0
+        noise = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+        return Reading(form, noise, begin)
+    language = next(iter(form.languages), None)
+    told = {name: language for name in ("from", "to") if form.needs(name)}
+    one = SourceTexts(Path(), form, codec)
+    words, around = codec.encode(text, special=False), one.encode("", told.get("from"), told.get("to"))
+    most = max(1, min(MOST, source.most) - len(around))
+    at = form.source.index("text")
+    return Reading(form, [*around[:at], *words[:most], *around[at:]], begin)
+
+
+def shares_encoder(target: Architecture, draft: Architecture) -> bool:
+    """Whether a draft's encoder is its target's, number for number, as those of distil-whisper are."""
+    one, other = target.encoder, draft.encoder
+    if one is None or other is None or one.tensors != other.tensors:
+        return False
+    return all(np.array_equal(one.source.read(name), other.source.read(name)) for name in one.tensors)
+
+
+def check_reading(options: ExportOptions, arch: Architecture) -> None:
+    """Refuse what an export of an encoder-decoder cannot do.
+
+    Raises:
+        ExportError: an option that is for decoders alone.
+    """
+    given: Sequence[tuple[str, bool]] = (
+        (f"--quantizer {options.quantizer}", options.quantizer in ("gptq", "awq")),
+        ("--attention", bool(options.attention)),
+        ("--target-size", options.target_size is not None),
+        ("--target-kl", options.target_kl is not None),
+        ("--drafter", options.drafter is not None),
+        ("--operators stock", options.operators == "stock"),
+        ("--device", bool(options.devices)),
+    )
+    for option, wrong in given:
+        if wrong and arch.encoder is not None:
+            raise ExportError(f"{option}: there is no such thing for encoder-decoders yet", "leave it out")
