@@ -122,8 +122,7 @@ class EmittedModel:
         def report(done: int) -> None:
             progress("parity", done, of, "source in fp32")
 
-        floats = read.reference(self.arch.encoder) if read is not None and self.arch.encoder is not None else None
-        return parity_report(self.arch, written.errors, slot, tokens, report, floats)
+        return parity_report(self.arch, written.errors, slot, tokens, report, read)
 
     def for_device(
         self, writing: Writing, part: ModelPart, device: DeviceName, precision: Precision, skip: SkipSetPart | None

@@ -199,3 +199,19 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
                 f"{option}: the draft {path} goes through optimum, whose graphs know no such thing",
                 f"leave it out, or take a draft that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
             )
+
+
+def refuse_reading(options: ExportOptions) -> None:
+    """Say which options are for decoders alone."""
+    given: Sequence[tuple[str, bool]] = (
+        (f"--quantizer {options.quantizer}", options.quantizer in ("gptq", "awq")),
+        ("--attention", bool(options.attention)),
+        ("--target-size", options.target_size is not None),
+        ("--target-kl", options.target_kl is not None),
+        ("--drafter", options.drafter is not None),
+        ("--operators stock", options.operators == "stock"),
+        ("--device", bool(options.devices)),
+    )
+    for option, wrong in given:
+        if wrong:
+            raise ExportError(f"{option}: there is no such thing for encoder-decoders yet", "leave it out")

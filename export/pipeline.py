@@ -39,11 +39,11 @@ from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
 from edgespec.export.measuring.mixer import Mix, Mixer
 from edgespec.export.measuring.plan import encoder_bytes, paying_rows
-from edgespec.export.measuring.reading import Reading, check_reading, reading, shares_encoder
+from edgespec.export.measuring.reading import Reading, reading, shares_encoder
 from edgespec.export.measuring.skip_search import StepCosts, read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
-from edgespec.export.options import ExportOptions, refuse_draft, refuse_target
+from edgespec.export.options import ExportOptions, refuse_draft, refuse_reading, refuse_target
 from edgespec.export.quantization.calibration_text import (
     MEASURED_TOKENS,
     MIN_TOKENS,
@@ -155,7 +155,7 @@ class Exporter:
         """Of an encoder-decoder: the tokenizer of its sources, if it is another one, and what stands around texts."""
         if not isinstance(self.target, EmittedModel) or self.target.arch.encoder is None:
             return None, None
-        check_reading(self.options, self.target.arch)
+        refuse_reading(self.options)
         sources, folder = open_source_codec(self.target.source.path), self.target.source.path
         return sources, text_form(folder, self.target.config, self.codec, sources)
 

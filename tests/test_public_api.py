@@ -113,7 +113,8 @@ def test_settings() -> None:
         "sampling": SamplingParams(), "drafts": DraftOptions(), "stop": (), "ignore_eos": False, "logprobs": False,
         "top_logprobs": 0,
         "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None,
-        "markers": (), "prediction": None,
+        "markers": (), "prediction": None, "source_language": None,
+        "target_language": None, "begin": None, "beams": None,
     }  # fmt: skip
     assert defaults(SamplingParams) == {
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
@@ -141,7 +142,8 @@ def test_results() -> None:
     assert names(Chunk) == ["text", "round", "pieces"]
     assert [name for name in names(Stats) if not name.startswith("_")] == [
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "offered",
-        "accepted_at", "prefill_ms", "draft_ms", "verify_ms", "other_ms", "dropped_reason", "exact", "lossless",
+        "accepted_at", "source_rows", "encode_ms", "prefill_ms", "draft_ms", "verify_ms", "other_ms", "dropped_reason",
+        "exact", "lossless",
         "plain_rounds", "drafted_rounds", "work", "recent", "drops", "probes", "fallbacks", "recoveries", "switches",
         "shadow_every", "shadow_checked", "shadow_agreeing", "shadow_first", "width", "expected", "control_plain_ms",
         "draft_steps", "draft_step_cost"

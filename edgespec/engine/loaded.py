@@ -131,8 +131,6 @@ class LoadedBundle:
         self.encoding: Encoding | None = None
         self.sources: SourceTexts | None = None
         if target.source is not None:
-            if run.operators != "native":
-                raise InvalidRequest("this model reads a source by an encoder, which only native operators run")
             self.encoding = Encoding(bundle, run.threads, share.encoding if share else None)
             if manifest.text is not None and target.source.kind == "text":
                 self.sources = SourceTexts(bundle.path, manifest.text, self.codec, bundle.checked)

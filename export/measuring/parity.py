@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.words import as_used_for
 from edgespec.export.emit.fill import Errors
+from edgespec.export.measuring.reading import Reading
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -26,21 +27,23 @@ def parity_report(
     slot: Slot,
     tokens: Sequence[int],
     progress: Callable[[int], None] | None = None,
-    floats: NDArray[np.float32] | None = None,
+    read: Reading | None = None,
 ) -> dict[str, Any]:
     """Compare the graph with the float32 source on one text.
 
     Args:
         arch: the source, streamed layer by layer, as transformers runs it on a text of this length.
-        floats: [1, S, width], what its encoder gives of the source that the slot attends over.
+        read: of an encoder-decoder: the source that the slot attends over.
 
     Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both;
     ``high_precision``, the same of the high planes of int8 weights.
     """
     rows = compared_rows(tokens)
+    floats = read.reference(arch.encoder) if read is not None and arch.encoder is not None else None
     exact = reference_logits(as_used_for(arch, len(tokens)), tokens, rows.tolist(), progress, floats)  # [R, vocab]
     own = arch.tensors
-    return compared(exact, rows, slot, tokens, errors, {name: sums for name, sums in errors.items() if name in own})
+    own_errors = {name: sums for name, sums in errors.items() if name in own}
+    return compared(exact, rows, slot, tokens, errors, own_errors, read)
 
 
 def compared_rows(tokens: Sequence[int]) -> NDArray[np.int64]:  # [R]
@@ -55,8 +58,14 @@ def compared(
     tokens: Sequence[int],
     errors: Errors,
     own: Errors,
+    read: Reading | None = None,
 ) -> dict[str, Any]:
-    """Compare a written model with exact logits; ``own``: errors of the model's matrices, without those of heads."""
+    """Compare a written model with exact logits.
+
+    Args:
+        own: errors of the model's matrices, without those of heads.
+        read: the source that the slot attends over; None = none.
+    """
     tokens, following = list(tokens), np.asarray(tokens)[rows + 1]
     found = {
         "positions": len(rows),
@@ -66,6 +75,8 @@ def compared(
     }
     if slot.planes:
         high = at_high_precision(slot)
+        if read is not None:
+            read.attend(high.model.folder, high.model.part, high, high.model.threads)
         found["high_precision"] = compare_logits(exact, plain_logits(high, tokens, rows), following)
         high.close()
     return found

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import source_of
-from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.reference import reference_rows
 from edgespec.runtimes.files.manifest import ModelPart, TextForm
 from edgespec.runtimes.files.operators import NATIVE
@@ -104,23 +102,3 @@ def shares_encoder(target: Architecture, draft: Architecture) -> bool:
     if one is None or other is None or one.tensors != other.tensors:
         return False
     return all(np.array_equal(one.source.read(name), other.source.read(name)) for name in one.tensors)
-
-
-def check_reading(options: ExportOptions, arch: Architecture) -> None:
-    """Refuse what an export of an encoder-decoder cannot do.
-
-    Raises:
-        ExportError: an option that is for decoders alone.
-    """
-    given: Sequence[tuple[str, bool]] = (
-        (f"--quantizer {options.quantizer}", options.quantizer in ("gptq", "awq")),
-        ("--attention", bool(options.attention)),
-        ("--target-size", options.target_size is not None),
-        ("--target-kl", options.target_kl is not None),
-        ("--drafter", options.drafter is not None),
-        ("--operators stock", options.operators == "stock"),
-        ("--device", bool(options.devices)),
-    )
-    for option, wrong in given:
-        if wrong and arch.encoder is not None:
-            raise ExportError(f"{option}: there is no such thing for encoder-decoders yet", "leave it out")

@@ -251,6 +251,7 @@ class ModelPart(Part):
                 "head_format": four(self.head_format),
                 "embedding_format": four(self.embedding_format),
                 "fine": None,
+                "encoder": self.encoder and self.encoder.at_high_precision(),
             }
         )
         found._high_alone = True

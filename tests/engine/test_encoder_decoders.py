@@ -1,0 +1,162 @@
+"""Encoder-decoders through the engine: every method's text is plain decoding's, and float32 is transformers'."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edgespec.cli.app import cli
+from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.engine.encoding import Source
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.engine.sentences import pieces, sentences
+from edgespec.errors import InvalidRequest
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.formats import Format
+
+LINES = (Path(__file__).parents[1] / "data" / "restore.txt").read_text("utf-8").splitlines()
+METHODS = ["speculative", "self-spec", "swift", "ngram", "auto"]
+
+
+def plain(text: str) -> str:
+    """Leave out capitals and punctuation, as builtin:restore was trained."""
+    return "".join(letter for letter in text.lower() if letter.isalnum() or letter in " '")
+
+
+SOURCES = [plain(line) for line in LINES[:6]]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Engine]:
+    """Give an engine, by format, over builtin:restore and its draft."""
+    made: dict[str, Engine] = {}
+
+    def get(form: Format) -> Engine:
+        if form not in made:
+            folder = tmp_path_factory.mktemp(form) / "bundle"
+            layers = [] if form == "fp32" else ["self-spec", "swift"]
+            options = ExportOptions("builtin:restore", folder, ["speculative", *layers], form, threads=1, trials=2,
+                                    draft="builtin:restore-draft", quick=True)  # fmt: skip
+            Exporter(options).run()
+            made[form] = load(folder, threads=1)
+        return made[form]
+
+    return get
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_every_methods_text_is_plain_decodings(engine: Callable[[Format], Engine], form: Format) -> None:
+    it, drafted = engine(form), set[str]()
+    expected = [it.generate(source, method="ar") for source in SOURCES]
+    assert sum(len(result.tokens) for result in expected) > 80
+    for method in METHODS:
+        for source, plainly in zip(SOURCES, expected, strict=True):
+            made = it.generate(source, method=method, fallback=False)
+            assert (made.tokens, made.text, made.finish) == (plainly.tokens, plainly.text, plainly.finish), method
+            assert made.lossless
+            assert made.exact
+            drafted |= {method} if made.stats.accepted else set()
+        together = it.generate_batch(SOURCES, method=method, batch=3)
+        assert [made.tokens for made in together] == [plainly.tokens for plainly in expected], method
+    assert {"speculative", "self-spec", "ngram"} <= drafted
+    assert expected[0].stats.source_rows == len(it.sources.encode(SOURCES[0]) if it.sources else [])
+
+
+def test_names_that_a_source_has_are_guessed(engine: Callable[[Format], Engine]) -> None:
+    """The first n-grams are the source's: words that come again cost no pass each."""
+    made = engine("int8").generate("art thou his father yet he would be king on't", method="ngram", fallback=False)
+    assert made.stats.accepted > 3
+
+
+@pytest.mark.parametrize("method", ["speculative", "self-spec"])
+def test_drawn_texts_have_the_models_distribution(engine: Callable[[Format], Engine], method: str) -> None:
+    it, count = engine("int8"), 400
+    how = SamplingParams(temperature=3.0, top_k=4)
+    source = it.encode(SOURCES[1])
+    slot = it.open_slot(prompt=source)
+    begin = list(source.begin if isinstance(source, Source) else ())
+    chances: dict[tuple[int, int], float] = {}
+    p = distribution(slot.forward(np.array(begin)).logits[-1].copy(), how, begin)
+    slot.keep(range(len(begin)))
+    for first in np.flatnonzero(p):
+        q = distribution(slot.forward(np.array([first])).logits[-1].copy(), how, [*begin, int(first)])
+        chances |= {(int(first), int(second)): float(p[first] * q[second]) for second in np.flatnonzero(q)}
+    found = it.generate_batch(
+        [SOURCES[1]] * count, method=method, sampling=how, max_new_tokens=2, seeds=range(count), batch=32,
+        fallback=False, adaptive=False, gamma=2, ignore_eos=True,
+    )  # fmt: skip
+    assert sum(result.stats.accepted for result in found) > count // 20
+    seen = [tuple(result.tokens) for result in found]
+    likely = [pair for pair, chance in chances.items() if chance * count >= 5]
+    wanted = np.array([chances[pair] * count for pair in likely])
+    got = np.array([seen.count(pair) for pair in likely])
+    wanted, got = np.append(wanted, count - wanted.sum()), np.append(got, count - got.sum())
+    square, free = float((np.square(got - wanted) / np.maximum(wanted, 1e-9)).sum()), len(likely)
+    assert len(likely) >= 5
+    assert square < free + 4 * (2 * free) ** 0.5  # four deviations of chi-square
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+def test_texts_and_beams_are_those_of_transformers(engine: Callable[[Format], Engine]) -> None:
+    import torch
+    from transformers import T5ForConditionalGeneration
+
+    from edgespec.export.source.source import resolve
+
+    it = engine("fp32")
+    model = T5ForConditionalGeneration.from_pretrained(resolve("builtin:restore"), dtype=torch.float32).eval()
+    for number, source in enumerate(SOURCES[:4]):
+        ids = it.encode(source)
+        assert isinstance(ids, Source)
+        given = torch.tensor([ids.tokens])
+        how = {"no_repeat_ngram_size": 0, "max_new_tokens": 60}
+        for beams, penalty in ((1, 1.0), (4, 1.0)) if number < 2 else ((3, 2.0),):
+            with torch.no_grad():
+                wanted = model.generate(given, num_beams=beams, length_penalty=penalty, do_sample=False, **how)[0]
+            settings = it.defaults.changed(max_new_tokens=60, beams=beams, method="ar" if beams == 1 else None)
+            if beams > 1:
+                settings = it.defaults.changed(max_new_tokens=60, beams=beams)
+                assert settings.beams is not None
+                settings = settings.changed(beams=type(settings.beams)(beams, penalty))
+            assert it.generate(source, settings).tokens == wanted[1:].tolist(), (beams, penalty)
+
+
+def test_what_is_refused(engine: Callable[[Format], Engine]) -> None:
+    it = engine("fp32")
+    for asked, what in (
+        (lambda: it.generate("x", target_language="ko"), "cannot be told to write ko"),
+        (lambda: it.generate(np.zeros((3, 8), np.float32)), "this model reads a text or token ids"),
+        (lambda: it.generate([10**6]), "outside the vocabulary"),
+        (lambda: it.generate("word " * 4000), "cut it into parts"),
+        (lambda: it.generate("x", begin=[]), "begin is"),
+        (lambda: it.stream("x", beams=2), "there at the end"),
+        (lambda: it.generate("x", beams=2, temperature=1.0), "without sampling"),
+        (lambda: it.embed(["x"]), "gives no embeddings"),
+        (lambda: it.save_session("file", "x"), "no session to save"),
+    ):
+        with pytest.raises(InvalidRequest, match=what):
+            asked()
+
+
+def test_long_texts_go_by_sentences(engine: Callable[[Format], Engine], tmp_path: Path) -> None:
+    text = "One. Two words! \u4e09\u3002\u56db\uff01 \u201cFive?\u201d six\nseven " + "long " * 30
+    assert "".join(sentences(text)) == text
+    assert sentences(text)[:4] == ["One. ", "Two words! ", "\u4e09\u3002", "\u56db\uff01 "]
+    parts = pieces(text, lambda part: len(part) <= 24)
+    assert "".join(parts) == text
+    assert all(len(part.strip()) <= 24 for part in parts)
+    it = engine("int8")
+    (tmp_path / "in.txt").write_text(f"{SOURCES[0]}\n\n{SOURCES[1]}\n", "utf-8")
+    ran = CliRunner().invoke(
+        cli, ["run", str(it.bundle.path), "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")]
+    )
+    assert ran.exit_code == 0, ran.output
+    written = (tmp_path / "out.txt").read_text("utf-8").splitlines()
+    assert written == [it.generate(SOURCES[0]).text, "", it.generate(SOURCES[1]).text]
