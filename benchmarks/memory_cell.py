@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("context", type=int)
     parser.add_argument("--operators", default="native")
     parser.add_argument("--attention")
+    parser.add_argument("--precision", default="full", help="high: the high planes of int8 weights alone")
     parser.add_argument("--gamma", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=1)
@@ -150,7 +151,7 @@ def main() -> None:
     figures: dict[str, Any] = {"process": status()}
     context = arguments.context
     engine = load(arguments.bundle, operators=arguments.operators, context=context, threads=arguments.threads,
-                  attention=arguments.attention)  # fmt: skip
+                  attention=arguments.attention, precision=arguments.precision)  # fmt: skip
     figures["loaded"] = status()
     text = zipf_text(engine.bundle.manifest.target.facts.vocab, context - LEFT)
     prompt = text[: None if arguments.prefill else 64].tolist()

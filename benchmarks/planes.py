@@ -1,6 +1,6 @@
 """Self-speculation by the high planes of int8, beside plain int8 and int4, and what the cost formula gives.
 
-    python -m benchmarks.planes INT8 [--int4 INT4] [--agreement .9,.95,.97] [--threads 2] [--new 96] [--repeats 7]
+    python -m benchmarks.planes INT8 [--int4 INT4] [--agreement .9,.95,.97] [--head-rows 32768] [--new 96] [--repeats 7]
 
 Without ``--agreement`` the bundle guesses by itself.  With it a guess is the model's own next token with that
 probability, else another one, so that bundles of random weights (``benchmarks.shapes``) can be timed: the draft steps
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,7 @@ from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.draw import Weak
 from edgespec.drafters.plain import Plain
-from edgespec.drafters.self_spec import SelfSpec, known_confidence
+from edgespec.drafters.self_spec import SelfSpec, known_confidence, skip_set
 from edgespec.engine.engine import Engine
 from edgespec.formulas.confidence import Confidence
 from edgespec.formulas.cost import ENOUGH, CostModel, speedup
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("int8", type=Path)
     parser.add_argument("--int4", type=Path, help="the same model or shape in int4")
     parser.add_argument("--agreement", help="imposed: probabilities, by commas")
+    parser.add_argument("--head-rows", type=int, help="tokens that the draft's LM head scores; 0 = all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=7)
@@ -80,9 +82,10 @@ def main() -> None:
     if not slot.planes:
         parser.error(f"{arguments.int8}: expected int8 in two planes, got {engine.bundle.manifest.target.format}")
     prompt = [token % slot.vocab_size for token in engine.codec.encode(PROMPT)]
-    skip = SkipSet.all_high(slot.layers)
-    told = _write(slot, Plain, prompt, arguments.new)[0]
     part = engine.bundle.manifest.methods.get("self-spec", MethodPart())
+    skip = skip_set(part.skip) if part.skip else SkipSet.all_high(slot.layers)
+    skip = replace(skip, head_rows=skip.head_rows if arguments.head_rows is None else arguments.head_rows)
+    told = _write(slot, Plain, prompt, arguments.new)[0]
     drafters: dict[str, Callable[[], Drafter]] = {"own": lambda: SelfSpec(slot, skip, known_confidence(part))}
     if arguments.agreement:
         drafters = {
@@ -97,7 +100,8 @@ def main() -> None:
         other = Engine(Bundle.open(arguments.int4, check=False), options)
         runs["int4"] = open_slot(other.model, reserve=512), Plain
     figures = _measured(runs, slot, skip, prompt, told, arguments)
-    show(conditions(threads=arguments.threads, new_tokens=arguments.new, imposed=bool(arguments.agreement)) | figures)
+    how = {"imposed": bool(arguments.agreement), "head_rows": skip.head_rows}
+    show(conditions(threads=arguments.threads, new_tokens=arguments.new, **how) | figures)
 
 
 def _measured(

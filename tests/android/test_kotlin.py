@@ -104,8 +104,9 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         data = json.loads((options.output / MANIFEST).read_text("utf-8"))
         data["methods"]["self-spec"]["skip"]["head_rows"] = 96  # int8 drafts by its high planes, and a cut LM head
         (options.output / MANIFEST).write_text(json.dumps(data), "utf-8")
-        asked = [({"method": name, **how}, STORY) for name in (method, "self-spec") for how in ({}, SEEDED)]
-        made.append(serve(options.output, "native", asked, LENGTH))
+        for name in (method, "self-spec"):
+            asked = [({"method": name, **how}, STORY) for how in ({}, SEEDED)]
+            made.append(serve(options.output, "native", asked, LENGTH))
     coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
     Exporter(coded).run()
     long: list[golden.Long] = [
