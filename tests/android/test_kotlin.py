@@ -107,6 +107,8 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         for name in (method, "self-spec"):
             asked = [({"method": name, **how}, STORY) for how in ({}, SEEDED)]
             made.append(serve(options.output, "native", asked, LENGTH))
+        made.append(serve(options.output, "native", [({"method": method}, STORY)], LENGTH, "high"))
+        assert made[-1]["cases"][0]["tokens"] != made[-2]["cases"][0]["tokens"]
     coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
     Exporter(coded).run()
     long: list[golden.Long] = [

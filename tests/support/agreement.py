@@ -23,6 +23,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.options import WeightPrecision
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
 from tests.support import arm64, jvm
@@ -67,10 +68,14 @@ def ways() -> list[dict[str, Any]]:
 
 
 def serve(
-    bundle: Path, operators: WantedOperators, requests: Sequence[tuple[dict[str, Any], str]], length: int
+    bundle: Path,
+    operators: WantedOperators,
+    requests: Sequence[tuple[dict[str, Any], str]],
+    length: int,
+    precision: WeightPrecision = "full",
 ) -> dict[str, Any]:
     """Give what Python writes for (settings, prompt), for the Kotlin side; every answer has ``length`` tokens."""
-    engine = load(bundle, threads=THREADS, operators=operators)
+    engine = load(bundle, threads=THREADS, operators=operators, precision=precision)
     cases = []
     for settings, text in requests:
         # of others, those of native operators are whose guesses are not drawn, trees or not
@@ -90,7 +95,7 @@ def serve(
                       "exact": result.exact and fixed})  # fmt: skip
     form = engine.bundle.manifest.target.format
     engine.close()
-    return {"path": str(bundle), "operators": operators, "format": form, "cases": cases}
+    return {"path": str(bundle), "operators": operators, "precision": precision, "format": form, "cases": cases}
 
 
 def export(folder: Path, form: Format, operators: Operators = "native") -> Path:

@@ -24,14 +24,18 @@ object Edgespec {
      * @param promptCache most bytes that those prompts take, and at most a tenth of the free disk; 0 = none is kept.
      * @param memory what the system says of memory: requests get a cheaper method, with the reason, or are refused where
      *   they would not fit; null = nothing is counted.
+     * @param precision full, or high: of int8 weights in two planes only the high one is read, a model of 4 bits with a text of its
+     *   own, in the memory that it takes; native operators.
      * @throws EdgespecError [BundleError], [BudgetError], [InvalidRequest] or [StoreError], each with what to do.
      */
     fun load(
         bundle: File, threads: Int? = null, context: Int? = null, strict: Boolean = true, check: Boolean = true,
         operators: String = "auto", library: File? = null, attention: String? = null, draftAttention: String? = null,
         ngramStore: File? = null, cache: File? = null, promptCache: Long = 1L shl 30, memory: MemoryFacts? = null,
+        precision: String = "full",
     ): Engine = Engine(
         bundle, threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, promptCache, memory,
+        precision,
     )
 }
 

@@ -39,10 +39,15 @@ class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows:
     fun acceptance(prior: Double): Double = (matched + TRUST * prior) / (seen + TRUST)
 }
 
-/** Proposes sets and keeps the one of the highest predicted speed; the first and the last layer are never left out. */
+/**
+ * Proposes sets and keeps the one of the highest predicted speed; the first and the last layer are never left out.  With [planes]
+ * what is not left out is read by its high planes.
+ */
 class OnlineSearch(
-    val layers: Int, val initial: SkipSet, private val cost: (SkipSet) -> Double, private val verify: (Int) -> Double, seed: Long = 0,
+    val layers: Int, first: SkipSet, private val cost: (SkipSet) -> Double, private val verify: (Int) -> Double, seed: Long = 0,
+    private val planes: Boolean = false,
 ) {
+    val initial = read(first)
     var best = initial
         private set
     val records = LinkedHashMap<SkipSet, SkipRecord>()
@@ -111,8 +116,14 @@ class OnlineSearch(
         return false
     }
 
+    /** The set as it is read: by high planes where there are such. */
+    private fun read(skip: SkipSet): SkipSet {
+        fun others(left: List<Int>) = (0 until layers) - left.toSet()
+        return if (planes) SkipSet(skip.attention, skip.mlp, others(skip.attention), others(skip.mlp), true) else skip
+    }
+
     fun goOnFrom(known: Map<SkipSet, SkipRecord>) {
-        for ((skip, record) in known) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
+        for ((skip, record) in known.mapKeys { read(it.key) }) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
         fit()
         best = records.filter { (skip, record) -> record.windows >= CONFIRM || skip == initial }.keys.maxByOrNull(::speed) ?: best
         since = 0
@@ -145,7 +156,7 @@ class OnlineSearch(
     }
 
     private fun set(bits: BooleanArray) =
-        SkipSet((0 until inner).filter { bits[it] }.map { it + 1 }, (0 until inner).filter { bits[inner + it] }.map { it + 1 })
+        read(SkipSet((0 until inner).filter { bits[it] }.map { it + 1 }, (0 until inner).filter { bits[inner + it] }.map { it + 1 }))
 
     /** Any set; its size is drawn first, or nearly all would have half of the sub-layers. */
     private fun uniform(): SkipSet = switched(SkipSet(), 1 + random.nextInt(maxOf(1, (0.75 * variables).toInt())))
@@ -187,7 +198,8 @@ class OnlineSearch(
 
     /** The fastest new set if sub-layers cost these losses: of every size the sub-layers of the least loss for the time. */
     private fun fastest(losses: DoubleArray): SkipSet {
-        val saved = doubleArrayOf(1 - cost(SkipSet(listOf(1))), 1 - cost(SkipSet(emptyList(), listOf(1))))
+        val none = cost(read(SkipSet()))
+        val saved = doubleArrayOf(none - cost(read(SkipSet(listOf(1)))), none - cost(read(SkipSet(emptyList(), listOf(1)))))
         val order = losses.indices.sortedBy { losses[it] / maxOf(saved[if (it < inner) 0 else 1], 1e-3) }
         val bits = BooleanArray(variables)
         var found = SkipSet()
@@ -282,7 +294,9 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
             mapOf(
                 "attention" to skip.attention, "mlp" to skip.mlp, "matched" to record.matched, "seen" to record.seen,
                 "windows" to record.windows,
-            )
+            ) + if (skip.highHead) mapOf(
+                "high_attention" to skip.highAttention, "high_mlp" to skip.highMlp, "high_head" to true,
+            ) else emptyMap()
         }
         val data = Gson().toJson(mapOf("version" to SKIP_VERSION, "layers" to search.layers, "records" to records))
         try {

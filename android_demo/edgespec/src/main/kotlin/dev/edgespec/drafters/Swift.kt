@@ -73,12 +73,19 @@ private const val ROWS = 16 // of one scoring pass
 private const val DEPTH = 4 // of its chains
 private const val FRESH = 8 // tokens to be written before the next pass
 private const val SAVE_EVERY = 16 // scored windows
+private const val HIGH_SAVES = 4 / 8.5 // of the bytes of int8 weights, with their scales
 
-/** Cost of a draft step over a plain one, by its skip set: what leaving out an attention or an MLP saves. */
-class StepCost(val attention: Double, val mlp: Double) {
+/** Cost of a draft step over a plain one, by its skip set: what leaving out, or reading by the high planes alone, saves. */
+class StepCost(val attention: Double, val mlp: Double, private val high: Triple<Double, Double, Double> = Triple(0.0, 0.0, 0.0)) {
     private var extra = 0.0 // what steps took beyond that on this machine; learned
 
-    operator fun invoke(skip: SkipSet): Double = maxOf(1 - skip.attention.size * attention - skip.mlp.size * mlp + extra, 0.02)
+    fun copy() = StepCost(attention, mlp, high)
+
+    operator fun invoke(skip: SkipSet): Double {
+        val saved = skip.attention.size * attention + skip.mlp.size * mlp
+        val planes = skip.highAttention.size * high.first + skip.highMlp.size * high.second + if (skip.highHead) high.third else 0.0
+        return maxOf(1 - saved - planes + extra, 0.02)
+    }
 
     /** A step with [skip] took [cost]; one that the system interrupted must not count for much. */
     fun observe(skip: SkipSet, cost: Double) {
@@ -106,7 +113,7 @@ class Swift(
     private var prompt = 0
     private var scoredAt = 0
     private var unsaved = 0
-    private val given = StepCost(stepCost.attention, stepCost.mlp)
+    private val given = stepCost.copy()
     private var policy = SiblingPolicy(listOf(1))
 
     override fun begin(request: DraftRequest): Int? {
@@ -231,7 +238,10 @@ internal fun buildSwift(parts: Parts, part: MethodPart, options: DraftOptions): 
     fun inner(layers: List<Int>) = layers.filter { it in 1 until target.layers - 1 }
     val stepCost = stepCost(parts.manifest)
     val costs = parts.costs()
-    val search = OnlineSearch(target.layers, SkipSet(inner(given.attention), inner(given.mlp)), stepCost::invoke, costs::v)
+    val planes = target.model.part.planes && !target.model.part.highAlone && target.model.native
+    val first = SkipSet(inner(given.attention), inner(given.mlp))
+    val other = if (planes || first.size > 0) first else (1 until target.layers - 1 step 2).toList().let { SkipSet(it, it) }
+    val search = OnlineSearch(target.layers, other, stepCost::invoke, costs::v, planes = planes)
     val identity = parts.manifest.files[parts.manifest.target.weights]?.sha256?.take(24) ?: "unknown"
     val store = parts.cache?.let { SkipStore(it.resolve("swift"), identity, target.model.graph.operators, options.kind) }
     return Swift(target, search, stepCost, costs, options.search, options.branch, store)
@@ -240,10 +250,15 @@ internal fun buildSwift(parts: Parts, part: MethodPart, options: DraftOptions): 
 /** What sub-layers save, as the export measured it; else by their weights. */
 private fun stepCost(manifest: Manifest): StepCost {
     val (plain, attention, mlp) = listOf("plain_ms", "attention_ms", "mlp_ms").map { manifest.costNumber(it) ?: 0.0 }
-    if (plain > 0 && attention + mlp > 0) return StepCost(attention / plain, mlp / plain)
+    if (plain > 0 && attention + mlp > 0) {
+        val high = listOf("high_attention_ms", "high_mlp_ms", "high_head_ms").map { (manifest.costNumber(it) ?: 0.0) / plain }
+        return StepCost(attention / plain, mlp / plain, Triple(high[0], high[1], high[2]))
+    }
     val facts = manifest.target.facts
     val ofAttention = facts.hidden.toDouble() * facts.headDim * 2 * (facts.heads + facts.kvHeads)
     val ofMlp = 3.0 * facts.hidden * facts.intermediate
-    val total = facts.layers * (ofAttention + ofMlp) + facts.hidden.toDouble() * facts.vocab
-    return StepCost(ofAttention / total, ofMlp / total)
+    val head = facts.hidden.toDouble() * facts.vocab
+    val total = facts.layers * (ofAttention + ofMlp) + head
+    val half = if (manifest.target.planes) HIGH_SAVES / total else 0.0
+    return StepCost(ofAttention / total, ofMlp / total, Triple(half * ofAttention, half * ofMlp, half * head))
 }

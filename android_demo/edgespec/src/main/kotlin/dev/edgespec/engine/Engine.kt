@@ -25,16 +25,17 @@ enum class Trim { SOME, ALL }
 class Engine internal constructor(
     folder: File, threads: Int?, context: Int?, val strict: Boolean, check: Boolean, private val wantedOperators: String,
     private val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, promptCache: Long,
-    memory: MemoryFacts?,
+    memory: MemoryFacts?, precision: String,
 ) : AutoCloseable {
-    val bundle: Bundle = Bundle.open(folder, check)
+    private val whole = Bundle.open(folder, check)
+    val operators: OperatorChoice = chooseOperators(wantedOperators, whole.manifest.target, library)
+    val bundle: Bundle = whole.runAs(operators.kind == "native", precision == "high")
     private val manifest = bundle.manifest
 
     /** Why nothing is certain of what runs, a sentence each; empty = all files were compared with their SHA-256. */
     val unproven: List<String> =
         if (check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
     val context: Int = context ?: manifest.target.facts.context
-    val operators: OperatorChoice = chooseOperators(wantedOperators, manifest.target, library)
     val attention: AttentionChoice
     internal val codec: TextCodec
     private val store: NGramStore?
@@ -54,6 +55,7 @@ class Engine internal constructor(
     private val template by lazy { ChatTemplate.read(bundle.path) }
 
     init {
+        if (precision !in listOf("full", "high")) throw InvalidRequest("precision '$precision': expected full or high")
         val most = manifest.target.facts.context
         if (this.context !in 2..most) throw InvalidRequest("context ${this.context}: expected 2 to $most, what the bundle was exported for")
         threads?.let { if (it !in 1..MOST_THREADS) throw InvalidRequest("threads $it: expected 1 to $MOST_THREADS") }
@@ -146,7 +148,7 @@ class Engine internal constructor(
     /** What differs from the source model whatever the method. */
     val approximations: List<String>
         get() {
-            val form = manifest.target.format
+            val form = if (manifest.target.highAlone) "the high 4 bits of int8" else manifest.target.format
             val found = if (form == "fp32") emptyList() else listOf("$form weights", "8-bit activations")
             val source = manifest.provenance["approximations"]?.asJsonArray?.map { it.asString }
             return found + (source ?: emptyList()) + (attention.kv?.approximations ?: emptyList())

@@ -90,6 +90,7 @@ internal fun originOf(manifest: Manifest, model: Model, library: File?): Map<Str
         "weights" to files.getValue(model.part.weights).sha256, "operators" to model.graph.operators,
         "graph" to files.getValue(model.graph.file).sha256, "edgespec" to Edgespec.VERSION,
     )
+    if (model.part.highAlone) facts["planes"] = "high"
     if (!model.native) return facts + mapOf(
         "processor" to processor(), "ONNX Runtime" to ENVIRONMENT.version, "threads" to "${minOf(model.threads, 2)}", // one, or several
     )

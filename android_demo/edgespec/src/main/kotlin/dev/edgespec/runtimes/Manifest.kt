@@ -55,6 +55,10 @@ class ModelPart(
     /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
 
+    /** Whether of int8 weights in two planes only the high ones are read: a model of 4 bits. */
+    var highAlone = false
+        internal set
+
     fun named(): List<String> =
         listOfNotNull(weights, index, attention?.tables, headVocab?.file) + graphs.values.map { it.file } +
             (encoder?.named() ?: emptyList())
@@ -77,6 +81,21 @@ class Manifest(
     val eos: List<Int>, val sampling: SamplingParams,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
 ) {
+    /**
+     * What of this can run: with [high], the high planes of int8 alone, of which nothing else was measured.  Only native operators
+     * ([native]) that have low planes, too, can draft by leaving these out.
+     */
+    internal fun runAs(native: Boolean, high: Boolean): Manifest {
+        if (high && !(native && target.planes)) throw InvalidRequest(
+            "precision high: expected int8 weights in two planes and native operators, got ${target.format}",
+            "export with `--format int8`, or leave it out",
+        )
+        listOfNotNull(target, draft, drafter).forEach { it.highAlone = high && it.planes }
+        val kept = methods.filter { (name, part) -> name != "self-spec" || part.skip?.size != 0 || (native && target.planes && !high) }
+        val (measured, wrote) = if (high) JsonObject() to emptyList() else cost to golden
+        return Manifest(target, draft, drafter, kept, bos, eos, sampling, measured, provenance, wrote, files)
+    }
+
     /** A number among the measured costs; null if it is not there. */
     fun costNumber(name: String): Double? = cost[name]?.takeIf { it.isJsonPrimitive && it.asJsonPrimitive.isNumber }?.asDouble
 
@@ -413,6 +432,8 @@ fun sha256(path: File): String {
 }
 
 class Bundle private constructor(val path: File, val manifest: Manifest) {
+    internal fun runAs(native: Boolean, high: Boolean) = Bundle(path, manifest.runAs(native, high))
+
     fun part(name: String): ModelPart = when (name) {
         "target" -> manifest.target
         "draft" -> manifest.draft ?: throw BundleError("$path: has no draft model", "export with `--method speculative --draft MODEL2`")

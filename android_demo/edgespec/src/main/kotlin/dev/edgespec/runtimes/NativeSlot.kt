@@ -30,7 +30,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     private val io = Binding(model.session)
     private val facts = model.facts
     private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty(), model.part.planes)
-    private val plainGates = ByteArray(at.count) { if (it <= at.embed || it == at.lm || it >= at.planes) 1 else 0 }
+    private val plainGates = ByteArray(at.count) { if (it <= at.embed || it == at.lm || (it >= at.planes && !model.part.highAlone)) 1 else 0 }
     private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
     private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, givenSize)
     private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
@@ -276,7 +276,9 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /** A pass over these layers only, from tokens or hidden states, to the LM head or a group of heads. */
     private fun <T> parts(first: Int, last: Int, loaded: Boolean, lmHead: Boolean = false, number: Int? = null, run: () -> T): T {
-        for (gate in plainGates.indices) gates.bytes.put(gate, if (gate in 2 * first until 2 * last || gate >= at.planes) 1 else 0)
+        for (gate in plainGates.indices) {
+            gates.bytes.put(gate, if (gate >= at.planes) plainGates[gate] else if (gate in 2 * first until 2 * last) 1 else 0)
+        }
         gates.bytes.put(if (loaded) at.load else at.embed, 1)
         gates.bytes.put(at.lm, if (lmHead) 1 else 0)
         if (number != null) gates.bytes.put(at.group(number), 1)

@@ -61,7 +61,10 @@ private fun Engine.serve(case: JsonObject): String? {
 
 /** Serve every request of a bundle again, and its golden vectors. */
 fun replay(bundle: JsonObject, library: File): Replayed {
-    val engine = Edgespec.load(File(bundle.text("path")), threads = 2, operators = bundle.text("operators"), library = library)
+    val engine = Edgespec.load(
+        File(bundle.text("path")), threads = 2, operators = bundle.text("operators"), library = library,
+        precision = bundle.text("precision"),
+    )
     return engine.use {
         val cases = bundle["cases"].asJsonArray.map { it.asJsonObject }
         val wrong = cases.mapNotNull { case -> engine.serve(case)?.let { "${bundle.text("format")} ${case["settings"]}: $it" } }
