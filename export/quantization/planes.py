@@ -16,9 +16,9 @@ from edgespec.export.quantization.levels import Array, half, reciprocal
 STEP = np.float32(16)  # levels of 8 bits for one of 4
 MIDDLE = np.float32(7.5)  # of the levels that a draft cannot tell apart
 # Weights of the draft's squared error.  In the choice of a scale without feedback: it costs 8 bits 1 % at most.  With
-# feedback, which gains 8 bits a third over that: about half of the gain is spent on the draft.
+# feedback, which gains 8 bits a third over that, both together cost about 2 % of it (docs/project/log.md).
 SCALE_WEIGHT, CORRECTED_SCALE_WEIGHT = 0.006, 0.02
-LEVEL_WEIGHT = np.float32(0.01)
+LEVEL_WEIGHT = np.float32(0.005)
 RATIOS = (1.01, 1.025, 1.05, 1.09, 1.15)  # of the scale of least error: a larger one may suit the draft
 MOST = np.float32(1.4)  # times the least error, of any block: what is exact stays exact
 

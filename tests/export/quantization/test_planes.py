@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.quantization.levels import BLOCKS, Quantized, grouped, half, round_levels
 from edgespec.export.quantization.mse import quantize_searched
-from edgespec.export.quantization.planes import RATIOS, drafted, levels_for_both
+from edgespec.export.quantization.planes import LEVEL_WEIGHT, RATIOS, drafted, levels_for_both
 from edgespec.export.quantization.quantizer import QUANTIZERS
 
 INT8 = BLOCKS["int8"]
@@ -62,7 +62,7 @@ def test_a_level_is_the_cheapest_of_all(offset: float) -> None:
     every = np.arange(-128, 128, dtype=np.float32)[:, None]
 
     def cost(level: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.square(exact - level) + np.float32(0.01) * np.square(draft - drafted(level))
+        return np.square(exact - level) + LEVEL_WEIGHT * np.square(draft - drafted(level))
 
     found = levels_for_both(exact, draft)
     assert ((found >= -128) & (found <= 127) & (found == np.rint(found))).all()
