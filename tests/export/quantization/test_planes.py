@@ -81,4 +81,4 @@ def test_feedback_serves_both_planes() -> None:
 
     searched, fed = (lost(QUANTIZERS[name].prepare(products)(weight, INT8)) for name in ("mse", "gptq"))
     assert fed[0] < 0.9 * searched[0]
-    assert fed[1] < 0.75 * searched[1]
+    assert fed[1] < 0.8 * searched[1]
