@@ -17,7 +17,14 @@ from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError, IncompatibleDraft
 from edgespec.export.bundle.drafter import check_drafter, drafter_bytes, write_drafter
-from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
+from edgespec.export.bundle.model_part import (
+    check_coded_keys,
+    check_devices,
+    check_layers,
+    check_operators,
+    open_model,
+    source_of,
+)
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.bundle.writer import (
@@ -56,6 +63,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
+from edgespec.export.tokenizers.speech import speech_part
 from edgespec.export.tokenizers.text_form import text_form
 from edgespec.planning.cut import first_ids
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart, TextForm
@@ -112,7 +120,11 @@ class Exporter:
         self.codec = open_codec(self.target.source.path)
         self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
         self.source_codec, self.form = self._texts()
-        self.sampling = sampling_part(self.target.source.path)
+        folder, read = self.target.source.path, None
+        if isinstance(self.target, EmittedModel):
+            read = source_of(self.target.arch)
+        self.speech = speech_part(folder, self.target.config, self.codec) if read and read.features else None
+        self.sampling = sampling_part(folder)
         self.pooling = pooling_of(self.target.source.path)
         self.draft: SourceModel | None = None
         if options.draft is not None:
@@ -388,7 +400,8 @@ class Exporter:
             tokenizer=self.tokenizer,
             sampling=self.sampling,
             pooling=self.pooling,
-            text=self.form,
+            text=None if self.speech else self.form,
+            speech=self.speech,
             parity=made.parity,
             cost=made.costs.as_dict() | {"threads": made.slot.model.threads, "depth": len(made.tokens)},
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},

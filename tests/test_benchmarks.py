@@ -183,6 +183,15 @@ def test_drafter_cost(figures: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_hearing(figures: Run) -> None:
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    found = figures("hearing", "micro", "--pairs", 2, "--threads", 1, WRITTEN=2, BEFORE=4)
+    assert {f"edgespec {name}" for name in ("encoder", "fill", "rows 1", "text", "features")} <= found[
+        "milliseconds"
+    ].keys()
+    assert "transformers / edgespec, encoder" in found["ratios"]
+
+
 def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     short = (native_bundle, "--contexts", 128, "--methods", "ngram", *ONE)
     (cell,) = json.loads(text("memory", *short, "--json"))["cells"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import at_terminal, conclude, drain, end, read_tools, template_options
+from edgespec.cli.audio import audio_options, transcribe
 from edgespec.cli.batch import answer_file, read_input
 from edgespec.cli.chat import Chat
 from edgespec.cli.common import (
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 @group(COMMON, option("--beams", "Search so many texts at once for the likeliest, by plain passes.", COUNT))
 @group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
 @request_options
+@audio_options
 @group(
     "Many prompts",
     option(
@@ -134,6 +136,7 @@ def command(
     edgespec run my-chat-model --chat --prompt "What is a bundle?"
     echo "What is a bundle?" | edgespec run my-chat-model --chat
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
+    edgespec run openai/whisper-small --audio talk.mp3 --format srt > talk.srt
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     edgespec run facebook/nllb-200-distilled-600M --from ko --to en --prompt "..."
     edgespec run my-translator --input letter.txt --output brief.txt --batch 8
@@ -141,6 +144,9 @@ def command(
     from edgespec.library import ready
     from edgespec.runtimes.files.manifest import read_manifest
 
+    if options["audio"] is not None:
+        transcribe(bundle, prompts, method, as_json, options | {"chat": chat, "session": session})
+        return
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]

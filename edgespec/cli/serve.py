@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import click
@@ -62,7 +62,7 @@ FORMAT = click.Choice(list(FORMATS))
     option("--parallel", "Texts decoded together.", int, Limits.parallel),
     option("--queue", "Texts that may wait.", int, Limits.queue),
     option("--most-tokens", "New tokens of a text.", int, Limits.tokens),
-    option("--most-body", "Bytes of a request's body.", int, Limits.body),
+    option("--most-body", "Bytes of a request's body.  [default: 1 MiB; 25 MiB for models that hear]", int),
     option("--seconds", "Time of a request.", float, Limits.seconds),
     option("--grace", "Seconds to end them at a stop.", float, Limits.grace),
     option("--connections", "Open at once.", int, Limits.connections),
@@ -98,19 +98,23 @@ def command(
     It listens on this machine alone unless --host says otherwise; then set a key.
     """
     from edgespec.library import ready
+    from edgespec.runtimes.files.manifest import read_manifest
     from edgespec.server.app import Access, make_app
+    from edgespec.server.audio import MOST_BODY
     from edgespec.server.guard import is_local
     from edgespec.server.models import Models, named_bundles
     from edgespec.server.serving import Server, listen
 
     one_arena()
-    options |= {"tokens": options["most_tokens"], "body": options["most_body"]}
+    options |= {"tokens": options["most_tokens"], "body": options["most_body"] or Limits.body}
     limits = Limits(**{field.name: options[field.name] for field in fields(Limits)})
     keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())
     access = Access(keys, (*options["allow_host"], host), options["allow_origin"])
     with listen(host, port) as socket:
         with progress() as report:
             folders = [ready(one, report) for one in bundles]
+        if options["most_body"] is None and any(read_manifest(folder).speech for folder in folders):
+            limits = replace(limits, body=MOST_BODY)
         idle = None if idle_minutes is None else 60 * idle_minutes
         models = Models(
             named_bundles(folders, name),

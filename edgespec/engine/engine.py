@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from edgespec.engine.transcript import Transcript
+    from edgespec.engine.transcription import Transcription, TranscriptionSettings
+    from edgespec.runtimes.audio.reading import Sound
     from edgespec.runtimes.files.manifest import Pooling
 
 Prompt = Union[str, Sequence[int], "NDArray[np.float32]", Source]
@@ -241,6 +244,44 @@ class Engine(LoadedBundle):
         if self.encoding is not None:
             raise InvalidRequest("this model reads a source and writes a text: it gives no embeddings")
         return embed(self, [self._tokens(text) for text in texts], pooling, dimensions, cancel)
+
+    def transcription(
+        self,
+        sound: Sound,
+        asked: TranscriptionSettings | None = None,
+        settings: Settings | None = None,
+        *,
+        rate: int = 16_000,
+        on_text: Callable[[str], None] | None = None,
+        cancel: threading.Event | None = None,
+        **changes: Any,
+    ) -> Transcription:
+        """Begin a transcription: iterate for segments as they come; its ``transcript`` has those that came.
+
+        Args:
+            sound: a file (wav, flac, ogg, mp3), its bytes, or samples [n] or [n, channels].
+            asked: language, task, times and the like; None = ``TranscriptionSettings()``.
+            settings: of its texts, such as the method; temperatures are those of ``asked``.
+            rate: of samples, a second; a file has its own.
+            on_text: called with the text of the 30 s at hand as it grows; it may begin anew.
+            cancel: set it to end with an error at the next round.
+            **changes: fields of ``TranscriptionSettings``, set on top.
+
+        Raises:
+            InvalidRequest: a bundle that hears nothing, no sound, a language or a task that the model does not know.
+        """
+        from edgespec.engine.hearing import transcription
+        from edgespec.engine.transcription import TranscriptionSettings
+
+        asked = (asked or TranscriptionSettings()).changed(**changes)
+        return transcription(self, sound, asked, settings or self.defaults, rate, on_text, cancel)
+
+    def transcribe(self, sound: Sound, asked: TranscriptionSettings | None = None, **how: Any) -> Transcript:
+        """Transcribe a recording; arguments as for ``transcription``."""
+        running = self.transcription(sound, asked, **how)
+        for _ in running:
+            pass
+        return running.transcript
 
     # -- session files -----------------------------------------------------------------------------------------------
 

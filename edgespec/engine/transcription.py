@@ -35,12 +35,14 @@ class Listener(Protocol):
 
     Attributes:
         speech: what the bundle says of it.
+        frames: of features that it hears at once.
         vocab: logits of a row.
         context: most tokens of prompt and text together.
         eos: tokens that end a text; the lowest one stands behind all words.
     """
 
     speech: SpeechPart
+    frames: int
     vocab: int
     context: int
     eos: frozenset[int]
@@ -140,6 +142,7 @@ class Transcription:
         settings: what is asked for.
         sampling: what else decides how tokens are chosen; temperature and constraint are set here.
         on_text: called with the text of the window at hand as it grows, from its beginning; it may begin anew.
+        how: says how texts were decoded, for the transcript.
 
     Raises:
         InvalidRequest: a language or a task that the model does not know, a prompt without room for one.
@@ -153,7 +156,9 @@ class Transcription:
         settings: TranscriptionSettings,
         sampling: SamplingParams | None = None,
         on_text: Callable[[str], None] | None = None,
+        how: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        self._how = how
         self._listener, self._features, self._frames = listener, features, frames
         self._settings, self._sampling, self._on_text = settings, sampling or SamplingParams(), on_text
         self._speech = speech = listener.speech
@@ -180,13 +185,18 @@ class Transcription:
     def transcript(self) -> Transcript:
         """What was heard so far."""
         return Transcript(
-            list(self.segments), self.language, self._settings.task, self._frames * FRAME, self.language_probability
+            list(self.segments),
+            self.language,
+            self._settings.task,
+            self._frames * FRAME,
+            self.language_probability,
+            self._how(),
         )
 
     def _run(self) -> Generator[Segment, None, None]:
         speech, seek = self._speech, 0
         while seek < self._frames:
-            held = min(speech.frames, self._frames - seek)
+            held = min(self._listener.frames, self._frames - seek)
             self._listener.hear(self._window(seek, held))
             if self.language is None and speech.languages:
                 self.language, self.language_probability = self._detect()
@@ -206,7 +216,7 @@ class Transcription:
 
     def _window(self, seek: int, held: int) -> Features:
         """Return the features [frames, bins] from ``seek`` on; only a first window has silence behind its sound."""
-        frames = self._speech.frames
+        frames = self._listener.frames
         window = self._features[seek : seek + (frames if seek == 0 else held)]
         return np.pad(window, ((0, frames - len(window)), (0, 0))) if len(window) < frames else window
 

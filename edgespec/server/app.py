@@ -21,8 +21,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from edgespec.engine.hearing import why_deaf
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.apis import APIS, Kind
+from edgespec.server.audio import MOST_FIELD, MOST_FIELDS, PATHS, TASKS, read_form
+from edgespec.server.audio import Kind as AudioKind
 from edgespec.server.errors import Refusal, failure, refused
 from edgespec.server.guard import BodyLimit, Guard, client_of
 from edgespec.server.models import Models
@@ -113,6 +116,7 @@ class _Routes:
             ),
             Route(APIS["count"].path, self.count, methods=["POST"]),
             Route(APIS["embedding"].path, self.embeddings, methods=["POST"]),
+            *(Route(path, partial(self.audio, kind), methods=["POST"]) for kind, path in PATHS.items()),
             Route("/v1/responses/{wanted}", self.response),
             Route("/v1/responses/{wanted}", self.forget, methods=["DELETE"]),
         ]
@@ -137,6 +141,7 @@ class _Routes:
                 "operators": model.run.operators,
                 "chat": model.manifest.tokenizer.chat_template,
                 "embeddings": model.embeds,
+                "hears": model.hears,
                 "loaded": model.jobs is not None,
             }
             found.append(self._described(model.name) | {"edgespec": own})
@@ -176,6 +181,22 @@ class _Routes:
             request.scope[MODEL] = model = wanted.model
             async with self.served.lent(model) as jobs:
                 return await jobs.embed(client, texts, wanted, request)
+        except EdgespecError as error:
+            self._refused(model, error)
+            raise
+
+    async def audio(self, kind: AudioKind, request: Request) -> Response:
+        client, model = self.access.client(request), ""
+        try:
+            async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=MOST_FIELD) as form:
+                asked, sound = await read_form(form, kind)
+            if asked.model not in self.served.all:
+                raise no_model(asked.model, self.served.all)
+            request.scope[MODEL] = model = asked.model
+            if why := why_deaf(self.served.all[model].manifest):
+                raise InvalidRequest(why)
+            async with self.served.lent(model) as jobs:
+                return await jobs.transcribe(client, sound, asked, TASKS[kind], request)
         except EdgespecError as error:
             self._refused(model, error)
             raise

@@ -3,7 +3,7 @@
 A browser sends any page's requests to any address, this machine's own included, and a page whose name was made to point
 here (DNS rebinding) may read the answers.  So a request is answered only under a name that is this server's, from a
 page only if its origin was allowed, and with a body only if it is declared as JSON, which pages of other origins cannot
-do without asking first.
+do without asking first; recordings come in forms, which they can send, and whose Origin browsers always tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.errors import refused
 
-JSON = "application/json"
+JSON, FORM = "application/json", "multipart/form-data"
+AUDIO = "/v1/audio/"  # where forms are sent, with recordings
 
 
 class Guard:
@@ -55,8 +56,9 @@ class Guard:
         if origins and not self._allowed(origins[0], hosts[0]):
             return 403, f"pages of {origins[0][:80]!r} may not use this server; --allow-origin lets them"
         kinds = headers.get(b"content-type", [""])
-        if scope["method"] == "POST" and kinds[-1].partition(";")[0].strip().lower() != JSON:
-            return 415, f"expected a body of Content-Type: {JSON}"
+        wanted = FORM if scope["path"].startswith(AUDIO) else JSON
+        if scope["method"] == "POST" and kinds[-1].partition(";")[0].strip().lower() != wanted:
+            return 415, f"expected a body of Content-Type: {wanted}"
         return None
 
     def _known(self, host: str) -> bool:

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
+from edgespec.engine.transcript import Segment, Transcript
+from edgespec.runtimes.files.speech import Task
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part
 from edgespec.server.apis import APIS, Kind
+from edgespec.server.audio import AudioRequest, Transcriber, events
+from edgespec.server.audio import written as transcript_text
 from edgespec.server.drafts import Drafts
 from edgespec.server.embeddings import Embedder, Wanted, written
 from edgespec.server.errors import failure
@@ -26,7 +30,7 @@ from edgespec.server.reading import Read
 from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
 from edgespec.server.stored import Stored
-from edgespec.server.writer import Writer, as_json
+from edgespec.server.writer import Writer, as_json, sse
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
 
@@ -102,13 +106,13 @@ class Jobs:
         self.engine, self.name, self.shared = engine, name, shared
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
-        self.embedder = Embedder(engine, limits)
+        self.embedder, self.transcriber = Embedder(engine, limits), Transcriber(engine, limits)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
     def busy(self) -> bool:
         """Whether a request is not answered yet."""
-        return self.scheduler.busy
+        return self.scheduler.busy or self.transcriber.busy
 
     def close(self) -> None:
         """End the decoding thread, and all that is left of requests."""
@@ -197,6 +201,36 @@ class Jobs:
         tokens = sum(map(len, texts))
         self.metrics.embedded(self.name, tokens)
         return await in_pieces(written(found, wanted, tokens))
+
+    async def transcribe(
+        self, client: str, sound: bytes, asked: AudioRequest, task: Task, request: Request
+    ) -> Response:
+        """Answer with a transcript, as a stream of its segments or in one piece."""
+        running = self.transcriber.run(client, sound, asked, task)
+        if asked.stream:
+            return StreamingResponse(self._heard(running), media_type="text/event-stream")
+
+        async def whole() -> Transcript:
+            *_, found = [one async for one in running]
+            assert isinstance(found, Transcript)
+            return found
+
+        if (found := await unless_gone(request, whole())) is None:
+            self.metrics.refused(self.name, "cancelled")
+            return JSONResponse({}, 499)
+        self.metrics.transcribed(self.name, found.how)
+        text, kind = transcript_text(found, asked.response_format)
+        return Response(text.encode("utf-8", "replace"), media_type=kind)
+
+    async def _heard(self, running: AsyncIterator[Segment | Transcript]) -> AsyncIterator[bytes]:
+        try:
+            async for found in running:
+                if isinstance(found, Transcript):
+                    self.metrics.transcribed(self.name, found.how)
+                for event in events(found):
+                    yield event
+        except Exception as error:
+            yield sse(failure(error).body())
 
     async def stream(self, job: Job) -> AsyncIterator[bytes]:
         """Answer by server-sent events; whatever happens, the stream ends as the API says."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -76,6 +77,12 @@ class Metrics:
         """Count a request for embeddings."""
         self._requests.labels(model, "embedded").inc()
         self._prompt.labels(model).inc(tokens)
+
+    def transcribed(self, model: str, how: Mapping[str, Any]) -> None:
+        """Count a recording; ``how``: as of ``Transcript``."""
+        self._requests.labels(model, "transcribed").inc()
+        for counter, name in ((self._tokens, "tokens"), (self._drafted, "drafted"), (self._accepted, "accepted")):
+            counter.labels(model, how["method_used"]).inc(how[name])
 
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""

@@ -85,6 +85,11 @@ class Model:
         return why_no_embeddings(self.manifest.target.final_norm, self.run.operators) is None
 
     @property
+    def hears(self) -> bool:
+        """Whether it transcribes recordings."""
+        return self.manifest.speech is not None
+
+    @property
     def busy(self) -> bool:
         """Whether it is loaded and has a request."""
         return self.jobs is not None and (self.users > 0 or self.jobs.busy)
@@ -225,6 +230,7 @@ class Models:
         for jobs in self._jobs():
             jobs.scheduler.stop(grace)
             jobs.embedder.stop()
+            jobs.transcriber.stop()
 
     def close(self) -> None:
         """Free all, once what runs has ended."""

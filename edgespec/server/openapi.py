@@ -7,6 +7,7 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.server.apis import APIS
+from edgespec.server.audio import PATHS, AudioRequest, Kind
 from edgespec.server.messages import MessagesRequest
 from edgespec.server.reading import Known
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
@@ -28,7 +29,7 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
     schemas: Shape = {}
     name: Shape = {"enum": [known.name for known in models]}
     vocab = ", ".join(f"{known.vocab} for {known.name}" for known in models)
-    for asked in (api.request for api in APIS.values()):
+    for asked in (*(api.request for api in APIS.values()), AudioRequest):
         made = asked.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= made.pop("$defs", {})
         made["properties"]["model"] = name | {"title": "Model"}
@@ -58,6 +59,7 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
                 "Tokens of a prompt", "CountRequest", "Count", security, "Error", stream=False
             ),
             "/v1/embeddings": _post("Embeddings of texts", "EmbeddingRequest", "Embeddings", security, stream=False),
+            **{path: _audio(kind, security) for kind, path in PATHS.items()},
             "/v1/responses": _post("An answer", "ResponsesRequest", "Response", security),
             "/v1/responses/{response}": _get("A stored answer", "Response", security, parameter="response")
             | {"delete": _get("Forget a stored answer", "Deleted", security, parameter="response")["get"]},
@@ -99,6 +101,16 @@ def _post(
     return {"post": made | ({"security": security} if security else {})}
 
 
+def _audio(kind: Kind, security: list[Shape]) -> Shape:
+    """Describe a form with a recording."""
+    made = _post(f"Text of a recording ({kind})", "AudioRequest", "Transcript", security)
+    sound: Shape = {"type": "string", "contentMediaType": "application/octet-stream"}
+    form = {"allOf": [_ref("AudioRequest")], "properties": {"file": sound}, "required": ["file"]}
+    made["post"]["requestBody"]["content"] = {"multipart/form-data": {"schema": form}}
+    made["post"]["responses"]["200"]["content"] |= {name: {"schema": TEXT} for name in ("text/plain", "text/vtt")}
+    return made
+
+
 def _answer(what: str, kind: str, schema: str | None) -> Shape:
     plain = TEXT if kind == "text/plain" else {"type": "object"}
     return {"description": what, "content": {kind: {"schema": _ref(schema) if schema else plain}}}
@@ -128,7 +140,9 @@ def _answers(name: Shape) -> Shape:
     """Shapes of what is answered."""
     null: Shape = {"type": "null"}
     model = {"id": name, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
-    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG, embeddings=FLAG, loaded=FLAG)
+    own = _object(
+        methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG, embeddings=FLAG, hears=FLAG, loaded=FLAG
+    )
     usage = _object(
         prompt_tokens=WHOLE,
         completion_tokens=WHOLE,
@@ -228,6 +242,8 @@ def _other_answers(name: Shape, how: Shape) -> Shape:
             model=name,
             usage=_object(prompt_tokens=WHOLE, total_tokens=WHOLE),
         ),
+        "Transcript": _object(text=TEXT, usage=_object(type={"const": "duration"}, seconds=NUMBER))
+        | {"additionalProperties": True},  # times, language and how it was decoded
         "Count": _object(input_tokens=WHOLE),
         "Response": response | {"additionalProperties": True},  # it repeats what was asked
         "Deleted": _object(id=TEXT, object={"const": "response"}, deleted=FLAG),

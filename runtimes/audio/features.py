@@ -23,6 +23,7 @@ SECONDS = 30  # that a model hears at once
 WINDOW_SAMPLES, WINDOW_FRAMES = SECONDS * RATE, SECONDS * RATE // HOP
 _SIDE = WINDOW // 2  # what the first and the last frame see beyond the ends is mirrored
 _AT_ONCE = 256  # frames: their spectra stay in a processor's cache
+_ROWS = 8
 _QUIETEST = np.float32(1e-10)
 _LINEAR, _STEP = 1000.0, 200 / 3  # Hz up to which the mel scale is linear, and Hz a mel there
 _LOG_STEP = np.log(6.4) / 27  # of the frequency's logarithm a mel, above
@@ -46,13 +47,25 @@ def log_mel(pieces: Iterable[Samples], bins: int, least: int = WINDOW_SAMPLES) -
     """
     filters, window = mel_filters(bins), np.hanning(WINDOW + 1)[:-1]
     found = [
-        np.log10(np.maximum(_power(frames * window) @ filters, _QUIETEST)) for frames in _frames(_filled(pieces, least))
+        np.log10(np.maximum(_bands(_power(frames * window), filters), _QUIETEST))
+        for frames in _frames(_filled(pieces, least))
     ]
-    mels = np.concatenate(found)[:-1]  # Whisper leaves the last frame out
+    mels = _joined(found)[:-1]  # Whisper leaves the last frame out
     np.maximum(mels, mels.max() - np.float32(8), out=mels)
     mels += np.float32(4)
     mels /= np.float32(4)
     return mels
+
+
+def _joined(pieces: list[Samples]) -> Samples:  # [n, bins] each -> [all, bins]
+    """Join pieces, each of which is freed as soon as it is copied: a long recording is not held twice."""
+    whole, end = np.empty((sum(map(len, pieces)), pieces[0].shape[1]), np.float32), 0
+    pieces.reverse()
+    while pieces:
+        piece = pieces.pop()
+        whole[end : end + len(piece)] = piece
+        end += len(piece)
+    return whole
 
 
 def encoder_rows(mels: NDArray[np.float32], part: FeaturePart) -> NDArray[np.float32]:  # [frames, bands]
@@ -72,6 +85,12 @@ def _power(frames: Floats) -> Samples:  # [n, 400] -> [n, 201]
     """Square the spectrum.  It is computed in float64: what is quiet beside something loud would be lost in float32."""
     squares = np.square(np.fft.rfft(frames).view(np.float64))  # real and imaginary parts in turn
     return (squares[:, ::2] + squares[:, 1::2]).astype(np.float32)
+
+
+def _bands(power: Samples, filters: Samples) -> Samples:  # [n, 201], [201, bins] -> [n, bins]
+    """Multiply a few rows at a time: for so small a product no library of linear algebra wakes up threads."""
+    rows = np.pad(power, ((0, -len(power) % _ROWS), (0, 0))).reshape(-1, _ROWS, power.shape[1])
+    return (rows @ filters).reshape(-1, filters.shape[1])[: len(power)]
 
 
 def _filled(pieces: Iterable[Samples], least: int) -> Iterator[Samples]:

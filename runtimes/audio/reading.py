@@ -74,7 +74,7 @@ def _floats(samples: NDArray[Any]) -> Samples:
             "-1 to 1 or 16- or 32-bit integers"
         )
     scale = 1.0 if samples.dtype.kind == "f" else 1 / (1 << (8 * samples.dtype.itemsize - 1))
-    return (samples.reshape(len(samples), -1) * np.float32(scale)).astype(np.float32)
+    return ((samples[:, None] if samples.ndim == 1 else samples) * np.float32(scale)).astype(np.float32)
 
 
 def _cut(samples: Samples) -> Iterator[Samples]:

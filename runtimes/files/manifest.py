@@ -44,6 +44,7 @@ from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
+from edgespec.runtimes.files.speech import SpeechPart as SpeechPart
 from edgespec.runtimes.files.text_form import TextForm as TextForm
 
 if TYPE_CHECKING:
@@ -351,6 +352,7 @@ class Manifest(Part):
     tokenizer: TokenizerFacts
     sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
     text: TextForm | None = Field(default=None, description="of an encoder-decoder: what stands around its texts")
+    speech: SpeechPart | None = Field(default=None, description="of a model that hears: what transcripts begin with")
     pooling: Pooling | None = Field(
         default=None, description="how embeddings of texts are made; None = it says nothing"
     )

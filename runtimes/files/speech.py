@@ -1,4 +1,4 @@
-"""What a manifest says of a model that hears: its features and the tokens that a transcript begins with."""
+"""What a manifest says of a model that hears: the tokens that a transcript begins with, and those of times."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ class SpeechPart(Part):
     A text begins with ``start``, its language and its task, and goes on with times and words, or, behind
     ``no_timestamps``, with words alone.  The tokens of times follow that one: 20 ms apart, from 0.00 s on.
 
-    ``frames``: of log-mel features that the encoder reads, one each 10 ms; ``languages``: the token of each, none where
-    a model knows English alone; ``previous``: stands before what was said earlier; ``no_speech``: whose probability
-    right behind ``start`` says that nobody speaks; ``suppressed``: never written; ``suppressed_first``: not at the
-    beginning; ``latest_first``: the latest that a text may begin, in steps of 20 ms.
+    ``languages``: the token of each, none where a model knows English alone; ``previous``: stands before what was said
+    earlier; ``no_speech``: whose probability right behind ``start`` says that nobody speaks; ``suppressed``: never
+    written; ``suppressed_first``: not at the beginning; ``latest_first``: the latest that a text may begin, in steps of
+    20 ms.
     """
 
-    bins: int = Field(ge=1, le=256)
-    frames: int = Field(default=3000, ge=2, le=1 << 16)
     start: Token
     languages: dict[Language, Token] = Field(default_factory=dict)
     tasks: dict[Task, Token] = Field(default_factory=dict)

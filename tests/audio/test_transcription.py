@@ -13,47 +13,19 @@ from edgespec.engine.transcript import Segment
 from edgespec.engine.transcription import Transcription, TranscriptionSettings
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import log_mel
-from tests.support.whisper import FRAMES, SPEECH, TorchListener, torch_model
+from tests.support.whisper import BINS, FRAMES, GREEDY, SPEECH, TorchListener, expected, told, torch_model
 
 torch = pytest.importorskip("torch", reason="needs edgespec[train]")
 pytest.importorskip("transformers", reason="needs transformers")
 
-GREEDY = TranscriptionSettings(
-    language="en", temperatures=(0.0,), most_compression=None, least_logprob=None, most_silence=None
-)
-
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return torch_model()
-
-
-@pytest.fixture(scope="module")
-def features() -> Any:
-    """9.3 s: four windows of 2 s and a part of one, or more."""
-    rng = np.random.default_rng(4)
-    sound = rng.standard_normal(148_800) * np.abs(np.sin(np.arange(148_800) / 5000)) / 5
-    return log_mel([np.asarray(sound, np.float32)], SPEECH.bins, least=0)
+def features(sound: Any) -> Any:
+    return log_mel([sound], BINS, least=0)
 
 
 def segments(listener: TorchListener, features: Any, settings: TranscriptionSettings) -> list[Segment]:
     return list(Transcription(listener, features, len(features), settings))
-
-
-def told(found: list[Segment]) -> list[tuple[float, float, list[int]]]:
-    return [(round(one.start, 3), round(one.end, 3), one.tokens) for one in found]
-
-
-def expected(model: Any, features: Any, **options: Any) -> list[tuple[float, float, list[int]]]:
-    """Ask transformers, which ends a window's last segment with the time that the next begins with, too."""
-    asked = {"language": "en", "task": "transcribe", "temperature": (0.0,), "return_segments": True} | options
-    made = model.generate(torch.from_numpy(features.T[None].copy()), **asked)
-    found = []
-    for one in made["segments"][0]:
-        tokens = one["tokens"].tolist()
-        twice = len(tokens) > 2 and tokens[-2] >= SPEECH.first_time
-        found.append((round(float(one["start"]), 3), round(float(one["end"]), 3), tokens[:-1] if twice else tokens))
-    return found
 
 
 @pytest.mark.parametrize("seed, before", [(0, True), (0, False), (2, True)])
@@ -71,13 +43,12 @@ def test_the_language_the_prompt_and_windows_without_speech_are_those_of_transfo
 ) -> None:
     listener = TorchListener(model)
     running = Transcription(listener, features, len(features), GREEDY.changed(language=None, prompt="ABCD"))
-    found, words = list(running), torch.tensor([SPEECH.previous, *map(ord, "ABCD")])
-    words[1:] -= 48
+    found, words = list(running), torch.tensor([SPEECH.previous, *listener.encode(" ABCD")])
     assert told(found) == expected(model, features, language=None, prompt_ids=words, condition_on_prev_tokens=True)
     code = running.transcript.language
     logits = listener.row([SPEECH.start])
     assert code is not None
-    assert SPEECH.languages[code] == listener.prompts[0][6]
+    assert SPEECH.languages[code] == listener.prompts[0][7]
     assert running.transcript.language_probability is not None
     assert logits[SPEECH.languages[code]] >= max(logits[token] for token in SPEECH.languages.values())
     quiet = GREEDY.changed(least_logprob=-1.3, most_silence=0.0)  # every unlikely window is one
@@ -90,7 +61,7 @@ def test_the_language_the_prompt_and_windows_without_speech_are_those_of_transfo
 def test_a_recording_shorter_than_a_window(model: Any) -> None:
     """The rest of the window is silence, and nothing is heard behind the sound."""
     sound = np.asarray(np.random.default_rng(1).standard_normal(16_000) / 9, np.float32)
-    whole = log_mel([sound], SPEECH.bins, least=FRAMES * 160)
+    whole = log_mel([sound], BINS, least=FRAMES * 160)
     listener = TorchListener(model)
     found = list(Transcription(listener, whole, 100, GREEDY))
     assert (listener.windows[0] == whole).all()

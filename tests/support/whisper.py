@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,17 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.plain import Plain
+from edgespec.engine.transcript import Segment
+from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.runtimes.files.speech import SpeechPart
 from tests.support.reference import FunctionTarget
 
-WORDS, EOS, CONTEXT, FRAMES = 60, 60, 64, 200  # windows of 2 s
+DIGITS = Path(__file__).parents[1] / "data" / "digits"  # recordings, by language
+SAID = {"en": "nine five three one two one", "de": "eins sechs fünf neun", "es": "cinco cuatro siete tres cinco",
+        "fr": "trois deux zéro zéro six"}  # fmt: skip
+EOS, CONTEXT, FRAMES, BINS = 60, 64, 200, 80  # words are below EOS, windows have 2 s
+LETTERS = " " + "".join(chr(48 + token) for token in range(1, EOS))  # the words
 SPEECH = SpeechPart(
-    bins=80,
-    frames=FRAMES,
     start=61,
     languages={"en": 62, "de": 63, "ko": 64},
     tasks={"translate": 65, "transcribe": 66},
@@ -28,6 +33,9 @@ SPEECH = SpeechPart(
     suppressed=[3, 61, 62, 63, 64, 65, 66, 67, 68],
     suppressed_first=[5, EOS],
     latest_first=20,
+)
+GREEDY = TranscriptionSettings(
+    language="en", temperatures=(0.0,), most_compression=None, least_logprob=None, most_silence=None
 )
 VOCAB = SPEECH.first_time + FRAMES // 2 + 1
 
@@ -40,7 +48,7 @@ def torch_model(seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
     config = transformers.WhisperConfig(
-        vocab_size=VOCAB, num_mel_bins=SPEECH.bins, encoder_attention_heads=4, decoder_attention_heads=4,
+        vocab_size=VOCAB, num_mel_bins=BINS, encoder_attention_heads=4, decoder_attention_heads=4,
         max_source_positions=FRAMES // 2, max_target_positions=CONTEXT, init_std=0.3, pad_token_id=EOS,
         bos_token_id=EOS, eos_token_id=EOS, decoder_start_token_id=SPEECH.start,
         suppress_tokens=None, begin_suppress_tokens=None, **{**sizes, **changes},
@@ -56,10 +64,49 @@ def torch_model(seed: int = 0, **changes: Any) -> Any:
     return model
 
 
+def write_whisper(folder: Path, model: Any) -> Path:
+    """Write a checkpoint of the model, with a tokenizer of letters and the names of Whisper's special tokens."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    model.save_pretrained(folder)
+    named: dict[int | None, str] = {
+        EOS: "endoftext", SPEECH.start: "startoftranscript", SPEECH.previous: "startofprev",
+        SPEECH.no_speech: "nospeech", SPEECH.no_timestamps: "notimestamps",
+        **{token: code for code, token in SPEECH.languages.items()},
+        **{token: str(task) for task, token in SPEECH.tasks.items()},
+        **{SPEECH.first_time + at: f"{at * 0.02:.2f}" for at in range(FRAMES // 2 + 1)},
+    }  # fmt: skip
+    made = Tokenizer(models.WordLevel({letter: token for token, letter in enumerate(LETTERS)}, LETTERS[1]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse()
+    made.add_special_tokens([AddedToken(f"<|{named[token]}|>", special=True) for token in range(EOS, VOCAB)])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "WhisperTokenizer"}', "utf-8")
+    return folder
+
+
+def told(found: Sequence[Segment]) -> list[tuple[float, float, list[int]]]:
+    """Tell times and tokens of segments."""
+    return [(round(one.start, 3), round(one.end, 3), one.tokens) for one in found]
+
+
+def expected(model: Any, features: NDArray[np.float32], **options: Any) -> list[tuple[float, float, list[int]]]:
+    """Ask transformers, which ends a window's last segment with the time that the next begins with, too."""
+    import torch
+
+    asked = {"language": "en", "task": "transcribe", "temperature": (0.0,), "return_segments": True} | options
+    made = model.generate(torch.from_numpy(features.T[None].copy()), **asked)
+    found = []
+    for one in made["segments"][0]:
+        tokens = one["tokens"].tolist()
+        twice = len(tokens) > 2 and tokens[-2] >= SPEECH.first_time
+        found.append((round(float(one["start"]), 3), round(float(one["end"]), 3), tokens[:-1] if twice else tokens))
+    return found
+
+
 class TorchListener:
     """A ``Listener`` of transformers' model, without a cache, through the loop; words are letters."""
 
-    speech, vocab, context, eos = SPEECH, VOCAB, CONTEXT, frozenset({EOS})
+    speech, frames, vocab, context, eos = SPEECH, FRAMES, VOCAB, CONTEXT, frozenset({EOS})
 
     def __init__(self, model: Any, drafter: Drafter | None = None) -> None:
         self.model, self.drafter = model, drafter or Plain()
@@ -93,7 +140,7 @@ class TorchListener:
             yield made
 
     def encode(self, text: str) -> list[int]:
-        return [ord(letter) - 48 for letter in text.strip()]
+        return [LETTERS.index(letter) for letter in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(chr(48 + token) for token in tokens)
+        return "".join(LETTERS[token] for token in tokens)

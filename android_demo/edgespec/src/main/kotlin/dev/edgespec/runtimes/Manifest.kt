@@ -230,7 +230,7 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun Reader.manifest(): Manifest {
-    ignore("schema_version", "parity", "memory", "pooling", "text")
+    ignore("schema_version", "parity", "memory", "pooling", "text", "speech")
     text("edgespec_version")
     val (bos, eos) = part("tokenizer") {
         flag("chat_template")

@@ -1,0 +1,205 @@
+"""Whisper of random weights: features, encoder, memory and decoder rows, beside CTranslate2 and transformers.
+
+    python -m benchmarks.hearing small --format int8 --threads 2 --pairs 5
+
+30 s of sound; all run in turns, in one process, with as many threads.  ``features``: log-mel of 30 s; ``encoder``: all
+of its rows; ``fill``: keys and values of the memory; ``rows``: a pass of so many rows with 64 tokens before them;
+``text``: 32 tokens, greedy, from the encoder's rows on.  CTranslate2 (int8) and transformers (float32) are left out
+where they are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import alternate, conditions, ratio, show
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.runtimes.audio.features import WINDOW_SAMPLES, encoder_rows, log_mel
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.shared import Model
+
+SHAPES: dict[str, tuple[int, int, int, int]] = {  # width, layers of encoder and decoder, bands
+    "micro": (64, 2, 2, 80),
+    "tiny": (384, 4, 4, 80),
+    "base": (512, 6, 6, 80),
+    "small": (768, 12, 12, 80),
+    "medium": (1024, 24, 24, 80),
+    "large-v3-turbo": (1280, 32, 4, 128),
+}
+VOCAB, START, WRITTEN, BEFORE = 51_866, [50_258, 50_259, 50_360, 50_364], 32, 64
+Runs = dict[str, Callable[[], None]]
+
+
+def made(shape: str) -> Any:
+    """Make transformers' model of a shape."""
+    import torch
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    width, encoder, decoder, bands = SHAPES[shape]
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=VOCAB, num_mel_bins=bands, d_model=width, encoder_layers=encoder, decoder_layers=decoder,
+        encoder_attention_heads=width // 64, decoder_attention_heads=width // 64, encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width, suppress_tokens=None, begin_suppress_tokens=None, forced_decoder_ids=None,
+    )  # fmt: skip
+    return WhisperForConditionalGeneration(config).eval()
+
+
+def ours(folder: Path, source: Path, form: Any, threads: int, features: NDArray[np.float32]) -> Runs:
+    """Write the model as a bundle's, and give what is timed."""
+    arch = open_model(source, None)
+    folder.mkdir()
+    part = write_model(folder, arch, ModelSpec(form)).part
+    assert part.encoder is not None
+    assert part.source is not None
+    assert part.source.features is not None
+    encoder, model = Encoder(Model(folder, part.encoder, NATIVE, threads)), Model(folder, part, NATIVE, threads)
+    memories, slot = Memories(model, 2), open_slot(model)
+    assert isinstance(slot, NativeSlot)
+    given = encoder_rows(features, part.source.features)
+    heard = encoder.encode(given)
+    number = [0]
+
+    def fill() -> None:
+        number[0] += 1
+        slot.attend(memories.fill(heard, str(number[0]).encode()))
+
+    def rows(count: int) -> Callable[[], None]:
+        tokens = np.arange(count, dtype=np.int64)
+
+        def run() -> None:
+            slot.crop(0)
+            slot.prefill(list(range(BEFORE)))
+            slot.forward(tokens)
+
+        return run
+
+    def prefilled() -> None:
+        slot.crop(0)
+        slot.prefill(list(range(BEFORE)))
+
+    def text() -> None:
+        fill()
+        tokens = list(START)
+        slot.prefill(tokens[:-1])
+        for _ in range(WRITTEN):
+            best = slot.forward(np.array(tokens[-1:], np.int64)).logits[0].argmax()
+            slot.keep([0])
+            tokens.append(int(best))
+
+    fill()
+    passes = {f"rows {count}": rows(count) for count in (1, 4, 8)}
+    return {"encoder": lambda: discard(encoder.encode(given)), "fill": fill, "prefill": prefilled, **passes,
+            "text": text}  # fmt: skip
+
+
+def transformers_runs(model: Any, threads: int, features: NDArray[np.float32]) -> Runs:
+    """Give what is timed of transformers, in float32."""
+    import torch
+
+    torch.set_num_threads(threads)
+    given = torch.from_numpy(features.T[None].copy())
+    with torch.no_grad():
+        heard = model.model.encoder(given)
+
+    def encode() -> None:
+        with torch.no_grad():
+            model.model.encoder(given)
+
+    def text() -> None:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        cache, tokens = None, torch.tensor([START])
+        with torch.no_grad():
+            for _ in range(WRITTEN):
+                out = model(
+                    encoder_outputs=BaseModelOutput(heard.last_hidden_state), decoder_input_ids=tokens,
+                    past_key_values=cache, use_cache=True,
+                )  # fmt: skip
+                cache, tokens = out.past_key_values, out.logits[:, -1:].argmax(-1)
+
+    return {"encoder": encode, "text": text}
+
+
+def ctranslate2_runs(model: Any, folder: Path, threads: int, features: NDArray[np.float32]) -> Runs:
+    """Convert the model to CTranslate2's int8, and give what is timed."""
+    import ctranslate2
+    from ctranslate2.converters.transformers import WhisperLoader
+
+    spec = WhisperLoader().get_model_spec(model)
+    special = {50_257: "endoftext", 50_258: "startoftranscript", 50_259: "en", 50_360: "transcribe", 50_363: "nospeech",
+               50_364: "notimestamps"}  # fmt: skip
+    spec.register_vocabulary([f"<|{special[token]}|>" if token in special else f"w{token}" for token in range(VOCAB)])
+    spec.config.suppress_ids, spec.config.suppress_ids_begin = [], []
+    spec.config.lang_ids, spec.config.alignment_heads = [50_259], [(0, 0)]
+    spec.validate()
+    spec.optimize(quantization="int8")
+    folder.mkdir()
+    spec.save(str(folder))
+    whisper = ctranslate2.models.Whisper(str(folder), compute_type="int8", intra_threads=threads)
+    given = ctranslate2.StorageView.from_array(features.T[None].copy())
+    heard = whisper.encode(given)
+
+    def text() -> None:
+        found = whisper.generate(heard, [START], beam_size=1, max_length=len(START) + WRITTEN, suppress_blank=False,
+                                 suppress_tokens=[])  # fmt: skip
+        assert found
+
+    return {"encoder": lambda: discard(whisper.encode(given)), "text": text}
+
+
+def discard(_: Any) -> None:
+    """Take a result, so that it was waited for."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--format", choices=FORMATS, default="int8")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=5)
+    arguments = parser.parse_args()
+    sound = np.asarray(np.random.default_rng(0).standard_normal(WINDOW_SAMPLES) / 8, np.float32)
+    features = log_mel([sound], SHAPES[arguments.shape][3])
+    model = made(arguments.shape)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        model.save_pretrained(folder / "source")
+        runs = ours(folder / "bundle", folder / "source", arguments.format, arguments.threads, features)
+        others = {"transformers": transformers_runs(model, arguments.threads, features)}
+        if importlib.util.find_spec("ctranslate2") is not None:
+            others["ctranslate2"] = ctranslate2_runs(model, folder / "ct2", arguments.threads, features)
+        every = {f"edgespec {name}": run for name, run in runs.items()} | {
+            f"{who} {name}": run for who, each in others.items() for name, run in each.items()
+        }
+        every["edgespec features"] = lambda: discard(log_mel([sound], features.shape[1]))
+        times = alternate(every, arguments.pairs, warm=1)
+    before = median(times.pop("edgespec prefill"))
+    figures = {name: round(median(found), 2) for name, found in times.items()}
+    for count in (1, 4, 8):
+        figures[f"edgespec rows {count}"] = round(figures[f"edgespec rows {count}"] - before, 2)
+    ratios = {
+        f"{who} / edgespec, {name}": ratio(times[f"{who} {name}"], times[f"edgespec {name}"])
+        for who, each in others.items()
+        for name in each
+    }
+    show({"conditions": conditions(threads=arguments.threads, shape=arguments.shape, format=arguments.format),
+          "milliseconds": figures, "ratios": ratios})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

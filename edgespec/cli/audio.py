@@ -1,0 +1,110 @@
+"""``edgespec run --audio``: a recording to text or subtitles."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.common import emit_json, group, make_settings, open_engine, option, progress
+from edgespec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from edgespec.engine.transcript import TextFormat, Transcript
+    from edgespec.engine.transcription import TranscriptionSettings
+
+FORMS = ["txt", "srt", "vtt", "json"]
+
+audio_options = group(
+    "Sound",
+    option("--audio", "A recording to transcribe: wav, flac, ogg or mp3; - reads it from stdin.", metavar="FILE"),
+    option("--language", "Spoken there, as in en.  [default: it is detected]"),
+    option("--task", "Write it down, or translate it into English.", ["transcribe", "translate"], "transcribe"),
+    option("--timestamps/--no-timestamps", "Whether segments have times.", default=True),
+    option("--format", "Of the transcript.", FORMS, "txt", dest="form"),
+)
+
+
+def transcribe(
+    bundle: str, prompts: tuple[str, ...], method: str | None, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Transcribe one recording; segments stream to stdout, one line about it goes to stderr."""
+    from edgespec.engine.transcript import written
+    from edgespec.library import ready
+
+    _check(prompts, options)
+    make_settings(method, options)  # what cannot be is refused before anything is loaded
+    asked, sound = _asked(prompts, options), _sound(options["audio"])
+    form: TextFormat = "json" if as_json else options["form"]
+    with progress() as report:
+        folder = ready(bundle, report)
+    begun = time.perf_counter()
+    with open_engine(folder, options) as engine:
+        running = engine.transcription(sound, asked, make_settings(method, options, engine.defaults))
+        if form == "vtt":
+            click.echo("WEBVTT\n")
+        try:
+            for number, segment in enumerate(running, 1):
+                if form != "json":
+                    click.echo(written(segment, form, number), nl=False)
+        except KeyboardInterrupt:
+            running.close()
+            sys.exit(130)
+        found = running.transcript
+    if as_json:
+        emit_json({"bundle": bundle, "audio": options["audio"]} | found.as_dict())
+    elif form == "json":
+        click.echo(found.write("json"), nl=False)
+    click.echo(summary(found, time.perf_counter() - begun), err=True)
+
+
+def summary(found: Transcript, seconds: float) -> str:
+    """One line: how much sound in how much time, its language, and how its text was decoded."""
+    how = found.how
+    parts = [f"{found.duration:.1f} s of sound in {seconds:.1f} s"]
+    if found.language is not None:
+        sure = found.language_probability
+        parts.append(found.language if sure is None else f"{found.language} ({sure:.0%} sure)")
+    parts.append(f"{how.get('tokens', 0)} tokens in {how.get('rounds', 0)} passes")
+    if how.get("drafted"):
+        parts.append("same text" if how["exact"] else "lossless" if how["lossless"] else "lossy as asked for")
+    return ", ".join(filter(None, [*parts, how.get("method_used")]))
+
+
+def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Refuse what does not go with a recording.
+
+    Raises:
+        click.UsageError: it is named.
+    """
+    for name in ("chat", "session", "input", "output", "system", "tools", "mcp", "template", "stop"):
+        if options.get(name):
+            raise click.UsageError(f"--{'template-option' if name == 'template' else name} does not go with --audio")
+    if any(options.get(name) for name in ("json_schema", "regex", "grammar")):
+        raise click.UsageError("a grammar does not go with --audio: transcripts follow the model's own rules")
+    if len(prompts) > 1:
+        raise click.UsageError("give one --prompt: words in front of the recording")
+
+
+def _asked(prompts: tuple[str, ...], options: dict[str, Any]) -> TranscriptionSettings:
+    from edgespec.engine.transcription import TranscriptionSettings
+
+    asked = TranscriptionSettings(
+        language=options["language"],
+        task=options["task"],
+        timestamps=options["timestamps"],
+        prompt=prompts[0] if prompts else None,
+    )
+    temperature = options["temperature"]
+    return asked if not temperature else asked.changed(temperatures=(temperature,))
+
+
+def _sound(name: str) -> Path | bytes:
+    if name != "-":
+        return Path(name)
+    if sys.stdin is None:
+        raise InvalidRequest("stdin is closed, but the recording is to be read from it", "give --audio FILE")
+    return sys.stdin.buffer.read()

@@ -1,0 +1,159 @@
+"""A loaded bundle that hears: recordings to features, windows to the encoder, texts through the loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.loop import Round
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import AR
+from edgespec.engine.encoding import Source
+from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.request import Stream, check_cancel
+from edgespec.engine.result import Result, of_all
+from edgespec.engine.transcription import Features, Transcription, TranscriptionSettings
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.audio.features import HOP, encoder_rows, log_mel
+from edgespec.runtimes.audio.reading import RATE, Sound, pieces
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.files.speech import SpeechPart
+
+
+class Cancelled(EdgespecError):
+    """Somebody ended a transcription."""
+
+
+def why_deaf(manifest: Manifest) -> str | None:
+    """Say why a bundle transcribes nothing; None = it does."""
+    return None if manifest.speech is not None else "this bundle's model reads text, not sound: expected one that hears"
+
+
+def transcription(
+    engine: LoadedBundle,
+    sound: Sound,
+    asked: TranscriptionSettings,
+    settings: Settings,
+    rate: int = RATE,
+    on_text: Callable[[str], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Transcription:
+    """Begin a transcription; see ``Engine.transcription``."""
+    check_cancel(cancel)
+    listener = EngineListener(engine.usable, settings, cancel or threading.Event())
+    count = 0
+
+    def counted() -> Iterator[NDArray[np.float32]]:
+        nonlocal count
+        for piece in pieces(sound, rate):
+            count += len(piece)
+            yield piece
+
+    features = log_mel(counted(), listener.bins, least=listener.frames * HOP)
+    frames = max(1, min(len(features), count // HOP))
+    return Transcription(listener, features, frames, asked, settings.sampling, on_text, listener.how)
+
+
+class _Row:
+    """A constraint that forbids nothing, and keeps the row that it is asked about."""
+
+    scored = False
+
+    def __init__(self) -> None:
+        self.row: NDArray[np.float32] | None = None
+
+    def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
+        """See Constraint."""
+        self.row = None if row is None else row.copy()
+        return None
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """See Constraint."""
+        return []
+
+
+class EngineListener:
+    """A ``Listener`` over an engine.
+
+    Args:
+        engine: usable.
+        settings: of its texts: method, gamma and the like.
+        cancel: ends it at the next round.
+
+    Raises:
+        InvalidRequest: its model does not hear.
+    """
+
+    def __init__(self, engine: LoadedBundle, settings: Settings, cancel: threading.Event) -> None:
+        manifest = engine.bundle.manifest
+        source = manifest.target.source
+        if manifest.speech is None or source is None or source.features is None:
+            raise InvalidRequest(
+                why_deaf(manifest) or "this bundle's model has no features of sound", "such as openai/whisper-small"
+            )
+        self.speech: SpeechPart = manifest.speech
+        self.frames, self.bins = source.features.frames, source.features.bands
+        self.vocab, self.context, self.eos = manifest.target.facts.vocab, engine.context, engine.eos
+        self._features = source.features
+        self._engine, self._settings, self._cancel = engine, settings, cancel
+        self._window: Source | None = None
+        self._results: list[Result] = []
+
+    def hear(self, window: Features) -> None:
+        """See Listener."""
+        self._window = Source.of(encoder_rows(window, self._features), (self.speech.start,))
+
+    def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """See Listener."""
+        kept = _Row()
+        one = Settings(method=AR, max_new_tokens=1, ignore_eos=True, sampling=SamplingParams(constraint=kept))
+        for _ in self._stream(tokens, one):
+            pass
+        assert kept.row is not None
+        return kept.row
+
+    def write(self, tokens: Sequence[int], sampling: SamplingParams, most: int) -> Iterator[Round]:
+        """See Listener."""
+        settings = replace(self._settings, sampling=sampling, max_new_tokens=most, logprobs=True)
+        stream = self._stream(tokens, settings)
+        for chunk in stream:
+            if chunk.round is not None:
+                yield chunk.round
+        self._results.append(stream.result)
+
+    def _stream(self, tokens: Sequence[int], settings: Settings) -> Stream:
+        if self._cancel.is_set():
+            raise Cancelled("cancelled before the recording was transcribed")
+        assert self._window is not None
+        return Stream(self._engine, replace(self._window, begin=tuple(tokens)), settings, self._cancel)
+
+    def encode(self, text: str) -> list[int]:
+        """See Listener."""
+        return self._engine.codec.encode(text, special=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See Listener."""
+        return self._engine.codec.decode(tokens)
+
+    def how(self) -> dict[str, object]:
+        """Say how the texts were decoded; the keys are stable."""
+        found, stats = self._results, [result.stats for result in self._results]
+        used = [result.method_used for result in found if result.stats.drafted] or [one.method_used for one in found]
+        return {
+            "method_requested": self._settings.method,
+            "method_used": max(used, key=used.count) if used else AR,
+            "lossless": of_all(result.lossless for result in found),
+            "exact": of_all(result.exact for result in found),
+            "operators": self._engine.operators.kind,
+            "texts": len(found),
+            "tokens": sum(one.tokens for one in stats),
+            "rounds": sum(one.rounds for one in stats),
+            "drafted": sum(one.drafted for one in stats),
+            "accepted": sum(one.accepted for one in stats),
+            "decode_ms": round(sum(one.decode_ms for one in stats), 1),
+        }

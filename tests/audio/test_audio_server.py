@@ -1,0 +1,101 @@
+"""Transcriptions and translations over HTTP, as OpenAI's own client asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edgespec.engine.loading import load
+from tests.server.conftest import Later, Served, start, stop
+from tests.support.whisper import DIGITS, SAID
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Later("openai")
+
+TALK = DIGITS / "en.wav"
+
+
+@pytest.fixture(scope="module")
+def server(digits: Path) -> Iterator[Served]:
+    running = start(digits, "--name", "ear")
+    yield running
+    stop(running)
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def test_every_form_of_a_transcript_is_the_engines(client: openai.OpenAI, digits: Path) -> None:
+    with load(digits, threads=1) as engine:
+        wanted = engine.transcribe(TALK)
+    create: Any = partial(client.audio.transcriptions.create, model="ear", file=TALK)
+    segments: list[Any] = ["segment"]
+    told: Any = create(response_format="verbose_json", timestamp_granularities=segments, language="en")
+    assert (told.text, told.language, told.duration) == (SAID["en"], "en", wanted.duration)
+    assert [(one.start, one.end, one.tokens) for one in told.segments] == [
+        (one.start, one.end, one.tokens) for one in wanted.segments
+    ]
+    assert create().text == SAID["en"]
+    forms: list[Any] = ["srt", "vtt", "text"]
+    assert [create(response_format=form) for form in forms] == [
+        wanted.write("srt"), wanted.write("vtt"), f"{SAID['en']}\n"
+    ]  # fmt: skip
+    assert create(prompt="one two", temperature=0.1, extra_body={"method": "speculative"}).text
+
+
+@pytest.mark.filterwarnings("ignore:deprecated")  # OpenAI's client says so of its own call
+def test_a_translation_is_into_english(client: openai.OpenAI) -> None:
+    create: Any = partial(client.audio.translations.create, model="ear", file=DIGITS / "fr.wav")
+    assert create().text == "three two zero zero six"
+    with pytest.raises(openai.BadRequestError, match="always into English"):
+        create(extra_body={"language": "de"})
+
+
+def test_a_stream_tells_segments_and_then_all(client: openai.OpenAI) -> None:
+    *deltas, done = client.audio.transcriptions.create(model="ear", file=TALK, stream=True)
+    assert [event.type for event in deltas] == ["transcript.text.delta"]
+    assert done.type == "transcript.text.done"
+    assert done.text == SAID["en"] == "".join(event.delta for event in deltas).strip()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"file": b"no sound"}, "sound file"),
+        ({"language": "xx"}, "unknown language"),
+        ({"response_format": "xml"}, "response_format"),
+        ({"temperature": 2}, "temperature"),
+        ({"timestamp_granularities": ["word"]}, "times of words"),
+        ({"extra_body": {"volume": 1}}, "volume"),
+        ({"extra_body": {"method": "magic"}}, "magic"),
+    ],
+)
+def test_what_cannot_be_transcribed_is_refused_by_name(
+    client: openai.OpenAI, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.audio.transcriptions.create(**{"model": "ear", "file": TALK, **asked})
+
+
+def test_models_that_hear_say_so_and_others_refuse(client: openai.OpenAI, bundles: Callable[..., Path]) -> None:
+    with pytest.raises(openai.NotFoundError, match="this server has 'ear'"):
+        client.audio.transcriptions.create(model="eye", file=TALK)
+    (told,) = client.models.list().data
+    assert told.model_extra is not None
+    assert told.model_extra["edgespec"]["hears"]
+    with pytest.raises(openai.APIStatusError, match="multipart/form-data"):
+        client.post("/audio/transcriptions", body={"model": "ear"}, cast_to=object)
+    running = start(bundles("native"), "--name", "poet")
+    other = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    with other, pytest.raises(openai.BadRequestError, match="not sound"):
+        other.audio.transcriptions.create(model="poet", file=TALK)
+    stop(running)

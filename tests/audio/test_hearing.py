@@ -1,0 +1,144 @@
+"""A bundle of Whisper hears what transformers hears: the engine, every method, the command line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.engine.transcript import FORMATS
+from edgespec.engine.transcription import Transcription
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.audio.features import encoder_rows, log_mel
+from edgespec.runtimes.audio.reading import pieces
+from edgespec.runtimes.slots.encoder import Encoder
+from edgespec.runtimes.slots.shared import Model
+from tests.cli.conftest import Command
+from tests.cli.conftest import command as command
+from tests.support.whisper import BINS, DIGITS, FRAMES, GREEDY, SAID, SPEECH, expected, told
+
+
+@pytest.fixture(scope="module")
+def engine(whisper_bundle: Path) -> Iterator[Engine]:
+    with load(whisper_bundle, threads=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trained(digits: Path) -> Iterator[Engine]:
+    with load(digits, threads=1) as made:
+        yield made
+
+
+def test_a_bundle_says_what_transcripts_begin_with(engine: Engine) -> None:
+    assert engine.bundle.manifest.speech == SPEECH
+
+
+def test_rows_of_the_encoder_are_those_of_transformers(engine: Engine, model: Any) -> None:
+    import torch
+
+    features = np.asarray(np.random.default_rng(0).standard_normal((FRAMES, BINS)), np.float32)
+    part = engine.bundle.manifest.target
+    assert part.encoder is not None
+    assert part.source is not None
+    assert part.source.features is not None
+    encoder = Encoder(Model(engine.bundle.path, part.encoder, "native", 1))
+    found = encoder.encode(encoder_rows(features, part.source.features))
+    with torch.no_grad():
+        wanted = model.model.encoder(torch.from_numpy(features.T[None].copy())).last_hidden_state[0].numpy()
+    assert np.abs(found - wanted).max() < 1e-4
+    encoder.close()
+
+
+@pytest.mark.parametrize("method", [None, "ar", "ngram"])
+def test_transcripts_are_those_of_transformers_by_every_method(
+    engine: Engine, model: Any, sound: Any, method: str | None
+) -> None:
+    wanted = expected(model, log_mel([sound], BINS, least=0), condition_on_prev_tokens=True)
+    found = engine.transcribe(sound, GREEDY, settings=Settings(method=method))
+    assert told(found.segments) == wanted
+    assert (found.how["lossless"], found.how["exact"]) == (True, True)
+    assert found.how["tokens"] >= found.how["rounds"] > 0
+
+
+def test_a_seed_repeats_a_text_that_is_written_again(engine: Engine, sound: Any) -> None:
+    asked = GREEDY.changed(temperatures=(0.0, 0.7), least_logprob=0.0)
+    one, other = (engine.transcribe(sound, asked, settings=Settings().changed(seed=5)) for _ in range(2))
+    assert told(one.segments) == told(other.segments)
+    assert {segment.temperature for segment in one.segments} == {0.7}
+
+
+@pytest.mark.parametrize("method", [None, "ar", "ngram", "speculative"])
+def test_digits_are_heard_in_four_languages(trained: Engine, method: str | None) -> None:
+    always, accepted = Settings(method=method, adaptive=method is None, fallback=method is None), 0
+    for language, text in SAID.items():
+        found = trained.transcribe(DIGITS / f"{language}.wav", settings=always)
+        assert (found.text, found.language) == (text, language)
+        assert (found.language_probability or 0) > 0.9
+        (segment,) = found.segments
+        assert segment.start < found.duration - 0.5 < segment.end < found.duration + 0.1
+        assert found.how["exact"]
+        accepted += found.how["accepted"]
+    assert method != "speculative" or accepted > 5
+    assert trained.transcribe(DIGITS / "fr.wav", task="translate").text == "three two zero zero six"
+
+
+def test_a_long_recording_of_several_windows(trained: Engine) -> None:
+    """Each number and the pause behind it fill a window of 6 s."""
+    numbers = [np.concatenate(list(pieces(DIGITS / f"{code}.wav"))) for code in ("en", "en", "en")]
+    whole = np.concatenate([np.pad(one, (0, 6 * 16_000 - len(one))) for one in numbers])
+    found = trained.transcribe(whole, language="en", previous_text=False)
+    assert [(one.text.strip(), one.start) for one in found.segments] == [(SAID["en"], at) for at in (0.0, 6.0, 12.0)]
+    assert found.duration == 18
+
+
+def test_what_is_no_recording_and_who_hears_nothing(engine: Engine, bundles: Callable[..., Path], sound: Any) -> None:
+    ended = threading.Event()
+    ended.set()
+    for wrong, why in ((b"nothing", "sound file"), (np.zeros(0, np.float32), "no samples"), ("nowhere.wav", "is none")):
+        with pytest.raises(InvalidRequest, match=why):
+            engine.transcribe(wrong)
+    with pytest.raises(EdgespecError, match="cancelled"):
+        engine.transcribe(sound, cancel=ended)
+    with load(bundles("native"), threads=1) as reader, pytest.raises(InvalidRequest, match="not sound"):
+        reader.transcribe(sound)
+    assert isinstance(engine.transcription(sound), Transcription)
+
+
+def test_the_command_writes_text_subtitles_and_json(command: Command, digits: Path, trained: Engine) -> None:
+    run = "run", digits, "--audio", DIGITS / "de.wav", "--threads", 1
+    wanted = trained.transcribe(DIGITS / "de.wav")
+    for form in FORMATS:
+        told = command(*run, "--format", form)
+        assert told.code == 0
+        assert "1.7 s of sound in" in told.err
+        assert "de (100% sure)" in told.err
+        if form != "json":
+            assert told.out == wanted.write(form)
+    assert json.loads(told.out)["text"] == SAID["de"]
+    assert command(*run, "--json").json["segments"] == [one.as_dict(at) for at, one in enumerate(wanted.segments)]
+    piped = "--audio", "-", "--threads", 1, "--no-timestamps", "--task", "translate", "--language", "de"
+    told = command("run", digits, *piped, stdin=(DIGITS / "de.wav").read_bytes())
+    assert told.out == "one six five nine\n"
+
+
+@pytest.mark.parametrize(
+    "words, code, why",
+    [
+        (("--language", "xx"), 1, "unknown language"),
+        (("--chat",), 2, "--chat does not go with --audio"),
+        (("--regex", "a"), 2, "grammar"),
+        (("--prompt", "a", "--prompt", "b"), 2, "one --prompt"),
+        (("--format", "doc"), 2, "--format"),
+    ],
+)
+def test_what_does_not_go_with_a_recording(command: Command, digits: Path, words: Any, code: int, why: str) -> None:
+    command("run", digits, "--audio", DIGITS / "en.wav", *words).refused(code, why)
