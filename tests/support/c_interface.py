@@ -109,11 +109,12 @@ class Native:
                 slots: Sequence[int] | None = None, gates: Sequence[int] | None = None, logits: int = ALL_ROWS,
                 top: int = 0, hidden: int = 0) -> Found:  # fmt: skip
         rows = len(inputs if tokens is None else tokens)
-        request = Request(
-            ctypes.sizeof(Request), rows, array(tokens, np.int64, POINTER(c_int64)),
-            array(inputs, np.float32, POINTER(c_float)), array(parents, np.int32, POINTER(c_int32)),
-            array(slots, np.int32, POINTER(c_int32)), array(gates, np.uint8, POINTER(c_uint8)), logits, top, hidden,
-        )  # fmt: skip
+        kept = [  # a structure does not keep what its pointers point to
+            array(tokens, np.int64, POINTER(c_int64)), array(inputs, np.float32, POINTER(c_float)),
+            array(parents, np.int32, POINTER(c_int32)), array(slots, np.int32, POINTER(c_int32)),
+            array(gates, np.uint8, POINTER(c_uint8)),
+        ]  # fmt: skip
+        request = Request(ctypes.sizeof(Request), rows, *kept, logits, top, hidden)
         result = Result(ctypes.sizeof(Result))
         call("edgespec_pass", self._cache, byref(request), byref(result))
         return found(result, rows)
