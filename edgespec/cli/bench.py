@@ -152,6 +152,7 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
     for bundle in bundles:
         engine = open_engine(bundle, options)
         entries.append(BenchEntry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
+    settings = _ended(settings, [entry.engine for entry in entries])
     texts = read_prompts(entries[0].engine, options["prompts"], options["limit"])
     stopped, watch = Event(), Watch()
     with progress() as told:
@@ -199,6 +200,12 @@ def _settings(options: dict[str, Any]) -> Settings:
     if not settings.sampling.greedy and settings.sampling.seed is None:
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     return settings
+
+
+def _ended(settings: Settings, engines: list[Engine]) -> Settings:
+    """Let texts about a source end: what stands behind the end is nothing that a model was made to write."""
+    ends = any(engine.sources is not None for engine in engines)
+    return settings.changed(ignore_eos=False) if ends else settings
 
 
 def _plot(figures: list[MethodFigures], rows: list[dict[str, Any]], engines: Mapping[str, Engine], path: Path) -> None:

@@ -114,7 +114,7 @@ def run_trials(
         trials by method, plain decoding's as ``ar``; what failed, in words.
     """
     new = _length(seconds, step_ms, len(methods) + 1, engine.context - max(map(len, prompts)))
-    settings = Settings(max_new_tokens=new, ignore_eos=True)
+    settings = Settings(max_new_tokens=new, ignore_eos=engine.sources is None)  # a text about a source has an end
     results: dict[str, list[Result]] = {name: [] for name in (AR, *methods)}
     failed: dict[str, str] = {}
     begun, names = clock(), list(results)

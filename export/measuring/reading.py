@@ -22,6 +22,7 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.sources import SourceTexts
 
 MOST = 256  # rows of the source
+LEAST = 64  # tokens that are compared: what stands behind an end is not what a model was made to write
 Array = NDArray[np.float32]
 
 
@@ -54,13 +55,15 @@ class Reading:
         slot.attend(Memories(slot.model, 1).fill(own, b"measured"))
 
     def written(self, slot: Slot, count: int, eos: Collection[int]) -> list[int]:
-        """Let a model write so many tokens about the source greedily, without an end."""
+        """Let a model write at most ``count`` tokens about the source greedily; from ``LEAST`` on it may end."""
         tokens, banned = list(self.begin), [token for token in eos if token < slot.vocab_size]
         slot.follow([])
         slot.prefill(tokens[:-1])
         while len(tokens) < min(count, slot.context - 1):
             row = slot.forward(np.array(tokens[-1:], np.int64)).logits[0].copy()
             slot.keep([0])
+            if len(tokens) >= LEAST and int(row.argmax()) in banned:
+                break
             row[banned] = -np.inf
             tokens.append(int(row.argmax()))
         return tokens
@@ -90,10 +93,20 @@ def reading(arch: Architecture, form: TextForm, codec: TextCodec, text: str, see
     language = next(iter(form.languages), None)
     told = {name: language for name in ("from", "to") if form.needs(name)}
     one = SourceTexts(Path(), form, codec)
-    words, around = codec.encode(text, special=False), one.encode("", told.get("from"), told.get("to"))
+    around = one.encode("", told.get("from"), told.get("to"))
     most = max(1, min(MOST, source.most) - len(around))
     at = form.source.index("text")
-    return Reading(form, [*around[:at], *words[:most], *around[at:]], begin)
+    return Reading(form, [*around[:at], *_longest_line(codec, text, most), *around[at:]], begin)
+
+
+def _longest_line(codec: TextCodec, text: str, most: int) -> list[int]:
+    """Choose the line of a text that has the most tokens, of those that fit; else the text's beginning.
+
+    A model that was made for sentences would be measured on what it has never met, were it given a page.
+    """
+    lines = [codec.encode(line, special=False) for line in text.splitlines()]
+    fitting = [line for line in lines if 0 < len(line) <= most]
+    return max(fitting, key=len, default=codec.encode(text, special=False)[:most])
 
 
 def shares_encoder(target: Architecture, draft: Architecture) -> bool:
