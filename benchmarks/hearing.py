@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -120,17 +121,17 @@ def transformers_runs(model: Any, threads: int, features: NDArray[np.float32]) -
         with torch.no_grad():
             model.model.encoder(given)
 
+    kept = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # by its version
+
     def text() -> None:
         from transformers.modeling_outputs import BaseModelOutput
 
         cache, tokens = None, torch.tensor([START])
         with torch.no_grad():
             for _ in range(WRITTEN):
-                out = model(
-                    encoder_outputs=BaseModelOutput(heard.last_hidden_state), decoder_input_ids=tokens,
-                    past_key_values=cache, use_cache=True,
-                )  # fmt: skip
-                cache, tokens = out.past_key_values, out.logits[:, -1:].argmax(-1)
+                given = {"encoder_outputs": BaseModelOutput(heard.last_hidden_state), "decoder_input_ids": tokens}
+                out = model(**given, use_cache=True, **{kept: cache})
+                cache, tokens = getattr(out, kept), out.logits[:, -1:].argmax(-1)
 
     return {"encoder": encode, "text": text}
 

@@ -183,9 +183,10 @@ def test_drafter_cost(figures: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.nightly  # it imports torch
 def test_hearing(figures: Run) -> None:
     pytest.importorskip("torch", reason="needs edgespec[train]")
-    found = figures("hearing", "micro", "--pairs", 2, "--threads", 1, WRITTEN=2, BEFORE=4)
+    found = figures("hearing", "micro", "--pairs", 1, "--threads", 1, WRITTEN=2, BEFORE=4)
     assert {f"edgespec {name}" for name in ("encoder", "fill", "rows 1", "text", "features")} <= found[
         "milliseconds"
     ].keys()
