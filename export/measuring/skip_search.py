@@ -179,7 +179,7 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
     passes = measure_all(lambda n: slot.forward(np.arange(n) % slot.vocab_size), sizes, repeats)
     others = watch.others()
     steps, verify = ({size: median(taken) for size, taken in times.items()} for times in (drafts, passes))
-    saved = {skip: max(0.0, steps[0] - steps[i]) for i, skip in enumerate(sets) if skip}
+    saved = {skip: max(0.0, steps[0] - steps[i]) for i, skip in enumerate(sets) if skip is not None}
     high = [saved.get(one, 0.0) for one in (*planes, SkipSet(high_head=True))]
     return StepCosts(
         plain=steps[0],

@@ -321,7 +321,7 @@ class NativeSlot(NativeRunner):
         """Run each right behind the text that it sees: states that far back are not kept, the text is run again."""
         text = list(self.tokens)
         self._restart()
-        columns = min(skip.head_rows or self.columns, self.columns) if skip else self.columns
+        columns = self.columns if skip is None else min(skip.head_rows or self.columns, self.columns)
         logits = np.empty((len(tokens), columns), np.float32)
         hidden = np.empty((len(tokens), self.model.facts.hidden), np.float32) if self.keep_hidden else None
         for part in sorted(

@@ -14,6 +14,7 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
+from edgespec.export.measuring import skip_search
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from tests.conftest import PROMPTS, TARGET
 from tests.support import hf
@@ -39,7 +40,9 @@ MORE: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planes") / "int8"
-    return edgespec.export(TARGET, folder, format="int8", methods=["swift"], threads=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skip_search, "LEAST_ROWS", 128)  # of 1,024 tokens, too
+        return edgespec.export(TARGET, folder, format="int8", methods=["swift"], threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +170,11 @@ def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(opened: Callable[[st
 
 def test_the_export_measures_the_high_planes(exported: Path) -> None:
     """Though nobody asked for a self-draft: how often a guess is right, by place and by its own probability."""
-    part = read_manifest(exported).methods["self-spec"]
+    manifest = read_manifest(exported)
+    part = manifest.methods["self-spec"]
     assert part.skip is not None
+    assert part.skip.head_rows in (0, 128, 256, 512)
+    assert {f"cut_head_{rows}_ms" for rows in (128, 256, 512)} <= manifest.cost.keys()
     assert part.skip.whole
     assert part.draft_cost
     (measured,) = part.measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
+from edgespec.export.measuring import skip_search
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.skip_search import (
     Candidate,
@@ -97,8 +98,28 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, scorer: tuple[Slot, Chain
         assert len(resumed.scored) < 12
 
 
+def test_what_leaving_out_saves_is_timed(writer: Callable[..., Written], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sub-layers, planes and rows of the head, each from passes of its own."""
+    took = {(): 20.0, (6, 0): 14.0, (0, 6): 8.0, ("attention",): 18.0, ("mlp",): 17.0, ("head",): 16.0,
+            (512,): 15.0, (256,): 14.5, (128,): 14.25}  # fmt: skip
+
+    def measured(run: Callable[[int], object], sizes: Iterable[int], repeats: int) -> dict[int, list[float]]:
+        found = {size: [20.0] for size in sizes}
+        return found | {at: [ms] for at, ms in enumerate(took.values())} if isinstance(sizes, range) else found
+
+    monkeypatch.setattr(skip_search, "measure_all", measured)
+    monkeypatch.setattr(skip_search, "LEAST_ROWS", 128)
+    costs = skip_search.measure_steps(writer("native", TARGET, "int8").slot("native", 2), 2)
+    assert (costs.attention, costs.mlp) == (1.0, 2.0)
+    assert [costs.high_attention, costs.high_mlp, costs.high_head] == pytest.approx([2 / 6, 0.5, 4.0])
+    assert costs.cut_head == {512: 1.0, 256: 1.5, 128: 1.75}
+    assert costs.draft_ms(SkipSet.all_high(6)) == pytest.approx(20 - 2 - 3 - 4)
+    assert costs.draft_ms(replace(SkipSet.all_high(6), head_rows=256)) == pytest.approx(20 - 2 - 3 - 4 - 1.5)
+
+
 def test_costs_survive_json() -> None:
-    for costs in (COSTS, replace(COSTS, high_attention=0.2, high_mlp=0.3, high_head=1.5)):
+    planes = replace(COSTS, high_attention=0.2, high_mlp=0.3, high_head=1.5)
+    for costs in (COSTS, planes, replace(planes, cut_head={4096: 0.5, 8192: 0.25})):
         assert StepCosts.from_dict(json.loads(json.dumps(costs.as_dict()))) == costs
 
 
