@@ -7,14 +7,27 @@ plugins {
 
 android {
     namespace = "dev.edgespec.app"
-    compileSdk = 35
+    compileSdk = 36
     defaultConfig {
         applicationId = "dev.edgespec.app"
         minSdk = 26
-        targetSdk = 35
+        targetSdk = 36
         versionCode = 1
         versionName = "0.1.0"
         ndk { abiFilters += listOf("arm64-v8a", "x86_64") }
+        externalNativeBuild { cmake { arguments += "-DANDROID_STL=c++_shared" } } // which the tokenizers' library wants, too
+    }
+    ndkVersion = "28.2.13676358" // builds for pages of 16 KB
+    externalNativeBuild { cmake { path = file("../../CMakeLists.txt") } } // libedgespec.so
+    buildTypes {
+        release {
+            isMinifyEnabled = true
+            proguardFiles(getDefaultProguardFile("proguard-android-optimize.txt"), "r8-rules.pro")
+        }
+    }
+    packaging {
+        // desktops' libraries out of the tokenizers' and JNA's archives, 29 MB
+        resources.excludes += listOf("native/lib/linux-*/**", "native/lib/osx-*/**", "native/lib/win-*/**", "com/sun/jna/*-*/**")
     }
     sourceSets["main"].kotlin.srcDirs("src/main/kotlin", "../edgespec/src/main/kotlin")
     compileOptions {

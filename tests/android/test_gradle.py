@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from xml.etree import ElementTree
 
 from tests.support.jvm import DEMO, version_of
@@ -41,3 +42,30 @@ def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
         assert any(re.search(rf"^class {own}\b", source.read_text("utf-8"), re.MULTILINE) for source in sources), name
         assert f'namespace = "{package}"' in GRADLE
     assert "minSdk = 26" in GRADLE
+
+
+def test_what_gradle_packs_is_there() -> None:
+    native = re.search(r'cmake \{ path = file\("(.+)"\) \}', GRADLE)
+    rules = re.search(r'"([\w-]+\.pro)"', GRADLE)
+    assert native
+    assert rules
+    assert (DEMO / "app" / native[1]).resolve() == DEMO.parent / "CMakeLists.txt"
+    assert "ai.onnxruntime" in (DEMO / "app" / rules[1]).read_text("utf-8")
+    kept = re.findall(
+        r"-keep (?:class|enum) (dev\.edgespec\S*)\.([A-Z]\w+)", (DEMO / "app" / rules[1]).read_text("utf-8")
+    )
+    assert ("dev.edgespec.app", "Kept") in kept
+    for package, name in kept:
+        sources = "".join(
+            file.read_text("utf-8") for file in DEMO.glob(f"*/src/main/kotlin/{package.replace('.', '/')}/*.kt")
+        )
+        assert re.search(rf"\bclass {name}\b", sources), name
+    excluded = re.search(r"resources.excludes \+= listOf\((.+)\)", GRADLE)
+    assert excluded
+    patterns = re.findall(r'"(.+?)"', excluded[1])
+    desktops = ("native/lib/linux-x86_64/cpu/libtokenizers.so", "native/lib/osx-aarch64/cpu/libtokenizers.dylib",
+                "native/lib/win-x86_64/cpu/tokenizers.dll", "com/sun/jna/linux-x86-64/libjnidispatch.so",
+                "com/sun/jna/win32-x86/jnidispatch.dll")  # fmt: skip
+    for name in desktops:
+        assert any(fnmatch(name, pattern) for pattern in patterns), name
+    assert not any(fnmatch("native/lib/tokenizers.properties", pattern) for pattern in patterns)

@@ -61,11 +61,13 @@ ARM64 = 183  # in the header of a library
 
 # functions of the C library, beside the C++ library's own, that Android 8 has
 BIONIC = """
-    abort calloc fma fmaf free getauxval getenv ldexp ldexpf malloc memchr memcmp memcpy memmove memset nearbyint
-    nearbyintf pthread_create pthread_join pthread_mutex_lock pthread_mutex_unlock pthread_once realloc sched_yield
-    sqrt sqrtf strcmp strlen strtof strtol __cxa_atexit __cxa_finalize __memcpy_chk __stack_chk_fail
+    abort calloc close fma fmaf free fstat getauxval getenv ldexp ldexpf malloc memchr memcmp memcpy memmove memset
+    mmap munmap nearbyint nearbyintf open pthread_create pthread_join pthread_mutex_lock pthread_mutex_unlock
+    pthread_once realloc sched_yield sqrt sqrtf strcmp strerror strlen strtof strtol strtoull __cxa_atexit
+    __cxa_finalize __memcpy_chk __stack_chk_fail
 """
-OF_GCC = {"__getauxval"}  # its own run-time library asks for it, where the NDK's has another way
+# what GCC's own run-time library asks for, where the NDK's has another way, and glibc's errno
+OF_GCC = {"__getauxval", "__errno_location"}
 
 
 def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path], path: Path) -> int:

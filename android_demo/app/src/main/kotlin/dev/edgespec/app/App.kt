@@ -38,7 +38,7 @@ class App : Application() {
             bundle = File(getExternalFilesDir(null), "bundle"), // where `adb push` can put one, too
             chat = File(filesDir, "chat.json"),
             cache = cacheDir,
-            library = File(applicationInfo.nativeLibraryDir, "libedgespec.so"),
+            library = File("libedgespec.so"), // by its name: it stays in the APK
             device = device,
             memory = { PhoneMemory(this) },
         )

@@ -91,7 +91,7 @@ internal fun makeSession(path: File, threads: Int, library: File?): OrtSession {
             options.setInterOpNumThreads(1)
             options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL) // errors come back as exceptions
             options.addConfigEntry("session.intra_op.allow_spinning", "0")
-            if (library != null) options.registerCustomOpLibrary(library.absolutePath)
+            if (library != null) options.registerCustomOpLibrary(if (byName(library)) library.name else library.absolutePath)
             return environment.createSession(path.absolutePath, options)
         }
     } catch (error: OrtException) {
@@ -124,6 +124,20 @@ internal fun silenceOnnxRuntime() {
     }
 }
 
+/** Whether the system finds the library, by its name: apps need not have theirs unpacked, and then there is no such file. */
+private fun byName(library: File): Boolean = library.parent == null && !library.isFile
+
+/** Why [library] cannot be used; null: it can.  A bare name, `libedgespec.so`, is one that the system finds. */
+internal fun whyNot(library: File?): String? = when {
+    library == null -> "no native operators: no library was given"
+    byName(library) -> {
+        val name = library.name.removePrefix("lib").substringBeforeLast('.')
+        runCatching { System.loadLibrary(name) }.exceptionOrNull()?.let { "no native operators: ${firstLine(it)}" }
+    }
+    !library.isFile -> "no native operators: $library does not exist"
+    else -> null
+}
+
 class OperatorChoice(val kind: String, val reason: String) {
     /** The graph that can run every method, strict if asked for; native rows always have the same bits. */
     fun graph(part: ModelPart, strict: Boolean): String {
@@ -139,12 +153,7 @@ fun chooseOperators(wanted: String, part: ModelPart, library: File?): OperatorCh
         "export a model of an architecture that edgespec emits itself",
     )
     if (wanted !in listOf("auto", "stock", "native")) throw BundleError("operators '$wanted': expected auto, stock or native")
-    val missing = when {
-        "native" !in part.graphs -> "this bundle has no graph for native operators"
-        library == null -> "no native operators: no library was given"
-        !library.isFile -> "no native operators: $library does not exist"
-        else -> null
-    }
+    val missing = if ("native" !in part.graphs) "this bundle has no graph for native operators" else whyNot(library)
     if (wanted == "native" && missing != null) throw BundleError(missing, "give the library, or use stock operators")
     val kind = if (wanted == "stock" || missing != null || (wanted == "auto" && part.layout != "native")) "stock" else "native"
     // the Python side converts weights into the other layout; a phone should not need the disk for both

@@ -83,4 +83,12 @@ class ManifestTest {
             assertEquals(case.ints("lengths").asList(), endsOfTurns(case.ints("tokens"), case.ints("eos").toSet()), "$case")
         }
     }
+
+    @Test
+    fun `a library is a file, or a name that the system finds`() {
+        assertNull(whyNot(File(System.mapLibraryName("prefs")))) // of the JDK
+        assertTrue("no native operators" in whyNot(File("libnobody.so"))!!)
+        assertTrue("does not exist" in whyNot(File(folder.toFile(), "libprefs.so"))!!)
+        assertTrue("no library was given" in whyNot(null)!!)
+    }
 }
