@@ -323,7 +323,7 @@ class RunningBatch:
         """Begin a request; its first tokens come with the next round.
 
         Args:
-            prompt: token ids.
+            prompt: token ids; of an encoder-decoder those of a source.
             settings: as for ``Engine.stream``.
             cancel: set it to end the request after the round at hand.
             owner: whose it is; what was computed of the texts of others is not taken up.
@@ -335,6 +335,8 @@ class RunningBatch:
         if not self.room:
             raise ValueError(f"expected room for a request, got {len(self.streams)} of {self.width} running")
         pool = self._sessions.pool if self._sessions else None
+        if self._engine.encoding is not None and not isinstance(prompt, Source):
+            prompt = self._engine.source(prompt, settings)
         stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool, owner=owner)
         self.streams.append(stream)
         return stream

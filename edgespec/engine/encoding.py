@@ -22,7 +22,7 @@ from edgespec.runtimes.slots.slot import Slot
 
 Rows = NDArray[np.float32]
 MOST = 132  # memories in use at a time: a pass has no more rows
-KEPT = 4  # memories of earlier sources that are kept
+KEPT = 1  # memories of earlier sources that are kept: another try need not read its source again
 TIMED = 64  # rows of the memory that stands in for one where passes are only timed
 
 

@@ -357,23 +357,15 @@ class Engine(LoadedBundle):
             if settings.source_language or settings.target_language or settings.begin:
                 raise InvalidRequest("languages and begin are for encoder-decoders, and this model is a decoder alone")
             return self._tokens(prompt)
-        text, begin = self.bundle.manifest.text, settings.begin
-        languages = settings.source_language, settings.target_language
         content: Any = prompt
         if isinstance(prompt, str):
             if self.sources is None:
                 raise InvalidRequest("got a text, but this model reads rows of features")
             _refuse_empty(prompt)
-            content = self.sources.encode(prompt, *languages)
+            content = self.sources.encode(prompt, settings.source_language, settings.target_language)
         elif not (hasattr(prompt, "ndim") and prompt.ndim > 1):
             content = self._tokens(prompt)
-        if begin is None and self.sources is not None:
-            begin = tuple(self.sources.begin(*languages))
-        if begin is None:
-            begin = tuple(token for token in text.begin if isinstance(token, int)) if text else ()
-        source = Source.of(content, begin)
-        self.encoding.check(source)
-        return source
+        return self.source(content, settings)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, or those that are given."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
@@ -42,6 +43,10 @@ from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class LoadedBundle:
@@ -315,6 +320,22 @@ class LoadedBundle:
         if self.encoding is not None:
             session.attend_by(self.encoding.attend)
         return session
+
+    def source(self, content: Sequence[int] | NDArray[np.float32], settings: Settings) -> Source:
+        """Make a source of what an encoder reads, with what the text begins with in the languages of the settings.
+
+        Raises:
+            InvalidRequest: what no encoder of this bundle reads, or a language that the model lacks.
+        """
+        assert self.encoding is not None
+        text, begin = self.bundle.manifest.text, settings.begin
+        if begin is None and self.sources is not None:
+            begin = tuple(self.sources.begin(settings.source_language, settings.target_language))
+        if begin is None:
+            begin = tuple(token for token in text.begin if isinstance(token, int)) if text else ()
+        source = Source.of(content, begin)
+        self.encoding.check(source)
+        return source
 
     def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
         """Open a slot of the target that no session has, for measurements.

@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.drafters.registry import AR, METHODS, NGRAM
 from edgespec.planning.budget import table_of
+from edgespec.planning.encoders import encoder_weights, memory_bytes, source_rows, working_bytes
 from edgespec.planning.weights import looked_up, needs, stock_weights, weight_parts
 from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
 from edgespec.runtimes.files.formats import KV_BLOCK
@@ -241,7 +242,28 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
         MemoryPart("scratch", scratch, note=f"of a pass over {rows} rows"),
         MemoryPart("logits", _logits(part, use, native, draft, groups), note="rows of logits that leave the LM head"),
     ]
+    if part.source is not None:
+        found += source_parts(manifest, part, use, draft)
     return [replace(one, name=f"{lead}{one.name}") for one in found]
+
+
+def source_parts(manifest: Manifest, part: ModelPart, use: RunOptions, draft: bool) -> list[MemoryPart]:
+    """List what reading sources takes: the encoder, its pass, and a memory for each sequence."""
+    rows, kv = source_rows(part, use.context), model_kv(part, use, draft)
+    kept = memory_bytes(part, kv, rows, use.batch)
+    found = [MemoryPart("memories", kept, note=f"{use.batch} sources of {rows} rows, and the last one")]
+    encoder = part.encoder
+    if encoder is None:
+        return found
+    matrices, table = encoder_weights(manifest, encoder, rows)
+    graph = manifest.files.get(encoder.graphs[NATIVE].file)
+    scratch = native_scratch(encoder, replace(use, context=rows), rows) + working_bytes(encoder, kv, rows)
+    return [
+        *found,
+        MemoryPart("encoder", file=matrices + table, note=f"{encoder.format}, mapped, as far as it is used"),
+        MemoryPart("encoder session", SESSION + int(SESSION_GRAPH * (graph.size if graph else 0))),
+        MemoryPart("encoder scratch", scratch, note=f"of a pass over {rows} rows"),
+    ]
 
 
 def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:

@@ -74,7 +74,10 @@ class Model:
         sampling = own_sampling(manifest.sampling, temperature=TEMPERATURE)
         plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
         vocab, eos = manifest.target.facts.vocab, tuple(manifest.tokenizer.eos)
-        self.known = Known(str(folder), name, vocab, self.run.context, eos, plain, tokens, calls)
+        source, form = self.manifest.target.source, self.manifest.text
+        text = form.model_dump(mode="json") if form is not None and source and source.kind == "text" else None
+        most = source.most if source and text else 0
+        self.known = Known(str(folder), name, vocab, self.run.context, eos, plain, tokens, calls, text, most)
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
         self.loading: asyncio.Future[None] | None = None

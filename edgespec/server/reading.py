@@ -26,11 +26,13 @@ from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.files.text_form import TextForm
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.embeddings import EmbeddingRequest, Wanted
 from edgespec.server.errors import Refusal, failure
@@ -57,6 +59,8 @@ class Known:
         sampling: what decides where a request says nothing.
         tokens: most new ones of a text.
         calls: the notation of calls; None = that of the model's template.
+        text: of an encoder-decoder that reads text: what stands around its texts, as in the manifest.
+        most: tokens of its longest source.
     """
 
     bundle: str
@@ -67,6 +71,8 @@ class Known:
     sampling: dict[str, Any]
     tokens: int
     calls: str | None = None
+    text: dict[str, Any] | None = None
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,9 @@ class _Tokens:
     def __init__(self, known: Known) -> None:
         self.known = known
         self.codec = TextCodec(Path(known.bundle))
+        self.sources: SourceTexts | None = None
+        if known.text is not None:
+            self.sources = SourceTexts(Path(known.bundle), TextForm.model_validate(known.text), self.codec)
 
     @cached_property
     def guidance(self) -> Guidance:
@@ -183,7 +192,7 @@ class Reader:
         biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
         settings = settings_of(known.sampling, changes, biases, grammar)
         for prompt in prompts:
-            check_prompt(prompt, settings.sampling, known.vocab, known.context)
+            check_prompt(prompt, settings.sampling, known.vocab, known.most + 1 if known.most else known.context)
         if grammar is not None:
             _compile(tokens.guidance, grammar)
         options = asked.stream_options
@@ -213,11 +222,14 @@ def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]
     given = asked.prompts
     if len(given) * asked.choices > MOST_TEXTS:
         raise InvalidRequest(f"{len(given)} prompts x n {asked.choices}: expected at most {MOST_TEXTS} texts")
-    return (
-        [tokens.codec.encode(one) if isinstance(one, str) else one for one in given],
-        COMPLETION_TOKENS,
-        Plan(grammar=asked.grammar),
-    )
+    if tokens.sources is None:
+        encoded = [tokens.codec.encode(one) if isinstance(one, str) else one for one in given]
+        return encoded, COMPLETION_TOKENS, Plan(grammar=asked.grammar)
+    languages = asked.edgespec.source_language, asked.edgespec.target_language
+    tokens.sources.begin(*languages)
+    encoded = [tokens.sources.encode(one, *languages) if isinstance(one, str) else one for one in given]
+    most = tokens.sources.form.rules.most or known.tokens  # a translation goes to its end
+    return encoded, max(1, min(known.tokens, most, known.context - 1)), Plan(grammar=asked.grammar)
 
 
 def _texts(tokens: _Tokens, sent: EmbeddingRequest) -> tuple[dict[str, Any], list[array[int]]]:

@@ -59,6 +59,7 @@ class Extension(Strict):
         regex, lark: what the text must match or follow; `response_format` does the same for JSON.
         tool_format: the notation of calls; None = the server's, which is that of the model's template.
         reasoning: whether thoughts are told apart from the text.
+        source_language, target_language: as of ``Settings``; prompts of an encoder-decoder are what it reads.
         show_drafts: whether each event of a stream tells accepted and refused guesses apart.
         acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
             gives the same text whatever else the server does, else rejection.
@@ -74,6 +75,8 @@ class Extension(Strict):
     acceptance: Literal["rejection", "coupled"] | None = None
     regex: Source | None = None
     lark: Source | None = None
+    source_language: Name | None = None
+    target_language: Name | None = None
     show_drafts: bool = False
     tool_format: Name | None = None
     reasoning: bool = True
@@ -176,7 +179,7 @@ class Asked(Strict):
         if not 1 <= tokens <= most:
             raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}, this server's limit")
         own = self.edgespec
-        sampling = {
+        sampling: dict[str, Any] = {
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "temperature": self.temperature,
@@ -187,6 +190,7 @@ class Asked(Strict):
                 self.repetition_penalty if own.repetition_penalty is None else own.repetition_penalty
             ),
         }
+        sampling |= {name: getattr(own, name) for name in ("source_language", "target_language")}
         return {name: value for name, value in sampling.items() if value is not None} | {
             "method": own.method,
             "max_new_tokens": tokens,

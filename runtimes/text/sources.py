@@ -87,7 +87,8 @@ class SourceTexts:
             known = ", ".join(f"{parts[1]} to {parts[3]}" for parts in pairs.values() if len(parts) == 4)
             raise InvalidRequest(f"this model does not translate {origin} to {target}; it knows: {known}")
         if not form.needs("to") and target is not None and not (form.default_to and _same(target, form.default_to)):
-            raise InvalidRequest(f"this model cannot be told to write {target}; it writes {form.default_to or 'one'}")
+            instead = f"; it writes {form.default_to}" if form.default_to else ": it has no languages to choose from"
+            raise InvalidRequest(f"this model cannot be told to write {target}{instead}")
         fixed = form.default_from if not form.languages else None
         if origin is not None and fixed and not _same(origin, fixed):
             raise InvalidRequest(f"this model reads {fixed}, not {origin}")

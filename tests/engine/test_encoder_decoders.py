@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from starlette.testclient import TestClient
 
 from edgespec.cli.app import cli
 from edgespec.decoding.sampling import SamplingParams, distribution
@@ -19,7 +20,10 @@ from edgespec.engine.sentences import pieces, sentences
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.formats import Format
+from edgespec.server.app import make_app
+from edgespec.server.models import Models
 
 LINES = (Path(__file__).parents[1] / "data" / "restore.txt").read_text("utf-8").splitlines()
 METHODS = ["speculative", "self-spec", "swift", "ngram", "auto"]
@@ -160,3 +164,28 @@ def test_long_texts_go_by_sentences(engine: Callable[[Format], Engine], tmp_path
     assert ran.exit_code == 0, ran.output
     written = (tmp_path / "out.txt").read_text("utf-8").splitlines()
     assert written == [it.generate(SOURCES[0]).text, "", it.generate(SOURCES[1]).text]
+
+
+def test_a_server_gives_the_same_texts(engine: Callable[[Format], Engine]) -> None:
+    it = engine("int8")
+    asked = {"model": "it", "prompt": SOURCES[:2], "temperature": 0}
+    with TestClient(make_app(Models({"it": it.bundle.path})), base_url="http://localhost") as client:
+        answer = client.post("/v1/completions", json=asked).json()
+        assert [one["text"] for one in answer["choices"]] == [it.generate(source).text for source in SOURCES[:2]]
+        assert it.sources is not None
+        assert answer["usage"]["prompt_tokens"] == sum(len(it.sources.encode(source)) for source in SOURCES[:2])
+        refused = client.post("/v1/completions", json=asked | {"edgespec": {"target_language": "ko"}})
+        assert refused.status_code == 400
+        assert "cannot be told to write ko" in refused.text
+
+
+def test_memory_of_both_sides_is_planned(engine: Callable[[Format], Engine]) -> None:
+    it = engine("int8")
+    parts = {part.name: part.all for part in memory_of(it.bundle.manifest, it.run).parts}
+    assert it.encoding is not None
+    it.generate(SOURCES[0], method="ar")
+    assert 0 < it.encoding.nbytes <= parts["memories"] + parts["encoder scratch"]
+    encoder = it.bundle.manifest.target.encoder
+    assert encoder is not None
+    size = it.bundle.manifest.files[encoder.weights].size
+    assert 0.7 * size < parts["encoder"] <= size
