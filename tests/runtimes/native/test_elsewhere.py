@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,23 @@ def test_texts_on_arm(arm_library: Path, engines: Callable[..., Engine], tmp_pat
     command = [arm64.COMPILER.replace("g++", "gcc"), "-std=c11", "-O1", f"-I{NATIVE}", str(EXAMPLE), str(arm_library)]
     subprocess.run([*command, f"-Wl,-rpath,{arm_library.parent}", "-o", str(program)], check=True, timeout=300)
     check_texts(engine, engine.bundle.path, [emulator, "-L", str(arm64.CROSS.parent), str(program)])
+
+
+def test_macos_links(tmp_path: Path) -> None:
+    """Nothing runs: headers, symbols and the linker are those of macOS on arm64."""
+    if not find_spec("ziglang"):
+        pytest.skip("no clang with macOS's headers (pip install ziglang)")
+
+    def zig(language: str, *words: str) -> None:
+        target = ("-target", "aarch64-macos.13.0", "-mcpu=apple_m2", "-O1", "-Wall", "-Wextra", "-Werror")
+        place = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path / "cache")}
+        command = [sys.executable, "-m", "ziglang", language, *target, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=tmp_path, env=place)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    sources = sorted(str(file) for file in NATIVE.glob("*.cpp") if file.stem != "abi_check")
+    flags = ("-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-DEDGESPEC_BUILDING")
+    zig("c++", *flags, "-dynamiclib", *sources, "-o", "libedgespec.dylib")
+    zig("cc", "-std=c11", f"-I{NATIVE}", str(EXAMPLE), "libedgespec.dylib", "-o", "greedy")
+    for name in ("libedgespec.dylib", "greedy"):
+        assert (tmp_path / name).read_bytes()[:4] == bytes.fromhex("cffaedfe"), name  # Mach-O of 64 bits
