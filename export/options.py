@@ -204,7 +204,6 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
 def refuse_reading(options: ExportOptions) -> None:
     """Say which options are for decoders alone."""
     given: Sequence[tuple[str, bool]] = (
-        (f"--quantizer {options.quantizer}", options.quantizer in ("gptq", "awq")),
         ("--attention", bool(options.attention)),
         ("--target-size", options.target_size is not None),
         ("--target-kl", options.target_kl is not None),

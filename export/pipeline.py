@@ -35,7 +35,7 @@ from edgespec.export.bundle.writer import (
     staged_folder,
     write_manifest,
 )
-from edgespec.export.calibrated import CALIBRATED, Calibration, note
+from edgespec.export.calibrated import CALIBRATED, LEAST_SOURCES, SOURCE, Calibration, arranged, note
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
@@ -46,7 +46,7 @@ from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
 from edgespec.export.measuring.mixer import Mix, Mixer
 from edgespec.export.measuring.plan import encoder_bytes, paying_rows
-from edgespec.export.measuring.reading import Reading, reading, shares_encoder
+from edgespec.export.measuring.reading import Reading, reading, shares_encoder, source_rows
 from edgespec.export.measuring.skip_search import StepCosts, read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
@@ -59,6 +59,7 @@ from edgespec.export.quantization.calibration_text import (
     unmeasured,
 )
 from edgespec.export.quantization.coded_keys import check_attention, prepare_attention
+from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
@@ -224,8 +225,10 @@ class Exporter:
         """Return how the target's levels are calibrated; None = they are not."""
         options, asked = self.options, self.choice.quantizer
         asked = asked if asked and asked.calibrated else None
-        if not isinstance(self.target, EmittedModel) or self.form or not (asked or options.calibrates):
+        if not isinstance(self.target, EmittedModel) or not (asked or options.calibrates):
             return None
+        if self.read is not None:
+            return self._sourced(self.read, asked)
         bos = self.tokenizer.bos
         begin = self.codec.encode("")[:1] or ([] if bos is None else [bos])
         tokens, given = self.codec.encode(self.text.text, special=False), None
@@ -236,6 +239,22 @@ class Exporter:
                     read_calibration(None, self.target.source.path, self.codec).text, special=False
                 )
         return Calibration(asked, given, tokens, begin, self.tokenizer.eos, options.seed)
+
+    def _sourced(self, read: Reading, asked: Quantizer | None) -> Calibration | None:
+        """Return how an encoder-decoder's levels are calibrated: on what it writes about parts of the text."""
+        codec, rows = self.source_codec or self.codec, np.empty((0, 0), np.int64)
+        assert isinstance(self.target, EmittedModel)
+        assert self.target.arch.encoder is not None
+        if isinstance(read.content, list):
+            rows = source_rows(read, codec, self.text.text, min(SOURCE, self.target.arch.encoder.facts.context))
+        if len(rows) < LEAST_SOURCES:
+            why = f"{len(rows)} sources of {SOURCE} tokens" if isinstance(read.content, list) else "no sounds"
+            if asked:
+                raise ExportError(f"--quantizer {asked.name}: there are {why} to calibrate on", "--quantizer mse")
+            self.notes.append(f"levels are chosen by mse: there are {why} to calibrate on")
+            return None
+        sources = arranged(rows, self.target.facts.context)
+        return Calibration(asked, None, [], read.begin, self.tokenizer.eos, self.options.seed, sources)
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
         """Return the tokens of a cut LM head, [size]."""

@@ -60,7 +60,7 @@ def write_model(
     errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
     if encoder is not None:
         native_graph(encoder).save(folder / ENCODER)
-        fill(folder / ENCODER_WEIGHTS, encoder, chosen, progress)
+        fill(folder / ENCODER_WEIGHTS, encoder, chosen.encoder if chosen else None, progress)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
     if part.final_norm is not None:
         names = filter(None, (arch.final_norm.weight, arch.final_norm.bias))

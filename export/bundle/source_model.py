@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.emit.fill import Errors
+from edgespec.export.quantization.calibrate import SourcedTexts
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import WantedOperators
@@ -39,7 +40,7 @@ class Writing:
         gated: sub-layers can be left out of a pass.
         choice: how matrices are stored.
         operators: whose layout the weights get.
-        texts: context -> tokens int64 [S, T] that quantizers calibrate on.
+        texts: context -> tokens int64 [S, T] that quantizers calibrate on, of an encoder-decoder with its sources.
         threads: of what is tried on the way.
         progress: told of every stage.
     """
@@ -49,7 +50,7 @@ class Writing:
     gated: bool
     choice: WeightChoice
     operators: WantedOperators
-    texts: Callable[[int], NDArray[np.int64]]
+    texts: Callable[[int], NDArray[np.int64] | SourcedTexts]
     threads: int | None
     progress: Progress
 

@@ -31,6 +31,7 @@ class HeldOut:
         arch: the model in float32.
         texts: by name, sequences int64 [S, T], each from an empty past; a model is compared on each text alone.
         progress: told how many sub-layers are done, of how many.
+        sources: int64 [S, R], what the encoder of an encoder-decoder reads beside each sequence of all texts.
     """
 
     def __init__(
@@ -38,17 +39,21 @@ class HeldOut:
         arch: Architecture,
         texts: Mapping[str, NDArray[np.int64]],
         progress: Callable[[int, int], None] = lambda done, of: None,
+        sources: NDArray[np.int64] | None = None,
     ) -> None:
         self.arch, self.texts, self._progress = arch, dict(texts), progress
+        self._floats: Array | None = None  # [S, R, width], what the encoder gives
+        if sources is not None and arch.encoder is not None:
+            self._floats = SequenceOps(arch.encoder, sources).run(arch.encoder.trace())
         length = max(rows.shape[1] for rows in texts.values())
         wanted = min(length, max(LEAST_POSITIONS, LOGITS // arch.facts.vocab))
         self._positions = np.unique(np.linspace(0, length - 1, wanted).astype(np.int64))
         self._passes = 0
         self._exact = list(self._logits(arch.source))
 
-    def of(self, slot: Slot) -> Figures:
-        """Measure a written model."""
-        return self._compared(self._read(slot))
+    def of(self, slot: Slot, attend: Callable[[int], None] | None = None) -> Figures:
+        """Measure a written model; ``attend``: lets it attend over the source of a sequence, by its number."""
+        return self._compared(self._read(slot, attend))
 
     def q4_0(self) -> Figures:
         """Measure llama.cpp's rounding of every matrix that a bundle stores in blocks, with float32 activations."""
@@ -66,13 +71,16 @@ class HeldOut:
         def progress(done: int) -> None:
             self._progress(before * of + done, 2 * of)
 
-        ops = SequenceOps(self.arch, np.concatenate(padded), self._positions.tolist(), progress, source)
+        ops = SequenceOps(self.arch, np.concatenate(padded), self._positions.tolist(), progress, source,
+                          self._floats)  # fmt: skip
         found = ops.run(self.arch.trace())
         lengths = [rows.shape[1] for rows in self.texts.values() for _ in rows]
         return (own[self._positions < length] for own, length in zip(found, lengths, strict=True))
 
-    def _read(self, slot: Slot) -> Iterator[Array]:
-        for row in (row for rows in self.texts.values() for row in rows):
+    def _read(self, slot: Slot, attend: Callable[[int], None] | None) -> Iterator[Array]:
+        for number, row in enumerate(row for rows in self.texts.values() for row in rows):
+            if attend is not None:
+                attend(number)
             slot.follow([])
             found = []
             for start in range(0, len(row), PREFILL_CHUNK):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +34,13 @@ class Reading:
         form: of the model's texts.
         content: token ids, or rows of features float32 [S, columns].
         begin: token ids.
+        around: what stands before and behind the words of a source of tokens.
     """
 
     form: TextForm
     content: list[int] | Array
     begin: list[int]
+    around: tuple[list[int], list[int]] = ([], [])
     _rows: Array | None = field(default=None, repr=False)  # what the target's encoder gave
 
     def attend(self, folder: Path, part: ModelPart, slot: Slot, threads: int | None) -> None:
@@ -96,7 +98,8 @@ def reading(arch: Architecture, form: TextForm, codec: TextCodec, text: str, see
     around = one.encode("", told.get("from"), told.get("to"))
     most = max(1, min(MOST, source.most) - len(around))
     at = form.source.index("text")
-    return Reading(form, [*around[:at], *_longest_line(codec, text, most), *around[at:]], begin)
+    before, behind = around[:at], around[at:]
+    return Reading(form, [*before, *_longest_line(codec, text, most), *behind], begin, (before, behind))
 
 
 def _longest_line(codec: TextCodec, text: str, most: int) -> list[int]:
@@ -107,6 +110,42 @@ def _longest_line(codec: TextCodec, text: str, most: int) -> list[int]:
     lines = [codec.encode(line, special=False) for line in text.splitlines()]
     fitting = [line for line in lines if 0 < len(line) <= most]
     return max(fitting, key=len, default=codec.encode(text, special=False)[:most])
+
+
+class Sources:
+    """Sources that the slots of one written model attend over, one after the other.
+
+    Args:
+        ids: int64 [S, R], token ids.
+        folder: of the model, and part: its entry in the manifest.
+        model: it, opened.
+        together: slots that attend at a time.
+    """
+
+    def __init__(self, ids: NDArray[np.int64], folder: Path, part: ModelPart, model: Model, together: int) -> None:
+        assert part.encoder is not None
+        self.ids = ids
+        self._encoder = Encoder(Model(folder, part.encoder, NATIVE, model.threads))
+        self._memories = Memories(model, together)
+
+    def attend(self, slots: Sequence[Slot], first: int) -> None:
+        """Let slots attend over the sources from a number on."""
+        for number, slot in enumerate(slots, first):
+            assert isinstance(slot, NativeSlot)
+            slot.attend(self._memories.fill(self._encoder.encode(self.ids[number]), b"%d" % number))
+
+    def close(self) -> None:
+        """Free what it holds; no slot that attends is of use afterwards."""
+        self._encoder.close()
+        self._memories.close()
+
+
+def source_rows(read: Reading, codec: TextCodec, text: str, length: int) -> NDArray[np.int64]:  # [S, R]
+    """Cut a text into sources of ``length`` tokens, with what stands around each, as ``reading`` has it."""
+    before, behind = read.around
+    words, each = codec.encode(text, special=False), length - len(before) - len(behind)
+    found = [[*before, *words[at : at + each], *behind] for at in range(0, len(words) - each + 1, each)]
+    return np.asarray(found, np.int64).reshape(len(found), length)
 
 
 def shares_encoder(target: Architecture, draft: Architecture) -> bool:

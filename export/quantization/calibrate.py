@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -45,16 +46,36 @@ EMBEDDING_SHARE = 0.2  # of the mean of the diagonal: between 0 and 3 little dep
 LEAST_ROWS = 64  # of an expert: fewer say too little of its inputs
 
 
+@dataclass(frozen=True)
+class SourcedTexts:
+    """Calibration texts of an encoder-decoder.
+
+    Attributes:
+        sources: int64 [S, R], token ids that the encoder reads.
+        texts: int64 [S, T], what the decoder has before it, each about its source.
+    """
+
+    sources: NDArray[np.int64]
+    texts: NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        """Tokens of both."""
+        return self.sources.size + self.texts.size
+
+
 class SpooledLevels:
     """Levels made earlier, in a temporary file; matrices it does not hold are quantized when asked for.
 
     Attributes:
+        encoder: the levels of the model's encoder.
         uncalibrated: experts' matrices that too few tokens came to; they were quantized without their inputs.
     """
 
     def __init__(self, file: IO[bytes], quantizer: Quantizer) -> None:
         self._file, self._direct = file, DirectLevels(quantizer)
         self.quantizer_name, self.uncalibrated = quantizer.name, 0
+        self.encoder: LevelSource = self._direct
         self._where: dict[tuple[str, Blocks], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
 
     def add(self, name: str, form: Blocks, made: Quantized) -> None:
@@ -87,6 +108,7 @@ class CalibrationOps(SequenceOps):
 
     Args:
         sequences: int [S, T], each from an empty past.
+        floats: [2 S, R, width], what the encoder gives of the sources, unquantized and then quantized.
     """
 
     def __init__(
@@ -97,8 +119,9 @@ class CalibrationOps(SequenceOps):
         blocks: Callable[[str], Blocks],
         spool: SpooledLevels,
         progress: Callable[[int], None] | None = None,
+        floats: Array | None = None,
     ) -> None:
-        super().__init__(arch, sequences, None, progress)
+        super().__init__(arch, sequences, None, progress, floats=floats)
         self.quantizer, self.blocks, self.spool = quantizer, blocks, spool
         self._writers = residual_writers(arch.trace())
         self._head_first = False
@@ -131,7 +154,8 @@ class CalibrationOps(SequenceOps):
         the unquantized model.  Where its rows are looked up, all channels count the same: hence ``EMBEDDING_SHARE``.
         """
         few = self.sequences[: max(1, HEAD_TOKENS // self.sequences.shape[1])]
-        x = HeadInputs(self.arch, few).run(self.arch.trace()).reshape(-1, self.arch.facts.hidden)
+        floats = None if self.floats is None else self.floats[: len(few)]
+        x = HeadInputs(self.arch, few, floats=floats).run(self.arch.trace()).reshape(-1, self.arch.facts.hidden)
         products = self._products(x, self.arch.head.weight)
         products.ravel()[:: len(products) + 1] += np.float32(EMBEDDING_SHARE) * products.diagonal().mean()
         return self.quantizer.prepare(products)
@@ -248,7 +272,7 @@ def chosen_levels(
     arch: Architecture,
     quantizer: Quantizer,
     blocks: Callable[[str], Blocks],
-    texts: NDArray[np.int64],
+    texts: NDArray[np.int64] | SourcedTexts,
     folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[LevelSource]:
@@ -256,7 +280,7 @@ def chosen_levels(
 
     Args:
         quantizer: one that needs calibration runs the model here; any other quantizes when a matrix is stored.
-        texts: [S, T], tokens of the calibration text; see ``sequences``.
+        texts: [S, T], tokens of the calibration text; see ``sequences``.  Of an encoder-decoder with its sources.
         folder: where a temporary file may lie: about as large as the weights.
 
     Raises:
@@ -265,9 +289,16 @@ def chosen_levels(
     if not quantizer.calibrated:
         yield DirectLevels(quantizer)
         return
-    with tempfile.TemporaryFile(dir=folder) as file:
-        spool = SpooledLevels(file, quantizer)
-        CalibrationOps(arch, texts, quantizer, blocks, spool, progress).run(arch.trace())
+    with tempfile.TemporaryFile(dir=folder) as file, tempfile.TemporaryFile(dir=folder) as other:
+        spool, floats = SpooledLevels(file, quantizer), None
+        if isinstance(texts, SourcedTexts):
+            assert arch.encoder is not None
+            spool.encoder, encoder = (inner := SpooledLevels(other, quantizer)), arch.encoder
+            # no matrix of an encoder is the decoder's LM head, whatever it is called
+            ops = CalibrationOps(encoder, texts.sources, quantizer, lambda name: blocks(f"encoder.{name}"), inner)
+            floats = ops.run(encoder.trace())
+        rows = texts.texts if isinstance(texts, SourcedTexts) else texts
+        CalibrationOps(arch, rows, quantizer, blocks, spool, progress, floats).run(arch.trace())
         yield spool
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.sampling import draw
+from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from edgespec.runtimes.slots.slot import Slot
 
@@ -22,6 +23,8 @@ def write_own_text(
     eos: Collection[int],
     seed: int,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    longest: int = LENGTH,
+    attend: Callable[[Sequence[NativeSlot], int], None] | None = None,
 ) -> NDArray[np.int64]:  # [count, T]
     """Let a model write sequences at temperature 1, as in LLM-QAT (arXiv 2305.17888).
 
@@ -31,14 +34,18 @@ def write_own_text(
         eos: a new text begins in the same sequence after one of these.
         seed: of everything that is drawn.
         progress: told the tokens so far, and of how many.
+        longest: tokens of a sequence, where the model's context has room for as many.
+        attend: lets slots attend over a source each, those of the sequences from a number on.
     """
-    length, native = min(LENGTH, slot.context - 1), slot.model.graph.operators == "native"
+    length, native = min(longest, slot.context - 1), slot.model.graph.operators == "native"
     together = TOGETHER if native else 1
     rows = np.empty((count, length), np.int64)
     for start in range(0, count, together):
         part = rows[start : start + together]
         random = np.random.default_rng([seed, start])
         batch = NativeBatch(slot.model, len(part)) if native else None
+        if batch and attend is not None:
+            attend(batch.slots, start)
         slot.follow([])
         waiting = [_beginning(begin, slot.vocab_size, random) for _ in part]
         for at in range(length):

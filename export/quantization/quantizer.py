@@ -48,6 +48,11 @@ class LevelSource(Protocol):
     quantizer_name: str
     uncalibrated: int
 
+    @property
+    def encoder(self) -> LevelSource:
+        """Where the levels of the model's encoder come from."""
+        ...
+
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
         ...
@@ -59,6 +64,10 @@ class DirectLevels:
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
         self.quantizer_name, self.uncalibrated = quantizer.name, 0
+
+    @property
+    def encoder(self) -> DirectLevels:
+        return self
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         quantize, rows = self.quantizer.prepare(None), source.pieces(name)

@@ -349,6 +349,7 @@ class SequenceOps(NumpyOps):
         sequences: int [S, T], each from an empty past.
         rows: positions whose logits are computed; None = all.
         source: what is read instead of the architecture's checkpoint.
+        floats: [B, R, width], as of ``NumpyOps``, of each sequence its own.
     """
 
     def __init__(
@@ -358,8 +359,9 @@ class SequenceOps(NumpyOps):
         rows: Sequence[int] | None = None,
         progress: Callable[[int], None] | None = None,
         source: Checkpoint | None = None,
+        floats: Array | None = None,
     ) -> None:
-        super().__init__(arch, sequences[0].tolist(), rows, progress)
+        super().__init__(arch, sequences[0].tolist(), rows, progress, floats)
         self.sequences, self.source = sequences, source or arch.source
         self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
 

@@ -60,6 +60,18 @@ def test_a_default_export_loses_less(tmp_path: Path, form: Format) -> None:
     assert any("calibrated by gptq on 1020 tokens" in line for line in made.provenance["notes"])
 
 
+def test_an_encoder_decoder_is_calibrated_on_what_it_writes_about_sources(tmp_path: Path) -> None:
+    made = Exporter(ExportOptions("builtin:restore", tmp_path / "out", threads=1)).run()
+    figures = made.parity["held_out"]["own"]
+    assert made.target.quantizer == "gptq"
+    assert made.target.encoder is not None
+    assert made.target.encoder.quantizer == "gptq"
+    assert figures["model"] == figures["calibrated"]
+    assert figures["calibrated"]["kl"] < 0.8 * figures["mse"]["kl"]
+    assert "calibrated by gptq" in " ".join(made.provenance["notes"])
+    assert quality_words(made.parity).count("KL") == 1
+
+
 def test_it_is_shown(tmp_path: Path) -> None:
     made = exported(tmp_path / "out")
     words = quality_words(made.parity)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,11 +20,13 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Norm
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.measuring.parity import divergence
 from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.calibrate import (
     CalibrationOps,
+    SourcedTexts,
     SpooledLevels,
     chosen_levels,
     residual_writers,
@@ -32,8 +36,8 @@ from edgespec.export.quantization.calibration_text import quantizer_texts, read_
 from edgespec.export.quantization.gptq import Correction, feedback_factor
 from edgespec.export.quantization.levels import Blocks, dequantize_block, grouped
 from edgespec.export.quantization.planes import MOST
-from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
-from edgespec.export.quantization.reference import reference_logits
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
 from edgespec.export.source.source import Checkpoint
@@ -43,6 +47,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import TARGET
+from tests.support import seq2seq
 
 Matrix = NDArray[np.float32]
 
@@ -330,3 +335,33 @@ def test_direct_levels_stream(tmp_path: Path) -> None:
     ((piece, (levels, scales)),) = DirectLevels(QUANTIZERS["mse"]).pieces(Checkpoint.open(tmp_path), "a", Blocks(4))
     np.testing.assert_array_equal(piece, weight)
     np.testing.assert_array_equal(dequantize_block(levels, scales, 64, 4), stored("mse", weight, Blocks(4)))
+
+
+class Dequantized:
+    """A checkpoint whose matrices read as their levels say."""
+
+    def __init__(self, source: Checkpoint, levels: LevelSource) -> None:
+        self._source, self._levels = source, levels
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def pieces(self, name: str) -> Iterator[Matrix]:
+        k = self._source.shape(name)[1]
+        return (dequantize_block(*made, k, 4) for _, made in self._levels.pieces(self._source, name, FORMS[0]))
+
+
+def test_both_sides_of_an_encoder_decoder_are_calibrated(tmp_path: Path) -> None:
+    arch = open_model(seq2seq.write_case(tmp_path / "model", "t5_gated_untied"), None)
+    assert arch.encoder is not None
+    ids = np.random.default_rng(0).integers(3, 150, (13, 2, 40))
+    texts, (source, text) = SourcedTexts(ids[:12, 0], ids[:12, 1]), ids[12].tolist()
+    exact, lost = reference_logits(arch, text, floats=reference_rows(arch.encoder, source)), dict[str, float]()
+    for name in ("mse", "gptq"):
+        with chosen_levels(arch, QUANTIZERS[name], lambda _: FORMS[0], texts, tmp_path) as chosen:
+            sides = copy(arch), copy(arch.encoder)
+            for side, levels in zip(sides, (chosen, chosen.encoder), strict=True):
+                side.source = cast(Checkpoint, Dequantized(side.source, levels))
+            rows = reference_rows(sides[1], source)
+            lost[name] = divergence(exact, reference_logits(sides[0], text, floats=rows))
+    assert lost["gptq"] < 0.9 * lost["mse"]
