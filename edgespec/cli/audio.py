@@ -80,9 +80,10 @@ def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> None:
     Raises:
         click.UsageError: it is named.
     """
-    for name in ("chat", "session", "input", "output", "system", "tools", "mcp", "template", "stop"):
+    for name in ("chat", "session", "input", "output", "system", "tools", "mcp", "template", "stop", "show_drafts"):
         if options.get(name):
-            raise click.UsageError(f"--{'template-option' if name == 'template' else name} does not go with --audio")
+            word = "template-option" if name == "template" else name.replace("_", "-")
+            raise click.UsageError(f"--{word} does not go with --audio")
     if any(options.get(name) for name in ("json_schema", "regex", "grammar")):
         raise click.UsageError("a grammar does not go with --audio: transcripts follow the model's own rules")
     if len(prompts) > 1:

@@ -252,7 +252,9 @@ def _show(
     base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
     best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _helps(row) else 1))
     how = f" --method {best['method']}" if _helps(best) else ""
-    click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} {ask[best['bundle']]} --show-drafts")
+    words = ask[best["bundle"]]
+    shown = "" if words.startswith("--audio") else " --show-drafts"  # transcripts come by segments
+    click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} {words}{shown}")
 
 
 def _helps(row: dict[str, Any]) -> bool:

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
     """Prompts of a file, or those of the bundle's golden vectors.
 
-    A .jsonl file has objects with ``prompt`` (or Spec-Bench's ``turns``); any other file has a prompt a line.
+    A .jsonl file has objects with ``prompt`` (or Spec-Bench's ``turns``); any other file has a prompt a line.  A model
+    that hears is given a recording, and a prompt is a window of it.
 
     Raises:
         InvalidRequest: the file cannot be read or has no prompts.
     """
+    if engine.bundle.manifest.speech is not None:
+        from edgespec.engine.hearing import windows
+
+        if file is None:
+            raise InvalidRequest("this bundle has no recordings of its own", "give one with --prompts talk.wav")
+        return list(windows(engine, file)[:limit])
     if file is None:
         from edgespec.reports.proof import prompt_of
 

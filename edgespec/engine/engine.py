@@ -360,7 +360,9 @@ class Engine(LoadedBundle):
         content: Any = prompt
         if isinstance(prompt, str):
             if self.sources is None:
-                raise InvalidRequest("got a text, but this model reads rows of features")
+                raise InvalidRequest(
+                    "got a text, but this model reads rows of features", "use transcribe, or edgespec run --audio FILE"
+                )
             _refuse_empty(prompt)
             content = self.sources.encode(prompt, settings.source_language, settings.target_language)
         elif not (hasattr(prompt, "ndim") and prompt.ndim > 1):

@@ -59,6 +59,18 @@ def transcription(
     return Transcription(listener, features, frames, asked, settings.sampling, on_text, listener.how)
 
 
+def windows(engine: LoadedBundle, sound: Sound) -> list[Features]:
+    """Cut a recording into what the encoder reads at once, float32 [rows, columns] each; the last one ends in silence.
+
+    Raises:
+        InvalidRequest: a bundle that hears nothing, no sound.
+    """
+    listener = EngineListener(engine.usable, Settings(), threading.Event())
+    features = log_mel(pieces(sound), listener.bins, least=listener.frames * HOP)
+    whole = [features[at : at + listener.frames] for at in range(0, len(features), listener.frames)]
+    return [listener.rows(np.pad(one, ((0, listener.frames - len(one)), (0, 0)))) for one in whole]
+
+
 class _Row:
     """A constraint that forbids nothing, and keeps the row that it is asked about."""
 
@@ -106,7 +118,11 @@ class EngineListener:
 
     def hear(self, window: Features) -> None:
         """See Listener."""
-        self._window = Source.of(encoder_rows(window, self._features), (self.speech.start,))
+        self._window = Source.of(self.rows(window), (self.speech.start,))
+
+    def rows(self, window: Features) -> NDArray[np.float32]:
+        """Lay out a window, [frames, bins], as the encoder reads it, [rows, columns]."""
+        return encoder_rows(window, self._features)
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """See Listener."""

@@ -331,6 +331,8 @@ class LoadedBundle:
         text, begin = self.bundle.manifest.text, settings.begin
         if begin is None and self.sources is not None:
             begin = tuple(self.sources.begin(settings.source_language, settings.target_language))
+        if begin is None and (speech := self.bundle.manifest.speech) is not None:
+            begin = speech.begin()
         if begin is None:
             begin = tuple(token for token in text.begin if isinstance(token, int)) if text else ()
         source = Source.of(content, begin)

@@ -231,13 +231,7 @@ class Transcription:
     def _prompt(self) -> tuple[list[int], int]:
         """Return the tokens that the window's text stands behind, and where in them the model begins to hear."""
         speech, settings = self._speech, self._settings
-        begin = [speech.start]
-        if self.language is not None and speech.languages:
-            begin.append(speech.languages[self.language])
-        if settings.task in speech.tasks:
-            begin.append(speech.tasks[settings.task])
-        if not settings.timestamps:
-            begin.append(speech.no_timestamps)
+        begin = list(speech.begin(self.language, settings.task, settings.timestamps))
         before: list[int] = []
         if self._before and speech.previous is not None:
             before = [speech.previous, *self._before[-(self._listener.context // 2 - 1) :]]

@@ -39,3 +39,14 @@ class SpeechPart(Part):
     def first_time(self) -> int:
         """The token of 0.00 s."""
         return self.no_timestamps + 1
+
+    def begin(
+        self, language: str | None = None, task: Task = "transcribe", timestamps: bool = False
+    ) -> tuple[int, ...]:
+        """Tokens that a text begins with; ``language``: one of ``languages``, None = English or the first."""
+        found = [self.start]
+        if self.languages:
+            found.append(self.languages[language or ("en" if "en" in self.languages else next(iter(self.languages)))])
+        if task in self.tasks:
+            found.append(self.tasks[task])
+        return (*found, *(() if timestamps else (self.no_timestamps,)))

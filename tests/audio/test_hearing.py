@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -17,13 +18,15 @@ from edgespec.engine.loading import load
 from edgespec.engine.transcript import FORMATS
 from edgespec.engine.transcription import Transcription
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.audio.features import encoder_rows, log_mel
 from edgespec.runtimes.audio.reading import pieces
 from edgespec.runtimes.slots.encoder import Encoder
 from edgespec.runtimes.slots.shared import Model
 from tests.cli.conftest import Command
 from tests.cli.conftest import command as command
-from tests.support.whisper import BINS, DIGITS, FRAMES, GREEDY, SAID, SPEECH, expected, told
+from tests.support.whisper import BINS, DIGITS, FRAMES, GREEDY, SAID, SPEECH, expected, told, write_whisper
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,31 @@ def test_digits_are_heard_in_four_languages(trained: Engine, method: str | None)
         accepted += found.how["accepted"]
     assert method != "speculative" or accepted > 5
     assert trained.transcribe(DIGITS / "fr.wav", task="translate").text == "three two zero zero six"
+
+
+def test_a_draft_with_the_targets_encoder_runs_it_once(model: Any, sound: Any, tmp_path: Path) -> None:
+    """As distil-whisper's: fewer layers of the decoder, and the same encoder."""
+    draft = copy.deepcopy(model)
+    draft.model.decoder.layers, draft.config.decoder_layers = draft.model.decoder.layers[:1], 1
+    source, small = write_whisper(tmp_path / "model", model), write_whisper(tmp_path / "draft", draft)
+    options = ExportOptions(str(source), tmp_path / "bundle", ["speculative"], "fp32", draft=str(small), threads=1)
+    manifest = Exporter(options).run()
+    assert manifest.draft is not None
+    assert manifest.draft.source is not None
+    assert manifest.draft.source.shares_encoder
+    assert manifest.draft.encoder is None
+    with load(tmp_path / "bundle", threads=1) as both:
+        always = Settings(method="speculative", adaptive=False, fallback=False)
+        found = both.transcribe(sound, GREEDY, settings=always)
+    assert told(found.segments) == expected(model, log_mel([sound], BINS, least=0), condition_on_prev_tokens=True)
+    assert found.how["drafted"] > found.how["accepted"] > 0
+
+
+def test_methods_are_proven_on_a_recording(command: Command, digits: Path) -> None:
+    told = command("verify", digits, "--prompts", DIGITS / "en.wav", "--threads", 1, "--max-new-tokens", 9, "--json")
+    assert {"ngram", "speculative"} <= {proof["method"] for proof in told.json["methods"]}
+    assert all(proof["exact"] for proof in told.json["methods"])
+    command("verify", digits).refused(1, "no recordings of its own")
 
 
 def test_a_long_recording_of_several_windows(trained: Engine) -> None:

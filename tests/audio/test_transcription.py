@@ -21,7 +21,8 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 @pytest.fixture(scope="module")
 def features(sound: Any) -> Any:
-    return log_mel([sound], BINS, least=0)
+    """7 s: three windows and a half, or more."""
+    return log_mel([sound], BINS, least=0)[:700]
 
 
 def segments(listener: TorchListener, features: Any, settings: TranscriptionSettings) -> list[Segment]:
@@ -34,7 +35,7 @@ def test_texts_times_and_windows_are_those_of_transformers(features: Any, seed: 
     listener = TorchListener(model)
     found = segments(listener, features, GREEDY.changed(previous_text=before))
     assert told(found) == expected(model, features, condition_on_prev_tokens=before)
-    assert len(listener.windows) > 4
+    assert len(listener.windows) > 3
     assert any(len(prompt) > 20 for prompt in listener.prompts) == before
 
 
@@ -76,9 +77,9 @@ def test_a_text_that_is_unlikely_or_repeats_itself_is_written_again(model: Any, 
     running = Transcription(listener, features[:FRAMES], FRAMES, asked, SamplingParams(seed=3))
     assert {one.temperature for one in running} == {0.8}
     repeats = asked.changed(least_logprob=None, most_compression=1.5)
-    for one in segments(TorchListener(model), features, repeats):
+    for one in segments(TorchListener(model), features[:FRAMES], repeats):
         assert one.compression_ratio <= 1.5 or one.temperature == 0.8
-    later = list(Transcription(listener, features, len(features), asked, SamplingParams(seed=3)))
+    later = list(Transcription(listener, features[:450], 450, asked, SamplingParams(seed=3)))
     assert later
     assert all(prompt[0] == SPEECH.start for prompt in listener.prompts)  # such a text is no prompt
 
@@ -97,9 +98,9 @@ def test_guesses_do_not_change_a_transcript(model: Any, features: Any, temperatu
 
 def test_without_times_a_segment_is_a_window(model: Any, features: Any) -> None:
     listener, heard = TorchListener(model), list[str]()
-    running = Transcription(listener, features, 900, GREEDY.changed(timestamps=False), on_text=heard.append)
+    running = Transcription(listener, features, 700, GREEDY.changed(timestamps=False), on_text=heard.append)
     found = list(running)
-    assert [(one.start, one.end) for one in found] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 9)]
+    assert [(one.start, one.end) for one in found] == [(0, 2), (2, 4), (4, 6), (6, 7)]
     assert all(prompt[-1] == SPEECH.no_timestamps for prompt in listener.prompts)
     assert heard[-1] == found[-1].text
     assert running.transcript.text == "".join(one.text for one in found)
@@ -112,7 +113,7 @@ def test_without_times_a_segment_is_a_window(model: Any, features: Any) -> None:
 )  # fmt: skip
 def test_what_cannot_be_asked_for(model: Any, features: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        Transcription(TorchListener(model), features, 900, GREEDY.changed(**changes))
+        Transcription(TorchListener(model), features, 700, GREEDY.changed(**changes))
     english = TorchListener(model)
     english.speech = SPEECH.model_copy(update={"languages": {}, "tasks": {}, "previous": None})
     for asked, why in (
@@ -121,4 +122,4 @@ def test_what_cannot_be_asked_for(model: Any, features: Any, changes: dict[str, 
         ({"prompt": "x"}, "prompt"),
     ):
         with pytest.raises(InvalidRequest, match=why):
-            Transcription(english, features, 900, GREEDY.changed(**{"language": None, **asked}))
+            Transcription(english, features, 700, GREEDY.changed(**{"language": None, **asked}))
