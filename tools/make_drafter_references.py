@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from transformers import DynamicCache, Qwen3Config
+from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
 from tests.support.published import (
     BLOCK,
@@ -79,7 +79,8 @@ def _speculators(algorithm: str, **config: Any) -> Any:
 
     layers = config.pop("layers", 2)
     sizes = LAYER | {key: config.pop(key) for key in ("rms_norm_eps", "rope_theta") if key in config}
-    inner = Qwen3Config(**sizes, num_hidden_layers=layers, layer_types=["full_attention"] * layers)
+    kind = LlamaConfig if config.pop("llama", False) else Qwen3Config
+    inner = kind(**sizes, num_hidden_layers=layers, layer_types=["full_attention"] * layers)
     # its eager masks let steps of training see those of other positions
     inner._attn_implementation = "sdpa" if algorithm == "eagle3" else "eager"
     used = SpeculatorsConfig(
@@ -194,10 +195,10 @@ def heard(model: Any, run: Callable[[], object]) -> list[torch.Tensor]:
     return found
 
 
-def eagle31(folder: Path, target: Path) -> tuple[Any, Found]:
-    """EAGLE-3.1 of speculators: training passes, of which a position sees its own earlier steps."""
-    model = _speculators("eagle3", draft_vocab_size=len(CUT), eagle_aux_hidden_state_layer_ids=[1, 2, 3], layers=1,
-                         fc_norm=True, norm_output=True)  # fmt: skip
+def eagle3(folder: Path, target: Path, size: int = VOCAB, **config: Any) -> tuple[Any, Found]:
+    """EAGLE-3 of speculators, of Llama's kind: training passes, of which a position sees its own earlier steps."""
+    model = _speculators("eagle3", draft_vocab_size=size, eagle_aux_hidden_state_layer_ids=[1, 2, 3], layers=1,
+                         **config or {"llama": True})  # fmt: skip
     shapes = filled(model, target, folder)
     guesses = []
     for tokens, taps in contexts(3 * HIDDEN):
@@ -207,7 +208,8 @@ def eagle31(folder: Path, target: Path) -> tuple[Any, Found]:
             states = torch.zeros(1, ids.shape[1], 3 * HIDDEN)
             states[0, : len(taps)] = torch.from_numpy(taps)
             logits = heard(model, partial(model, states, ids, torch.zeros_like(ids), ttt_steps=len(chain) + 1))
-            chain.append(CUT[best(logits[-1][0, len(taps) - 1])])
+            found = best(logits[-1][0, len(taps) - 1])
+            chain.append(found if size == VOCAB else CUT[found])
         guesses.append(chain)
     return shapes, {"guesses": guesses}
 
@@ -297,7 +299,8 @@ CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "dspark_speculators": blocks("dspark", True),
     "dspark_speculators_no_anchor": blocks("dspark", False),
     "dspark_deepspec": deepspec,
-    "eagle31_speculators": eagle31,
+    "eagle3_speculators": eagle3,
+    "eagle31_speculators": partial(eagle3, size=len(CUT), fc_norm=True, norm_output=True),
     "peagle_speculators": peagle,
     "mtp_speculators": mtp,
     "eagle1": eagle1,

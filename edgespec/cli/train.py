@@ -28,7 +28,12 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
     PATH,
     multiple=True,
 )
-@option("--epochs", "Passes over the windows.", float, 4.0)
+@option(
+    "--minutes",
+    "eagle: most time; it ends before when acceptance has stopped rising.  [default: 10]",
+    float,
+)
+@option("--epochs", "Passes over the windows.  [default: 4; eagle: until it stops improving]", float)
 @option("--batch", "Windows a step, over all processes.", int, 16)
 @option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the method's]", float)
 @option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0)
@@ -79,7 +84,11 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
     option("--gradient-checkpointing", "Less memory for more time.", bool),
     option("--threads", "Threads of torch on a CPU.  [default: torch's choice]", THREADS),
 )
-@group(OUTPUT, option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH))
+@group(
+    OUTPUT,
+    option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH),
+    option("--layout", "eagle: files of another program, which edgespec reads, too.", ("sglang", "speculators")),
+)
 @json_option
 def command(method: Any, model: str, output: Path | None, exits: str | None, as_json: bool, **rest: Any) -> None:
     """Train heads, a draft or a drafter for a model.
@@ -89,7 +98,8 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
 
     \b
     edgespec train medusa builtin:shakespeare --self-distill 256 -o heads
-    edgespec train eagle ./model --self-distill 20000 -o drafter
+    edgespec train eagle ./model -o drafter
+    edgespec train eagle ./model --self-distill 20000 --epochs 4 -o drafter
     edgespec train draft ./model --data my-texts.jsonl --self-distill 2000 -o draft
     edgespec train paradecode ./model --exits 8,16,24 --data my-text.txt -o exits --plot loss.png
     accelerate launch -m edgespec train medusa ./model --self-distill 20000 --precision bf16 -o heads
@@ -150,6 +160,14 @@ def _results(found: dict[str, Any]) -> list[str]:
     for kind, heads in found.get("ranks", {}).items():
         tops = ", ".join(f"{ranks[0]:.3f} / {sum(ranks[:5]):.3f}" for ranks in heads)
         lines.append(f"held-out, {kind}: top-1 / top-5 by head: {tops}")
+    training = found["training"]
+    if tokens := training.get("tokens_per_round"):
+        minutes, texts = training["seconds"] / 60, training["texts"]
+        lines.append(f"ended after {minutes:.1f} minutes: {training['ended']}; {texts} texts")
+        said = ", ".join(f"{kind} {value:.2f}" for kind, value in tokens.items())
+        more = training["ten_minutes_more"]
+        worth = "" if more is None else f"; another ten minutes would be worth about +{more:.2f}"
+        lines.append(f"held-out, tokens a round: {said}{worth}")
     for kind, figures in found.get("acceptance", {}).items():
         lines.append(
             f"held-out, {kind}: accepted at temperature 1 {figures['overlap']:.3f}, greedy {figures['agreement']:.3f}"

@@ -204,13 +204,14 @@ def _in_llamas_words(source: Checkpoint, target: Architecture) -> dict[str, Any]
 
 def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tuple[int, ...], str]:
     """Return the boundaries that are looked at, and what was assumed about them."""
-    ids, note = said.get(TAPS), ""
+    own, note = source.config.get(TAPS), ""
+    ids = said.get(TAPS) if own is None else own  # beside eagle_config it counts as here
     if ids is None:
         ids = [2, layers // 2, layers - 3]
         note = f"the drafter does not say which layers it looks at: taken to be after {ids}, as its authors do"
     if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
         raise ExportError(f"{source.path}: expected {TAPS} to be a list of layers, got {ids!r}")
-    if ids[0] == 1 and "eagle_config" in said and layers >= 8:
+    if own is None and ids[0] == 1 and "eagle_config" in said and layers >= 8:
         note = f"{TAPS} {ids} are taken to be the layers whose outputs are looked at, as SGLang counts them"
         ids = [each + 1 for each in ids]
     if not all(0 <= each <= layers for each in ids):

@@ -20,6 +20,7 @@ from edgespec.export.training.windows import Windows, batch_rows
 BETAS = (0.9, 0.99)
 CLIP = 1.0  # largest norm of the gradients
 LOWEST = 0.01  # of the peak rate, at the end
+EPOCHS = 4.0  # passes over the windows if nothing is said
 LINES = 20  # reports of a whole training
 CACHE_BYTES = 1 << 30  # of the target's states of all windows
 TOGETHER = 8  # windows of a pass that computes them
@@ -42,7 +43,7 @@ class History:
 
 def total_steps(options: TrainOptions, windows: int) -> int:
     """Return steps of the whole training."""
-    return options.steps or max(1, math.ceil(options.epochs * windows / options.batch))
+    return options.steps or max(1, math.ceil((options.epochs or EPOCHS) * windows / options.batch))
 
 
 def rate_at(step: int, steps: int, warmup: float) -> float:
@@ -81,7 +82,7 @@ def run_steps(
         optimizer.load_state_dict(found["optimizer"])
         history, first = History(found["losses"], found["accuracy"]), found["step"]
         report("train", first, steps, f"goes on at step {first} of {steps}")
-    batches = _Batches(learner, windows, options, accelerator)
+    batches = Batches(learner, windows, options, accelerator)
     model, optimizer = accelerator.prepare(learner, optimizer)
     scaler = accelerator.scaler  # only with fp16
     if found and scaler is not None:
@@ -90,7 +91,7 @@ def run_steps(
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = peak * rate_at(step, steps, options.warmup)
-        loss = _one_step(model, optimizer, accelerator, batches.of(step), step)
+        loss = one_step(model, optimizer, accelerator, batches.of(step), step)
         history.losses.append(loss)
         done = step + 1
         if done % look_every == 0 and done < steps:
@@ -113,19 +114,22 @@ def run_steps(
     return history
 
 
-class _Batches:
+class Batches:
     """This process's part of every batch, with what the target makes of it.
 
     States that fit into ``CACHE_BYTES`` are computed once, in an order that an interruption does not change.
     """
 
-    def __init__(self, learner: Learner, windows: Windows, options: TrainOptions, accelerator: Any) -> None:
+    def __init__(
+        self, learner: Learner, windows: Windows, options: TrainOptions, accelerator: Any, again: bool | None = None
+    ) -> None:
         self.learner, self.windows, self.options, self.accelerator = learner, windows, options, accelerator
         self.known: Any = None  # [S, N, T, hidden]
         rows, length = windows.tokens.shape
         first = self._states(windows.tokens[:1])
         bytes_needed = first.numel() * first.element_size() * rows
-        again = total_steps(options, rows) * options.batch > rows
+        if again is None:  # whether windows are read more than once
+            again = total_steps(options, rows) * options.batch > rows
         if accelerator.num_processes == 1 and again and bytes_needed <= CACHE_BYTES:
             self.known = first.new_empty(len(first), rows, length, first.shape[-1])
             for start in range(0, rows, TOGETHER):
@@ -145,7 +149,12 @@ class _Batches:
         return self.learner.states(torch.from_numpy(tokens).to(self.accelerator.device))
 
 
-def _one_step(model: Any, optimizer: Any, accelerator: Any, batch: tuple[Any, Any, Any], step: int) -> float:
+def one_step(model: Any, optimizer: Any, accelerator: Any, batch: tuple[Any, Any, Any], step: int) -> float:
+    """Take one step -> its loss, the mean over all processes.
+
+    Raises:
+        TrainingError: the loss or the gradients are not finite.
+    """
     loss = model(*batch)
     value = float(accelerator.reduce(loss.detach(), "mean"))
     if not math.isfinite(value):

@@ -15,14 +15,26 @@ Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle"]
 METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 Loss = Literal["kl", "ce"]
 Precision = Literal["no", "bf16", "fp16"]
+Layout = Literal["sglang", "speculators"]
 
 RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5e-3, "draft": 5e-3,
                             "eagle": 4e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
+MINUTES = 10.0  # of a training that ends by itself
 MULTIPLE = 32  # sizes of a draft are multiples of it: a block of int4 levels
 # these change nothing of the result, so that a training may go on with others
-FREE = ("output", "threads", "save_every", "gradient_checkpointing", "overwrite", "restart", "revision", "plot")
+FREE = (
+    "output",
+    "threads",
+    "save_every",
+    "gradient_checkpointing",
+    "overwrite",
+    "restart",
+    "revision",
+    "plot",
+    "layout",
+)
 
 
 @dataclass(frozen=True)
@@ -39,12 +51,14 @@ class TrainOptions:
         draft_heads: shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's
         own distribution, or ``ce`` of the text. ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a
         step, over all processes. length: tokens of a window; None = 256 or the context. epochs: passes over the
-        windows, unless ``steps`` are given. lr: peak of the rate; None = the method's. warmup: share of the steps in
-        which the rate rises; then it falls as a cosine. held_out: texts that accuracy is measured on. new_tokens: of
-        each, beyond the prompt. precision: of the passes. gradient_checkpointing: recompute logits (a draft: also its
-        layers) in the backward pass. save_every: steps between checkpoints. seed: of everything. threads: of torch on a
-        CPU; None = torch's choice. overwrite: replace finished heads. restart: forget an unfinished training. revision:
-        of a hub model. plot: a PNG to draw.
+        windows, unless ``steps`` are given; None = 4, or eagle's own end. lr: peak of the rate; None = the method's.
+        warmup: share of the steps in which the rate rises; then it falls as a cosine. held_out: texts that accuracy is
+        measured on. new_tokens: of each, beyond the prompt. minutes: most of a training of eagle that ends by itself,
+        with the texts that it writes: it does unless ``epochs`` or ``steps`` are given. precision: of the passes.
+        gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass. save_every: steps
+        between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice. overwrite: replace
+        finished heads. restart: forget an unfinished training. revision: of a hub model. plot: a PNG to draw. layout:
+        eagle: another program's.
     """
 
     method: Method
@@ -65,7 +79,8 @@ class TrainOptions:
     ce_share: float = 0.0
     batch: int = 16
     length: int | None = None
-    epochs: float = 4.0
+    epochs: float | None = None
+    minutes: float | None = None
     steps: int | None = None
     lr: float | None = None
     warmup: float = 0.05
@@ -80,6 +95,17 @@ class TrainOptions:
     restart: bool = False
     revision: str | None = None
     plot: Path | None = None
+    layout: Layout | None = None
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether the training ends when acceptance has stopped rising, or its time is over."""
+        return self.method == "eagle" and self.steps is None and self.epochs is None
+
+    @property
+    def time(self) -> float:
+        """Minutes of a training that ends by itself."""
+        return MINUTES if self.minutes is None else self.minutes
 
     def identity(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Return what an unfinished training must have in common with one that goes on with it, as JSON.
@@ -95,6 +121,7 @@ ONLY_FOR = {
     "exits": ("paradecode",),
     "own_lm_heads": ("medusa",),
     "inner": ("blockwise", "eagle"),
+    **dict.fromkeys(("layout", "minutes"), ("eagle",)),
     **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads"), ("draft",)),
 }
 """Options that are of use to some methods alone."""
@@ -102,7 +129,7 @@ ONLY_FOR = {
 
 def check_options(options: TrainOptions) -> None:
     """Refuse what cannot be trained, before anything is loaded."""
-    if not options.data and not options.self_distill:
+    if not options.data and not options.self_distill and not options.ends_itself:
         raise TrainingError(
             "nothing to train on", "give --data FILE, or --self-distill N to let the model write N texts itself"
         )
@@ -114,7 +141,7 @@ def check_options(options: TrainOptions) -> None:
             raise TrainingError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
     if options.self_distill < 0:
         raise TrainingError(f"--self-distill: expected a number of texts, got {options.self_distill}")
-    for name in ("lr", "epochs"):
+    for name in ("lr", "epochs", "minutes"):
         value = getattr(options, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise TrainingError(f"--{name}: expected a positive number, got {value}")

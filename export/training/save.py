@@ -18,8 +18,10 @@ from torch import Tensor
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.heads import DESCRIPTION, TENSORS, HeadsFile
 from edgespec.export.source.source import TOKENIZER_FILES
+from edgespec.export.training.layouts import LAYOUTS
 from edgespec.export.training.learners import Learner
 from edgespec.export.training.loop import History
+from edgespec.export.training.options import TrainOptions
 from edgespec.export.training.state import DRAFT_REPORT
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows
@@ -81,6 +83,32 @@ def rank_shares(learner: Learner, windows: Windows, start: int = 1) -> list[list
 
 
 @torch.no_grad()
+def joint_shares(learner: Learner, windows: Windows, start: int = 1) -> list[float]:
+    """[step]: share of positions where a chain's guesses up to that step are all right; 1 + their sum: tokens a round.
+
+    Args:
+        start: as of ``rank_shares``.
+    """
+    right: list[int] = []
+    positions = 0
+    for tokens, lengths in _batches(windows, learner.target.device):
+        so_far: Tensor | None = None  # [B, N]
+        whole: Tensor | None = None
+        steps = [(logits.argmax(-1) == wanted, valid) for logits, wanted, valid in learner.guesses(tokens, lengths)]
+        for _, valid in steps:
+            whole = valid if whole is None else whole & valid
+        assert whole is not None
+        whole = whole.clone()
+        whole[:, : start - 1] = False
+        for at, (same, _) in enumerate(steps):
+            so_far = same & whole if so_far is None else so_far & same
+            right += [0] * (at + 1 - len(right))
+            right[at] += int(so_far.sum())
+        positions += int(whole.sum())
+    return [count / max(1, positions) for count in right]
+
+
+@torch.no_grad()
 def draft_acceptance(
     logits_of: Callable[[Tensor], Tensor], target: Target, windows: Windows, start: int = 1
 ) -> dict[str, float]:
@@ -115,7 +143,7 @@ def draft_acceptance(
 Writers = dict[str, Callable[[Path], object]]  # name -> how the file is written; the last one says that all are there
 
 
-def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], method: str) -> Writers:
+def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], options: TrainOptions) -> Writers:
     """Return what a finished training leaves in its folder.
 
     Args:
@@ -125,10 +153,12 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
         TrainingError: weights beyond float16.
     """
     tensors = {name: _half(name, value.detach().cpu().numpy()) for name, value in learner.tensors().items()}
-    if method == "draft":
+    if options.method == "draft":
         return _draft(tensors, learner.described(), source, report)
-    if method == "eagle":
-        return _described(tensors, learner.described(), source, report)
+    if options.method == "eagle":
+        whole: dict[str, NDArray[Any]] = {**tensors}
+        named = LAYOUTS[options.layout](whole, dict(learner.described()), source, options.model)
+        return _described(*named, source, report)
     facts = source.arch.facts
     fields = {"hidden": facts.hidden, "vocab": facts.vocab, **source.fingerprints, **learner.described(), **report}
     file = HeadsFile.model_validate(fields)
@@ -149,7 +179,7 @@ def _draft(
 
 
 def _described(
-    tensors: dict[str, NDArray[np.float16]], config: Mapping[str, Any], source: Source, report: Mapping[str, Any]
+    tensors: Mapping[str, NDArray[Any]], config: Mapping[str, Any], source: Source, report: Mapping[str, Any]
 ) -> Writers:
     """Weights, how they were trained, and at last config.json."""
     files: Writers = {"model.safetensors": _safetensors(tensors)}
@@ -167,7 +197,7 @@ def _half(name: str, value: NDArray[np.float32]) -> NDArray[np.float16]:
     return found
 
 
-def _safetensors(tensors: Mapping[str, NDArray[np.float16]]) -> Callable[[Path], object]:
+def _safetensors(tensors: Mapping[str, NDArray[Any]]) -> Callable[[Path], object]:
     return lambda part: save_file(dict(tensors), part, {"format": "pt"})
 
 

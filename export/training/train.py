@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from accelerate.utils import gather_object, set_seed
 
 from edgespec import __version__
 from edgespec.errors import TrainingError
-from edgespec.export.training.data import Order, greedy_texts, orders, write_texts
+from edgespec.export.training.data import TOGETHER, Order, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
@@ -25,12 +26,14 @@ from edgespec.export.training.options import (
     draft_shape,
     window_length,
 )
-from edgespec.export.training.save import draft_acceptance, finished_files, rank_shares
+from edgespec.export.training.save import draft_acceptance, finished_files, joint_shares, rank_shares
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
+from edgespec.export.training.until import run_until
 from edgespec.export.training.windows import Windows, files_digest, read_texts, split_texts, without
 
 DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
+FIRST_TEXTS = 96  # at least, that a training that ends by itself writes at a time, if there is time
 LOOKED_AT = 8  # held-out texts that are looked at during the training
 
 
@@ -58,7 +61,7 @@ class Trainer:
 
     def __init__(self, options: TrainOptions, report: Progress | None = None) -> None:
         check_options(options)
-        self.options = options
+        self.options, self.begun = options, time.monotonic()
         self.texts = read_texts(options.data)
         self.source = Source.open(options.model, options.revision)
         facts = self.source.arch.facts
@@ -101,6 +104,8 @@ class Trainer:
         windows, held = self._windows(target)
         learner = make_learner(target, options)
         look = held["sampled"].first(LOOKED_AT)
+        if options.ends_itself:
+            return self._until_done(learner, target, windows, held)
         history = run_steps(
             learner,
             windows,
@@ -110,11 +115,50 @@ class Trainer:
             lambda: [ranks[0] for ranks in rank_shares(learner, look, PROMPT)],
             self.report,
         )
-        found = self._measured(learner, held, history, len(windows)) if main else {}
-        if main:
-            self.state.finish(finished_files(learner, self.source, found, options.method))
+        return self._finished(learner, held, history, len(windows))
+
+    def _finished(
+        self,
+        learner: Learner,
+        held: dict[str, Windows],
+        history: History,
+        windows: int,
+        more: dict[str, Any] | None = None,
+    ) -> Trained:
+        """Measure and write what was trained; ``more``: of the report."""
+        found: dict[str, Any] = {}
+        if self.accelerator.is_main_process:
+            found = self._measured(learner, held, history, windows)
+            found["training"] |= more or {}
+            self.state.finish(finished_files(learner, self.source, found, self.options))
         self.accelerator.wait_for_everyone()
-        return Trained(options.output, history, found, len(windows))
+        return Trained(self.options.output, history, found, windows)
+
+    def _until_done(self, learner: Learner, target: Target, windows: Windows, held: dict[str, Windows]) -> Trained:
+        """Train until held-out acceptance has stopped rising or time is over."""
+        seen = Windows.joined([held["greedy"], held["sampled"]])
+        pool = _Pool(self, target, windows, held)
+        if not self.options.self_distill and len(pool.windows) < FIRST_TEXTS:
+            pool.grow(60 * self.options.time / 8)
+
+        def look(of: Windows | None) -> tuple[float, list[float]]:
+            shares = joint_shares(learner, seen if of is None else of.first(LOOKED_AT), PROMPT if of is None else 1)
+            return 1 + sum(shares), shares
+
+        history, course = run_until(
+            learner, pool, self.options, self.accelerator, self.state, look, self.report, self.begun
+        )
+        more = {
+            "ended": course.ended,
+            "seconds": round(course.seconds, 1),
+            "texts": len(pool.windows),
+            "tokens_per_round": {
+                kind: round(1 + sum(joint_shares(learner, held[kind], PROMPT)), 3) for kind in ("greedy", "sampled")
+            },
+            "curve": [[round(at, 1), round(tokens, 3)] for at, tokens in course.tokens],
+            "ten_minutes_more": None if (worth := course.worth()) is None else round(worth, 3),
+        }
+        return self._finished(learner, held, history, len(pool.windows), more)
 
     # -- texts -----------------------------------------------------------------------------------------------------
 
@@ -134,20 +178,25 @@ class Trainer:
                 "give a larger --held-out",
             )
         held["greedy"] = self._greedy(target, held["sampled"], prompt)
-        greedy = round(options.self_distill * options.greedy_share)
+        count = options.self_distill or (TOGETHER if options.ends_itself and not self.texts else 0)
+        greedy = round(count * options.greedy_share)
         asked = [
-            *orders("drawn", options.self_distill - greedy, self.length),
+            *orders("drawn", count - greedy, self.length),
             *orders("greedy", greedy, self.length, DRAWN),
         ]
         # two texts are the same if those tokens are that were drawn, and a text of a few tokens is soon the same
-        own = self._written(target, asked, "texts")
-        for texts in (held["sampled"], held["greedy"]):
-            own = without(own, texts, min(DRAWN, self.length, self.measured))
-        train.append(own)
+        train.append(self._own(target, asked, held))
         windows = Windows.joined(train)
         if not len(windows):
             raise TrainingError("nothing to train on: every text is one of the held-out texts", "give more text")
         return windows, held
+
+    def _own(self, target: Target, asked: list[Order], held: dict[str, Windows]) -> Windows:
+        """Texts of the target but the held-out ones."""
+        own = self._written(target, asked, "texts")
+        for texts in (held["sampled"], held["greedy"]):
+            own = without(own, texts, min(DRAWN, self.length, self.measured))
+        return own
 
     def _written(self, target: Target, asked: list[Order], what: str) -> Windows:
         """Texts of the target, from the state or written now; every process writes a part of them."""
@@ -219,6 +268,43 @@ class Trainer:
             }
         self.report("measure", 1, 1, "measured")
         return found
+
+
+class _Pool:
+    """What a training that ends by itself reads: texts, of which more are written batch by batch."""
+
+    def __init__(self, trainer: Trainer, target: Target, windows: Windows, held: dict[str, Windows]) -> None:
+        self.trainer, self.target, self.windows, self.held = trainer, target, windows, held
+        self.seconds, self._batches = 0.0, 0
+        while self._known():  # of an interrupted training
+            self._add()
+
+    def _order(self) -> Order:
+        greedy = self._batches % max(1, round(1 / max(self.trainer.options.greedy_share, 0.01))) == 0
+        return Order(f"more-{self._batches:05}", TOGETHER, self.trainer.length, DRAWN if greedy else None)
+
+    def _known(self) -> bool:
+        main = self.trainer.accelerator.is_main_process
+        known: bool = shared(
+            self.trainer.accelerator, main and self.trainer.state.texts(self._order().name) is not None
+        )
+        return known
+
+    def _add(self) -> int:
+        more = self.trainer._own(self.target, [self._order()], self.held)
+        self._batches += 1
+        self.windows = Windows.joined([self.windows, more])
+        return len(more)
+
+    def grow(self, most: float) -> int:
+        """Write as many texts as there are, at least ``FIRST_TEXTS``, or for about ``most`` seconds -> how many."""
+        wrote, wanted, start = 0, max(len(self.windows), FIRST_TEXTS), time.monotonic()
+        while wrote < wanted:
+            wrote += self._add()
+            if shared(self.trainer.accelerator, time.monotonic() - start) > most:
+                break
+        self.seconds += time.monotonic() - start
+        return wrote
 
 
 def make_learner(target: Target, options: TrainOptions) -> Learner:

@@ -218,7 +218,7 @@ def test_a_training_takes_the_steps_of_adamw_at_that_rate(
     """Each step again in numpy, from the gradients that the optimizer saw (arXiv 1711.05101, algorithm 2)."""
     from edgespec.export.training import loop
 
-    real = loop._one_step
+    real = loop.one_step
     first: list[Array] = []
     moments: dict[str, Any] = {"m": 0.0, "v": 0.0}
     norms: list[float] = []
@@ -238,7 +238,7 @@ def test_a_training_takes_the_steps_of_adamw_at_that_rate(
         first.append(np.abs(numpy(weight) - (before - rate * mean / (spread + 1e-8))).max())
         return value
 
-    monkeypatch.setattr(loop, "_one_step", one_step)
+    monkeypatch.setattr(loop, "one_step", one_step)
     train(lr=0.02, warmup=0.5)
     assert len(first) == 6
     assert max(first) < 1e-6

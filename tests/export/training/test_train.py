@@ -181,7 +181,7 @@ def test_an_interrupted_training_goes_on(
 
     changes = {"method": name}
     train(**changes, output=tmp_path / "whole")
-    real, seen, limit = loop._one_step, list[int](), [stop]
+    real, seen, limit = loop.one_step, list[int](), [stop]
 
     def one_step(*arguments: Any) -> float:
         if len(seen) == limit[0]:
@@ -189,7 +189,7 @@ def test_an_interrupted_training_goes_on(
         seen.append(arguments[-1])
         return real(*arguments)
 
-    monkeypatch.setattr(loop, "_one_step", one_step)
+    monkeypatch.setattr(loop, "one_step", one_step)
     with pytest.raises(KeyboardInterrupt):
         train(**changes)
     assert set(files_or_folders(tmp_path / "out")) == {FOLDER}

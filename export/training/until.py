@@ -1,0 +1,230 @@
+"""Training that ends by itself: when held-out acceptance has stopped rising, or when its time is over.
+
+The rate rises, stays, and falls in the last part, which begins at a share of the time or when acceptance has stopped
+rising.  Every look measures tokens a round on held-out text and on text that is trained on.  Where the latter runs
+ahead, or the text was read several times, text is what is missing: more is written.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from edgespec.export.training.learners import Learner
+from edgespec.export.training.loop import BETAS, LOWEST, Batches, History, Progress, one_step, shared
+from edgespec.export.training.options import TrainOptions, learning_rate
+from edgespec.export.training.state import TrainingState
+from edgespec.export.training.windows import Windows
+
+WARM = 20  # steps in which the rate rises
+FALL = 0.3  # share of the time in which it falls, at the end
+LOOKS = 16  # of the whole time
+PATIENCE = 4  # looks without a gain before the rate falls
+GAIN = 0.01  # tokens a round that count as one
+READ = 4.0  # passes over the text before more of it is wanted
+AHEAD = 0.15  # tokens a round by which text that is trained on may run ahead
+WRITING = 0.4  # share of the time that texts may take
+WORTH = 600.0  # seconds of which the end says what they would be worth
+
+
+class Pool(Protocol):
+    """What is trained on, which can grow."""
+
+    windows: Windows
+    seconds: float  # that writing has taken
+
+    def grow(self, most: float) -> int:
+        """Write more texts, for about ``most`` seconds -> how many."""
+        ...
+
+
+@dataclass
+class Course:
+    """How a training went.
+
+    Attributes:
+        seconds: since it began, over all its parts.
+        tokens: (seconds, tokens a round on held-out text) of every look.
+        ended: why it ended, in words.
+    """
+
+    seconds: float = 0.0
+    tokens: list[tuple[float, float]] = field(default_factory=list)
+    ended: str = ""
+
+    @property
+    def best(self) -> float:
+        """The most tokens a round that a look has seen."""
+        return max((tokens for _, tokens in self.tokens), default=1.0)
+
+    def stalled(self) -> bool:
+        """Whether the last looks brought nothing."""
+        found = [tokens for _, tokens in self.tokens]
+        return len(found) > PATIENCE and max(found[-PATIENCE:]) < max(found[:-PATIENCE]) + GAIN
+
+    def worth(self, seconds: float = WORTH) -> float | None:
+        """Estimate tokens a round that so many seconds more would bring; None = too few looks.
+
+        Tokens grow with the logarithm of the time: a line through the later half of the looks, through their middle
+        value where it falls.
+        """
+        later = self.tokens[len(self.tokens) // 2 :]
+        if len(later) < 3:
+            return None
+        x = [math.log(at) for at, _ in later]
+        y = [tokens for _, tokens in later]
+        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+        spread = sum((each - mean_x) ** 2 for each in x)
+        if not spread:
+            return None
+        slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+        return max(0.0, slope) * math.log(1 + seconds / later[-1][0])
+
+
+class Schedule:
+    """Says how the rate goes, and when the training ends.
+
+    Args:
+        minutes: for everything.
+        course: what has happened.
+    """
+
+    def __init__(self, minutes: float, course: Course) -> None:
+        self.limit, self.course = 60 * minutes, course
+        self.falls_at = (1 - FALL) * self.limit
+        self.ends_at = self.limit
+
+    def settle(self) -> None:
+        """Let the rate fall from now on, in the time that it would have taken at the end of a training as long."""
+        if self.course.seconds < self.falls_at:
+            self.falls_at = self.course.seconds
+            self.ends_at = min(self.limit, self.course.seconds / (1 - FALL))
+
+    @property
+    def falling(self) -> bool:
+        """Whether the rate falls."""
+        return self.course.seconds >= self.falls_at
+
+    @property
+    def over(self) -> bool:
+        """Whether the training has ended."""
+        return self.course.seconds >= self.ends_at
+
+    def rate(self, step: int) -> float:
+        """Share of the peak rate at a step (from 0)."""
+        left = (self.ends_at - self.course.seconds) / max(1e-9, self.ends_at - self.falls_at)
+        return min(1.0, (step + 1) / WARM, max(LOWEST, left))
+
+
+def run_until(
+    learner: Learner,
+    pool: Pool,
+    options: TrainOptions,
+    accelerator: Any,
+    state: TrainingState,
+    look: Callable[[Windows | None], tuple[float, list[float]]],
+    report: Progress,
+    begun: float,
+) -> tuple[History, Course]:
+    """Train a learner in place until it is done, from the last checkpoint if there is one.
+
+    Args:
+        pool: texts, which grow.
+        look: (windows; None = held-out ones) -> tokens a round, and top-1 accuracy by step.
+        begun: when the command began, by ``time.monotonic``.
+
+    Raises:
+        TrainingError: the loss or the gradients are not finite; the last checkpoint is kept.
+    """
+    peak = learning_rate(options, learner.width)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
+    history, course, step = History(), Course(), 0
+    if found := shared(accelerator, state.checkpoint() if accelerator.is_main_process else None):
+        learner.load_state_dict(found["learner"])
+        optimizer.load_state_dict(found["optimizer"])
+        history, step = History(found["losses"], found["accuracy"]), found["step"]
+        course = Course(found["seconds"], [tuple(each) for each in found["tokens"]])
+        begun = time.monotonic() - course.seconds
+    batches = Batches(learner, pool.windows, options, accelerator, again=True)
+    model, optimizer = accelerator.prepare(learner, optimizer)
+    schedule, read = Schedule(options.time, course), 0.0  # passes over the text since it grew
+
+    def told() -> None:
+        course.seconds = shared(accelerator, time.monotonic() - begun)
+
+    told()
+    started = course.seconds
+    while not schedule.over or not history.losses:
+        for group in optimizer.param_groups:
+            group["lr"] = peak * schedule.rate(step)
+        history.losses.append(one_step(model, optimizer, accelerator, batches.of(step), step))
+        step, read = step + 1, read + options.batch / len(pool.windows)
+        told()
+        last = course.tokens[-1][0] if course.tokens else started
+        if course.seconds - last < schedule.limit / LOOKS and not schedule.over:
+            continue
+        tokens, tops = look(None)
+        told()
+        course.tokens.append((course.seconds, tokens))
+        history.accuracy[step] = tops
+        report("train", min(int(course.seconds), int(schedule.limit)), int(schedule.limit), line(step, history, course))
+        if not schedule.falling:
+            if wants_text(pool, read, course, schedule, look):
+                wrote = pool.grow(schedule.limit / LOOKS)
+                batches, read = Batches(learner, pool.windows, options, accelerator, again=True), 0.0
+                report(
+                    "texts", len(pool.windows), len(pool.windows), f"wrote {wrote} texts more: now {len(pool.windows)}"
+                )
+                told()
+            elif course.stalled():
+                schedule.settle()
+                course.ended = "acceptance has stopped rising"
+        if accelerator.is_main_process:
+            state.keep_checkpoint({
+                "step": step, "learner": learner.state_dict(), "optimizer": optimizer.state_dict(),
+                "losses": history.losses, "accuracy": history.accuracy, "scaler": {}, "seconds": course.seconds,
+                "tokens": [list(each) for each in course.tokens],
+            })  # fmt: skip
+        accelerator.wait_for_everyone()
+    course.ended = course.ended or f"{options.time:g} minutes are over"
+    return history, course
+
+
+def wants_text(
+    pool: Pool,
+    read: float,
+    course: Course,
+    schedule: Schedule,
+    look: Callable[[Windows | None], tuple[float, list[float]]],
+) -> bool:
+    """Whether text is what is missing: it was read several times, or what is trained on runs ahead of held-out text."""
+    if pool.seconds > WRITING * schedule.limit:
+        return False
+    if read < READ / 2:
+        return False
+    return read >= READ or look(pool.windows)[0] > course.tokens[-1][1] + AHEAD
+
+
+def line(step: int, history: History, course: Course) -> str:
+    """Say where a training stands: tokens a round as a curve, and what ten minutes more are worth."""
+    recent = history.losses[-20:]
+    said = (
+        f"step {step} loss {sum(recent) / len(recent):.3f}, {course.tokens[-1][1]:.2f} tokens a round {curve(course)}"
+    )
+    more = course.worth()
+    return said if more is None else f"{said}, ten minutes more about +{more:.2f}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def curve(course: Course) -> str:
+    """Draw the looks in a few characters."""
+    values: Sequence[float] = [tokens for _, tokens in course.tokens][-24:]
+    low, high = min(values), max(values)
+    return "".join(BARS[int((value - low) / max(high - low, 0.05) * (len(BARS) - 1))] for value in values)
