@@ -34,7 +34,7 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
     float,
 )
 @option("--epochs", "Passes over the windows.  [default: 4; eagle: until it stops improving]", float)
-@option("--batch", "Windows a step, over all processes.", int, 16)
+@option("--batch", "Windows a step, over all processes.  [default: 16; eagle, where it ends by itself: 8]", int)
 @option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the method's]", float)
 @option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0)
 @option("--overwrite", "Replace finished heads or a finished draft.", bool)

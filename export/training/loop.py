@@ -43,7 +43,7 @@ class History:
 
 def total_steps(options: TrainOptions, windows: int) -> int:
     """Return steps of the whole training."""
-    return options.steps or max(1, math.ceil((options.epochs or EPOCHS) * windows / options.batch))
+    return options.steps or max(1, math.ceil((options.epochs or EPOCHS) * windows / options.rows))
 
 
 def rate_at(step: int, steps: int, warmup: float) -> float:
@@ -129,7 +129,7 @@ class Batches:
         first = self._states(windows.tokens[:1])
         bytes_needed = first.numel() * first.element_size() * rows
         if again is None:  # whether windows are read more than once
-            again = total_steps(options, rows) * options.batch > rows
+            again = total_steps(options, rows) * options.rows > rows
         if accelerator.num_processes == 1 and again and bytes_needed <= CACHE_BYTES:
             self.known = first.new_empty(len(first), rows, length, first.shape[-1])
             for start in range(0, rows, TOGETHER):
@@ -137,7 +137,7 @@ class Batches:
 
     def of(self, step: int) -> tuple[Any, Any, Any]:
         """Tokens [B, T], lengths [B] and states [S, B, T, hidden] of a step."""
-        rows = batch_rows(len(self.windows), self.options.batch, step, self.options.seed)
+        rows = batch_rows(len(self.windows), self.options.rows, step, self.options.seed)
         rows = rows[self.accelerator.process_index :: self.accelerator.num_processes]
         batch, device = self.windows.take(rows), self.accelerator.device
         tokens, lengths = torch.from_numpy(batch.tokens).to(device), torch.from_numpy(batch.lengths).to(device)

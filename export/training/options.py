@@ -50,15 +50,15 @@ class TrainOptions:
         many layers; empty = about a quarter, half and three quarters. draft_layers, draft_hidden, draft_intermediate,
         draft_heads: shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's
         own distribution, or ``ce`` of the text. ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a
-        step, over all processes. length: tokens of a window; None = 256 or the context. epochs: passes over the
-        windows, unless ``steps`` are given; None = 4, or eagle's own end. lr: peak of the rate; None = the method's.
-        warmup: share of the steps in which the rate rises; then it falls as a cosine. held_out: texts that accuracy is
-        measured on. new_tokens: of each, beyond the prompt. minutes: most of a training of eagle that ends by itself,
-        with the texts that it writes: it does unless ``epochs`` or ``steps`` are given. precision: of the passes.
-        gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass. save_every: steps
-        between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice. overwrite: replace
-        finished heads. restart: forget an unfinished training. revision: of a hub model. plot: a PNG to draw. layout:
-        eagle: another program's.
+        step, over all processes; None = 16, or 8 where it ends by itself. length: tokens of a window; None = 256 or the
+        context. epochs: passes over the windows, unless ``steps`` are given; None = 4, or eagle's own end. lr: peak of
+        the rate; None = the method's. warmup: share of the steps in which the rate rises; then it falls as a cosine.
+        held_out: texts that accuracy is measured on. new_tokens: of each, beyond the prompt. minutes: most of a
+        training of eagle that ends by itself, with the texts that it writes: it does unless ``epochs`` or ``steps`` are
+        given. precision: of the passes. gradient_checkpointing: recompute logits (a draft: also its layers) in the
+        backward pass. save_every: steps between checkpoints. seed: of everything. threads: of torch on a CPU; None =
+        torch's choice. overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub
+        model. plot: a PNG to draw. layout: eagle: another program's.
     """
 
     method: Method
@@ -77,7 +77,7 @@ class TrainOptions:
     draft_heads: int | None = None
     loss: Loss = "kl"
     ce_share: float = 0.0
-    batch: int = 16
+    batch: int | None = None
     length: int | None = None
     epochs: float | None = None
     minutes: float | None = None
@@ -101,6 +101,11 @@ class TrainOptions:
     def ends_itself(self) -> bool:
         """Whether the training ends when acceptance has stopped rising, or its time is over."""
         return self.method == "eagle" and self.steps is None and self.epochs is None
+
+    @property
+    def rows(self) -> int:
+        """Windows a step: fewer where time is short, for more steps."""
+        return self.batch or (8 if self.ends_itself else 16)
 
     @property
     def time(self) -> float:
@@ -133,8 +138,8 @@ def check_options(options: TrainOptions) -> None:
         raise TrainingError(
             "nothing to train on", "give --data FILE, or --self-distill N to let the model write N texts itself"
         )
-    whole = ("heads", "batch", "draft_layers", "held_out", "new_tokens", "save_every")
-    optional = ("inner", "length", "steps", "threads", "draft_hidden", "draft_intermediate", "draft_heads")
+    whole = ("heads", "draft_layers", "held_out", "new_tokens", "save_every")
+    optional = ("inner", "batch", "length", "steps", "threads", "draft_hidden", "draft_intermediate", "draft_heads")
     for name in (*whole, *optional):
         value = getattr(options, name)
         if value is not None and value < 1:

@@ -74,9 +74,9 @@ class Trainer:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.accelerator = _accelerator(options)
-        if options.batch % self.accelerator.num_processes:
+        if options.rows % self.accelerator.num_processes:
             raise TrainingError(
-                f"--batch {options.batch} is not a multiple of {self.accelerator.num_processes} processes",
+                f"--batch {options.rows} is not a multiple of {self.accelerator.num_processes} processes",
                 "choose one that is",
             )
         self.state = TrainingState(options.output)

@@ -163,7 +163,7 @@ def run_until(
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule.rate(step)
         history.losses.append(one_step(model, optimizer, accelerator, batches.of(step), step))
-        step, read = step + 1, read + options.batch / len(pool.windows)
+        step, read = step + 1, read + options.rows / len(pool.windows)
         told()
         last = course.tokens[-1][0] if course.tokens else started
         if course.seconds - last < schedule.limit / LOOKS and not schedule.over:
