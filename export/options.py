@@ -204,7 +204,7 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
 def refuse_reading(options: ExportOptions) -> None:
     """Say which options are for decoders alone."""
     given: Sequence[tuple[str, bool]] = (
-        ("--attention", bool(options.attention)),
+        (f"--attention {' '.join(options.attention)}", bool(set(options.attention) - {"f32", "f16", "int8"})),
         ("--target-size", options.target_size is not None),
         ("--target-kl", options.target_kl is not None),
         ("--drafter", options.drafter is not None),

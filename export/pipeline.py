@@ -382,6 +382,11 @@ class Exporter:
                 "`edgespec calibrate` when nothing else runs"
             )
 
+    def _attending(self, made: InProgress) -> Callable[[Slot], None] | None:
+        """Return what lets another slot of the target attend over the measured source; None = there is none."""
+        read, threads = self.read, self.options.threads
+        return None if read is None else lambda slot: read.attend(made.folder, made.target, slot, threads)
+
     def _learn_attention(self, made: InProgress) -> None:
         """Return what was asked for of other attentions, learnt and measured."""
         if not self.attention:
@@ -393,6 +398,7 @@ class Exporter:
             self.tokens,
             self.options.threads,
             lambda done, of, what: self.progress("attention", done, of, what),
+            self._attending(made),
         )
         made.target = made.target.model_copy(update={"attention": found.model_copy(update=self.text.facts)})
 

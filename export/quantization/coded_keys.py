@@ -80,6 +80,7 @@ def prepare_attention(
     tokens: Sequence[int],
     threads: int | None,
     progress: Progress,
+    attend: Callable[[Slot], None] | None = None,
 ) -> AttentionPart:
     """Learn what the wanted attentions need, store it, and measure each.
 
@@ -89,6 +90,7 @@ def prepare_attention(
     Args:
         names: from ``check_attention``.
         tokens: the calibration text; its first half is learnt from, the second scored.
+        attend: lets the slots of an encoder-decoder, which learns nothing here, attend over a source.
     """
     learnt = [name for name in LEARNT if any(ATTENTION[wanted].keys == name for wanted in names)]
     measured = [name for name in names if name not in ("f32", "f16")]
@@ -106,7 +108,10 @@ def prepare_attention(
         with_tables = part.model_copy(update={"attention": made})
 
         def scored(kv: KvFormat) -> Scores:
-            return score(open_slot(Model(folder, with_tables, NATIVE, threads, kv)), held_out)
+            slot = open_slot(Model(folder, with_tables, NATIVE, threads, kv))
+            if attend is not None:
+                attend(slot)
+            return score(slot, held_out)
 
         held_out = tokens[middle:][:SCORED]
         reference = scored(ATTENTION["f16"])

@@ -61,11 +61,13 @@ def test_a_default_export_loses_less(tmp_path: Path, form: Format) -> None:
 
 
 def test_an_encoder_decoder_is_calibrated_on_what_it_writes_about_sources(tmp_path: Path) -> None:
-    made = Exporter(ExportOptions("builtin:restore", tmp_path / "out", threads=1)).run()
+    made = Exporter(ExportOptions("builtin:restore", tmp_path / "out", threads=1, attention=("int8",))).run()
     figures = made.parity["held_out"]["own"]
     assert made.target.quantizer == "gptq"
     assert made.target.encoder is not None
     assert made.target.encoder.quantizer == "gptq"
+    assert made.target.attention is not None
+    assert made.target.attention.default == "int8"
     assert figures["model"] == figures["calibrated"]
     assert figures["calibrated"]["kl"] < 0.8 * figures["mse"]["kl"]
     assert "calibrated by gptq" in " ".join(made.provenance["notes"])
