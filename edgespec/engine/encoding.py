@@ -14,7 +14,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import NATIVE
-from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.encoder import Encoder, Memories, encoder_attention
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
@@ -129,7 +129,14 @@ class Encoding:
             if name not in self._encoders:
                 assert part.encoder is not None
                 self._encoders[name] = Encoder(
-                    Model(self._bundle.path, part.encoder, NATIVE, self._threads, checked=self._bundle.checked)
+                    Model(
+                        self._bundle.path,
+                        part.encoder,
+                        NATIVE,
+                        self._threads,
+                        encoder_attention(part.encoder),
+                        self._bundle.checked,
+                    )  # fmt: skip
                 )
             self._rows[name] = known = source.digest, self._encoders[name].encode(source.content)
         return known[1]
