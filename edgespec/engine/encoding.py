@@ -127,17 +127,11 @@ class Encoding:
         known = self._rows.get(name)
         if known is None or known[0] != source.digest:
             if name not in self._encoders:
-                assert part.encoder is not None
-                self._encoders[name] = Encoder(
-                    Model(
-                        self._bundle.path,
-                        part.encoder,
-                        NATIVE,
-                        self._threads,
-                        encoder_attention(part.encoder),
-                        self._bundle.checked,
-                    )  # fmt: skip
-                )
+                own = part.encoder
+                assert own is not None
+                formats, checked = encoder_attention(own), self._bundle.checked
+                model = Model(self._bundle.path, own, NATIVE, self._threads, formats, checked)
+                self._encoders[name] = Encoder(model)
             self._rows[name] = known = source.digest, self._encoders[name].encode(source.content)
         return known[1]
 

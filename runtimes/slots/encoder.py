@@ -31,7 +31,7 @@ class Encoder:
     """An encoder, ready to run.
 
     Args:
-        model: of a part of the manifest that is some decoder's ``encoder``, on native operators (``encoder_attention``).
+        model: of a part of the manifest that is some decoder's ``encoder``, native operators, ``encoder_attention``.
 
     Attributes:
         longest: most rows of a source.
