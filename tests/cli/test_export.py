@@ -215,7 +215,7 @@ def test_calibration_on_lines_of_a_word(command: Command, elsewhere: Path) -> No
 def test_a_given_skip_set(command: Command, elsewhere: Path) -> None:
     file = fixed_skip_set(elsewhere, TARGET)
     manifest = command("export", TARGET, "--method", "self-spec", "--skip-set", file, "--json").json["manifest"]
-    both_planes = {"high_attention": [], "high_mlp": [], "high_head": False}
+    both_planes = {"high_attention": [], "high_mlp": [], "high_head": False, "head_rows": 0}
     assert manifest["methods"]["self-spec"]["skip"] == both_planes | json.loads(file.read_text("utf-8"))
     assert sorted(path.name for path in elsewhere.iterdir()) == ["shakespeare-edge", "skip.json"]
 
