@@ -22,6 +22,7 @@ from edgespec.decoding.speech_rules import SpeechRules
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.errors import InvalidRequest, unknown_name
 from edgespec.runtimes.files.speech import SpeechPart, Task
+from edgespec.runtimes.text.languages import choose_language, names_of
 
 FRAME = 0.01  # seconds
 STEP = 0.02  # seconds between two tokens of times
@@ -68,7 +69,7 @@ class TranscriptionSettings:
     """What a transcription may set.
 
     Attributes:
-        language: a code such as ``en``; None = it is detected in the first window.
+        language: a code such as ``en``, or an English name; None = it is detected in the first window.
         task: transcribe, or translate into English.
         timestamps: whether the text has times; without them a segment is a window.
         prompt: text in front of the first window: names and words to expect, a style.
@@ -343,10 +344,9 @@ def _language(speech: SpeechPart, settings: TranscriptionSettings) -> str | None
     Raises:
         InvalidRequest: one that the model does not know.
     """
+    asked = settings.language
     if not speech.languages:
-        if settings.language not in (None, "en"):
-            raise InvalidRequest(f"this model knows English alone, not {settings.language!r}")
+        if asked is not None and "en" not in names_of(asked):
+            raise InvalidRequest(f"this model knows English alone, not {asked!r}")
         return "en"
-    if settings.language is not None and settings.language not in speech.languages:
-        raise unknown_name("language", settings.language, speech.languages)
-    return settings.language
+    return None if asked is None else choose_language(asked, speech.languages)

@@ -71,7 +71,7 @@ def test_a_stream_tells_segments_and_then_all(client: openai.OpenAI) -> None:
     "asked, message",
     [
         ({"file": b"no sound"}, "sound file"),
-        ({"language": "xx"}, "unknown language"),
+        ({"language": "xx"}, "no language 'xx'"),
         ({"response_format": "xml"}, "response_format"),
         ({"temperature": 2}, "temperature"),
         ({"timestamp_granularities": ["word"]}, "times of words"),
