@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from edgespec import __version__
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.registry import EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
+from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.refused import NotText
@@ -165,6 +165,15 @@ def _planned_draft(
     draft = PlannedModel(arch, choice, options.layout, "draft/", rows=rows or None)
     draft.for_devices(options.devices, None)
     return draft
+
+
+def possible_methods(model: str, revision: str | None = None, text_only: bool = False) -> tuple[str, ...]:
+    """List the methods that a model can have without a draft; an encoder-decoder has neither heads nor a drafter."""
+    arch = _opened(resolve(model, revision, weights=False), None, text_only)
+    if arch.encoder is not None:
+        few = arch.facts.layers < 3  # see check_layers
+        return tuple(name for name in needing("text", "layers") if not (few and METHODS[name].searches))
+    return (*needing("text", "layers", "heads"), possible_drafter(model, revision, text_only))
 
 
 def possible_drafter(model: str, revision: str | None = None, text_only: bool = False) -> str:

@@ -111,12 +111,12 @@ def model_options(
         ExportError: unreadable or unsupported.
     """
     from edgespec.export.options import ExportOptions
-    from edgespec.export.planned import planned_bundle, possible_drafter
+    from edgespec.export.planned import planned_bundle, possible_methods
     from edgespec.planning.plan import Option
 
     wanted = tuple(methods) or (
-        *needing("text", "layers", "heads", *(("draft",) if draft else ())),
-        possible_drafter(source, revision, text_only),
+        *possible_methods(source, revision, text_only),
+        *(needing("draft") if draft else ()),
     )
     found = []
     for form in formats or FORMATS:
