@@ -185,7 +185,7 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
         return request.memory(option, replace(use, context=context)).peak <= request.budget
 
     low = high if fits(high) else most_tokens(fits, high)
-    return low if low >= LEAST_CONTEXT else 0
+    return low if low >= min(LEAST_CONTEXT, high) else 0
 
 
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one
