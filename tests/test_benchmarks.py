@@ -106,6 +106,7 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
          "beside_ms p95"),
         ("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE), {"PAUSE": 0.0, "ALONE": 2},
          "alone_ms p95"),
+        ("c_interface", "native_bundle", ("--rows", "1,2", "--turns", 2), {}, "passes_ms"),
         ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, *ONE), {}, "runs own speedup ratio"),
         ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, "--agreement", ".5,.9", *ONE), {},
          "runs .9 speedup ratio"),

@@ -252,7 +252,7 @@ def complete(manifest: Manifest) -> Manifest:
         if name in manifest.methods or method.needs == "text"
     }
     own, planes = parts.get(SELF_SPEC), manifest.target.planes and not manifest.target.high_alone
-    if planes and own is None:
+    if planes and own is None and manifest.target.layers_have_planes:
         parts = {name: parts.get(name, by_high_planes(manifest)) for name in METHODS if name in (*parts, SELF_SPEC)}
     elif not planes and own and own.skip and own.skip.whole:  # read as a model of 4 bits
         parts = {name: part for name, part in parts.items() if name != SELF_SPEC}

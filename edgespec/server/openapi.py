@@ -59,7 +59,7 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
                 "Tokens of a prompt", "CountRequest", "Count", security, "Error", stream=False
             ),
             "/v1/embeddings": _post("Embeddings of texts", "EmbeddingRequest", "Embeddings", security, stream=False),
-            **{path: _audio(kind, security) for kind, path in PATHS.items()},
+            **{path: _audio(kind, schemas, security) for kind, path in PATHS.items()},
             "/v1/responses": _post("An answer", "ResponsesRequest", "Response", security),
             "/v1/responses/{response}": _get("A stored answer", "Response", security, parameter="response")
             | {"delete": _get("Forget a stored answer", "Deleted", security, parameter="response")["get"]},
@@ -101,11 +101,15 @@ def _post(
     return {"post": made | ({"security": security} if security else {})}
 
 
-def _audio(kind: Kind, security: list[Shape]) -> Shape:
+def _audio(kind: Kind, schemas: Shape, security: list[Shape]) -> Shape:
     """Describe a form with a recording."""
     made = _post(f"Text of a recording ({kind})", "AudioRequest", "Transcript", security)
     sound: Shape = {"type": "string", "contentMediaType": "application/octet-stream"}
-    form = {"allOf": [_ref("AudioRequest")], "properties": {"file": sound}, "required": ["file"]}
+    asked = schemas["AudioRequest"]
+    form = asked | {
+        "properties": asked["properties"] | {"file": sound},
+        "required": [*asked.get("required", ()), "file"],
+    }
     made["post"]["requestBody"]["content"] = {"multipart/form-data": {"schema": form}}
     made["post"]["responses"]["200"]["content"] |= {name: {"schema": TEXT} for name in ("text/plain", "text/vtt")}
     return made

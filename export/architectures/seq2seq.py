@@ -243,10 +243,11 @@ class Bart(EncoderDecoder):
 
 
 @known("mbart", "mbart-large-50-many-to-many-mmt", "as bart, with norms in front of sub-layers")
-class MBart(Bart):
+class MBart(EncoderDecoder):
     """mBART (arXiv 2001.08210)."""
 
-    late_norms = False
+    embedding_norm = True
+    first_position = 2
 
 
 @known("pegasus", "pegasus-xsum, pegasus-cnn_dailymail", "encoder-decoder; norms in front of sub-layers, sinusoids")

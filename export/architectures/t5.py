@@ -138,8 +138,8 @@ class MT5(T5):
 
 
 @known("umt5", "umt5-small", "as mt5, with a table of biases for each layer")
-class UMT5(MT5):
+class UMT5(T5):
     """umT5 (arXiv 2304.09151)."""
 
-    scales = True
+    feed_forward = "gated-gelu"
     each = True

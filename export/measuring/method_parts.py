@@ -78,7 +78,7 @@ class MethodMeasurer:
         if "swift" in self.methods:
             start = (SkipSet.all_high if self.planes and slot.planes else SkipSet.every_other)(slot.layers)
             methods["swift"] = MethodPart(skip=SkipSetPart.of(start), draft_cost=costs.draft_ms(start) / costs.plain)
-        planes = self.planes and slot.planes
+        planes = self.planes and slot.planes and slot.model.part.layers_have_planes
         if draft_part is None and SELF_SPEC not in self.methods and not self.heads.trained and not planes:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")

@@ -234,6 +234,11 @@ class ModelPart(Part):
         return self.low_bytes > 0
 
     @property
+    def layers_have_planes(self) -> bool:
+        """Whether matrices of layers are in two planes, and not those of the LM head alone."""
+        return self.planes and (self.format == "int8" or self.fine is not None)
+
+    @property
     def high_alone(self) -> bool:
         """Whether only the high planes are read (``at_high_precision``)."""
         return self._high_alone

@@ -40,7 +40,7 @@ def test_every_format_with_the_default_name(command: Command, elsewhere: Path, f
     assert [path.name for path in elsewhere.iterdir()] == ["shakespeare-edge"]
     manifest = Bundle.open(elsewhere / "shakespeare-edge").manifest
     assert manifest.target.format == form
-    assert list(manifest.methods) == ["ar", "ngram", *(["self-spec"] if manifest.target.planes else [])]
+    assert list(manifest.methods) == ["ar", "ngram", *(["self-spec"] if manifest.target.layers_have_planes else [])]
     assert len(manifest.golden) == 8
 
 
@@ -55,7 +55,8 @@ def test_every_method_as_json(command: Command, elsewhere: Path) -> None:
         assert f"{stage}: " in result.err
     assert [path.name for path in (elsewhere / "new").iterdir()] == ["demo"]  # nothing is left of the search
     written = json.loads((elsewhere / "new/demo/edgespec.json").read_text("utf-8"))
-    assert written["golden"] == result.json["manifest"]["golden"]
+    for one, other in zip(written["golden"], result.json["manifest"]["golden"], strict=True):
+        assert one.items() <= other.items()  # of what is as usual, nothing is written
 
 
 def test_the_text_names_what_was_found(command: Command) -> None:

@@ -196,7 +196,7 @@ def test_formats_are_compared_with_the_format_of_the_head(native: None, tmp_path
         (None, {}, "no layer for multi-token prediction"),
         (HYBRID, {"operators": "stock"}, "only native operators"),
         (HYBRID, {"methods": ["mtp", "eagle"], "drafter": "there"}, "one drafter"),
-        (HYBRID, {"drafter": "there"}, "not --method eagle"),
+        (HYBRID, {"methods": ["ngram"], "drafter": "there"}, "not --method eagle"),
         (HYBRID, {}, "of the drafter's first guesses"),
     ],
 )

@@ -364,4 +364,4 @@ def test_both_sides_of_an_encoder_decoder_are_calibrated(tmp_path: Path) -> None
                 side.source = cast(Checkpoint, Dequantized(side.source, levels))
             rows = reference_rows(sides[1], source)
             lost[name] = divergence(exact, reference_logits(sides[0], text, floats=rows))
-    assert lost["gptq"] < 0.9 * lost["mse"]
+    assert lost["gptq"] < 0.95 * lost["mse"]

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES, VERIFIED
+from edgespec.export.architectures.seq2seq import EncoderDecoder
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source.source import Checkpoint, ConfigOnly, resolve
@@ -174,11 +175,14 @@ def test_longer_contexts_where_scaling_allows_them(copied: Callable[[str], Path]
 
 
 def test_every_architecture_is_short() -> None:
-    """Adding one costs less than 80 lines, only what differs, and no more than two classes below ``Architecture``."""
+    """Adding one costs less than 80 lines, only what differs, and no more than two classes below ``Architecture``.
+
+    Those of encoder-decoders are below ``EncoderDecoder``.
+    """
     for name, kind in ARCHITECTURES.items():
         written = [line for line in inspect.getsource(kind).splitlines() if line.strip()]
         assert len(written) < (160 if name == "gemma4_text" else 80), name
-        assert len(kind.__mro__) <= 4, name  # with Architecture and object
+        assert len(kind.__mro__) <= 4 + issubclass(kind, EncoderDecoder), name  # with Architecture and object
 
 
 def test_every_architecture_describes_itself() -> None:
