@@ -47,6 +47,7 @@ class SelfSpec(DrawingDrafter):
         with rejection sampling the length of a draft decides which random numbers are used.
         """
         super().begin(request)
+        self.least_gain = None  # what an earlier request was told holds for its lengths alone
         if request.params.seeded_rejection:
             self.confidence = deepcopy(self._first_confidence)
 

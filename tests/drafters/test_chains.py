@@ -179,6 +179,8 @@ def test_a_self_draft_stops_where_the_next_guess_is_not_worth_it() -> None:
         assert len(drafter.propose([1, 1, 1, 1], 8)) == length, least
     drafter.least_gain = lambda depth: 0.1 * depth
     assert len(drafter.propose([1, 1, 1, 1], 8)) == 3
+    drafter.begin(DraftRequest([1, 1, 1, 1]))  # without control, after a request with it
+    assert len(drafter.propose([1, 1, 1, 1], 8)) == 8
     assert target.tokens == [1, 1, 1]
 
 

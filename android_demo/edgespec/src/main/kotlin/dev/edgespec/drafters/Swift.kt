@@ -23,6 +23,7 @@ open class SelfSpec(
     /** What was learned is carried across requests, except where that would make a seeded text depend on earlier ones. */
     override fun begin(request: DraftRequest): Int? {
         super.begin(request)
+        leastGain = null // what an earlier request was told holds for its lengths alone
         if (params.seededRejection) confidence = known.copy()
         return null
     }
