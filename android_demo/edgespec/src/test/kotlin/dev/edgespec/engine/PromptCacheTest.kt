@@ -75,7 +75,9 @@ class PromptCacheTest {
         assertEquals(stock.size, here.size - common.size)
         for (folder in common) {
             val (mine, pythons) = here.getValue(folder).toMap() to there.getValue(folder).toMap()
-            assertEquals(pythons.keys, mine.keys)
+            // Python writes beside the request: an end that its slot has left by then is not there
+            assertEquals(emptySet<String>(), pythons.keys - mine.keys)
+            assertEquals(emptyList<String>(), (mine.keys - pythons.keys).filter { !it.endsWith(".end") })
             // in a block that is not whole lie rows that nobody reads, of guesses or none
             for (name in mine.keys.filter { it.endsWith(".keys") }) assertEquals(pythons[name], mine[name], name)
         }
