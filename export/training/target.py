@@ -59,6 +59,11 @@ class Source:
                 f"{path}: training needs a plain Hugging Face folder, but {why}",
                 "train on the unquantized checkpoint, with its adapter merged by PEFT",
             )
+        if arch.encoder is not None:
+            raise TrainingError(
+                f"{path}: is an encoder-decoder, and heads and drafters are trained for decoders alone",
+                "draft by another size of its family: `edgespec export --method speculative --draft MODEL2`",
+            )
         codec = open_codec(path)
         prints = {
             "model": model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),

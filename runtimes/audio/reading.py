@@ -147,7 +147,7 @@ def _by_libsndfile(file: Any, name: str) -> Iterator[Samples]:
 
             yield from _converted(frames(), rate)
     except soundfile.SoundFileError as error:
-        why = str(error).removeprefix("Error opening ").strip().rstrip(".")
+        why = getattr(error, "error_string", str(error)).strip().rstrip(".")  # without the name of a file object
         raise InvalidRequest(
             f"expected a sound file that libsndfile reads (wav, flac, ogg, mp3), and {name} is none: {why}",
             "convert it first, as in `ffmpeg -i talk.m4a talk.wav`",

@@ -133,7 +133,6 @@ class NativeRunner(Slot):
         self._cache: Bound | None = None
         self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
         self._skip: SkipSet | None = None
-        self._head_rows = 0  # that passes compute, the first ones; 0 = all
         self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
         self.reserve(reserve)
 
@@ -320,8 +319,9 @@ class NativeRunner(Slot):
         self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
-        top, wide, cut = int(self._control[TOP]), count * times, self._head_rows
-        self._control[TOP] = top + COLUMNS * cut
+        top, wide, cut = int(self._control[TOP]), count * times, self._cut
+        if cut:
+            self._control[TOP] = top + COLUMNS * cut
         logits = model.buffer("logits", (0 if top else wide, cut or columns or self.columns), np.float32)
         ids = model.buffer("ids", (wide, top), np.int64)
         values = model.buffer("values", (wide, top), np.float32)
@@ -332,13 +332,20 @@ class NativeRunner(Slot):
         try:
             model.run_bound(self._io)
         finally:
-            self._control[TOP] = top
+            if cut:
+                self._control[TOP] = top
         if self._moves:
             self._moves = []
             self._bind("moves", self._no_moves)
         best = (ids.array, values.array) if top else None
         found = stream.array[:, size:] if tapped else None
         return Pass(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
+
+    @property
+    def _cut(self) -> int:
+        """Columns of the LM head that a draft's pass computes, the first ones; 0 = all."""
+        cut = 0 if self._skip is None else self._skip.head_rows
+        return cut if cut < self.columns else 0
 
     def _committed(self, read: int = 0) -> int:
         """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
@@ -374,9 +381,7 @@ class NativeRunner(Slot):
         if skip is self._skip:
             return
         self._gates[:] = self._plain
-        self._head_rows = 0
         if skip is not None:
-            self._head_rows = skip.head_rows if skip.head_rows < self.columns else 0
             self._gates[[2 * layer for layer in skip.attention]] = False
             self._gates[[2 * layer + 1 for layer in skip.mlp]] = False
             if self._at.planes:
