@@ -19,8 +19,9 @@ from edgespec.engine.transcript import Segment, Transcript
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.runtimes.files.speech import Task
 from edgespec.server.errors import Busy, Refusal, Stopped
+from edgespec.server.queues import OneByOne
 from edgespec.server.requests import Name, Strict
-from edgespec.server.scheduler import FairQueue, Limits
+from edgespec.server.scheduler import Limits
 from edgespec.server.writer import as_json, sse
 
 MOST_BODY = 25 << 20  # bytes of a form with a recording, as OpenAI takes
@@ -110,9 +111,11 @@ class Transcriber:
 
     engine: Engine
     limits: Limits
-    _waiting: FairQueue[_Work] = field(default_factory=FairQueue)
+    _waiting: OneByOne[_Work] = field(init=False)
     _running: _Work | None = None
-    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._waiting = OneByOne(self._do)
 
     @property
     def busy(self) -> bool:
@@ -132,8 +135,6 @@ class Transcriber:
             raise Busy(f"{len(self._waiting)} recordings wait already", "ask again in a moment")
         work = _Work(sound, asked, task, time.monotonic() + self.limits.seconds)
         self._waiting.add(client, "", work)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
         try:
             while True:
                 left = work.deadline - time.monotonic()
@@ -155,16 +156,14 @@ class Transcriber:
             work.cancel.set()
             work.tell(Stopped("the server was stopped", "ask again in a moment"))
 
-    async def _work(self) -> None:
-        while len(self._waiting):
-            *_, work = self._waiting.take()
-            if work.cancel.is_set():
-                continue
-            self._running = work
-            try:
-                await asyncio.to_thread(self._transcribe, work)
-            finally:
-                self._running = None
+    async def _do(self, work: _Work) -> None:
+        if work.cancel.is_set():
+            return
+        self._running = work
+        try:
+            await asyncio.to_thread(self._transcribe, work)
+        finally:
+            self._running = None
 
     def _transcribe(self, work: _Work) -> None:
         try:

@@ -17,8 +17,9 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Pooling
 from edgespec.server.errors import Busy, Stopped
+from edgespec.server.queues import OneByOne
 from edgespec.server.requests import Count, Ids, Name, Strict
-from edgespec.server.scheduler import FairQueue, Limits
+from edgespec.server.scheduler import Limits
 from edgespec.server.writer import as_json
 
 MOST_INPUTS = 2048  # texts of a request, as OpenAI takes
@@ -96,8 +97,10 @@ class Embedder:
 
     engine: Engine
     limits: Limits
-    _waiting: FairQueue[_Work] = field(default_factory=FairQueue)
-    _task: asyncio.Task[None] | None = None
+    _waiting: OneByOne[_Work] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = OneByOne(self._do)
 
     async def vectors(self, client: str, request: str, texts: Sequence[Sequence[int]], wanted: Wanted) -> list[Vector]:
         """Embed the texts of a request.
@@ -112,8 +115,6 @@ class Embedder:
         works = [_Work(text, wanted, loop.create_future()) for text in texts]
         for work in works:
             self._waiting.add(client, request, work)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
         try:
             return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), self.limits.seconds)
         except asyncio.TimeoutError:
@@ -130,22 +131,20 @@ class Embedder:
             if not work.done.done():
                 work.done.set_exception(Stopped("the server stopped before its turn", "ask again in a moment"))
 
-    async def _work(self) -> None:
-        while len(self._waiting):
-            *_, work = self._waiting.take()
-            if work.done.done():
-                continue
-            how = work.wanted
-            try:
-                (found,) = await asyncio.to_thread(
-                    self.engine.embed, [work.text], pooling=how.pooling, dimensions=how.dimensions, cancel=work.cancel
-                )
-            except Exception as error:
-                if not work.done.done():
-                    work.done.set_exception(error)
-            else:
-                if not work.done.done():
-                    work.done.set_result(found)
+    async def _do(self, work: _Work) -> None:
+        if work.done.done():
+            return
+        how = work.wanted
+        try:
+            (found,) = await asyncio.to_thread(
+                self.engine.embed, [work.text], pooling=how.pooling, dimensions=how.dimensions, cancel=work.cancel
+            )
+        except Exception as error:
+            if not work.done.done():
+                work.done.set_exception(error)
+        else:
+            if not work.done.done():
+                work.done.set_result(found)
 
 
 def written(vectors: Sequence[Vector], wanted: Wanted, tokens: int) -> Iterator[str]:

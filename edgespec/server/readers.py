@@ -20,8 +20,8 @@ from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.embeddings import Wanted
 from edgespec.server.errors import Busy, Refusal, Stopped
+from edgespec.server.queues import OneByOne
 from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
-from edgespec.server.scheduler import FairQueue
 
 SMALL = 1 << 14  # bytes of a small request
 QUICK, SLOW = 2, 6  # seconds of processor time for a small one, and for others
@@ -120,10 +120,12 @@ class _Lane:
     models: Sequence[Known]
     seconds: int
     grammars: bool
-    _waiting: FairQueue[_Work] = field(default_factory=FairQueue)
+    _waiting: OneByOne[_Work] = field(init=False)
     _process: Process | None = None
-    _task: asyncio.Task[None] | None = None
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._waiting = OneByOne(self._do)
 
     async def ask(self, client: str, kind: Kind, body: bytes, earlier: bytes) -> Told:
         waiting = [len(work.body) for work in self._waiting]
@@ -134,8 +136,6 @@ class _Lane:
             raise Busy(f"{len(own)} requests of this client wait to be read already", "ask again in a moment")
         work = _Work(kind, body, earlier, client, asyncio.get_running_loop().create_future())
         self._waiting.add(client, "", work)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
         try:
             return await work.done
         except asyncio.CancelledError:
@@ -165,8 +165,7 @@ class _Lane:
 
     async def close(self) -> None:
         """End the process."""
-        if self._task is not None:
-            self._task.cancel()
+        self._waiting.cancel()
         for work in self._waiting:
             if not work.done.done():
                 work.done.set_exception(Stopped("the server is stopping"))
@@ -179,20 +178,18 @@ class _Lane:
                 process.kill()
             await process.wait()
 
-    async def _work(self) -> None:
-        """Read whatever waits."""
-        while len(self._waiting):
-            *_, work = self._waiting.take()
-            if work.done.done():
-                continue
-            try:
-                answer = await self._exchange(work)
-            except EdgespecError as error:
-                if not work.done.done():
-                    work.done.set_exception(error)
-            else:
-                if not work.done.done():
-                    work.done.set_result(answer)
+    async def _do(self, work: _Work) -> None:
+        """Read what is asked."""
+        if work.done.done():
+            return
+        try:
+            answer = await self._exchange(work)
+        except EdgespecError as error:
+            if not work.done.done():
+                work.done.set_exception(error)
+        else:
+            if not work.done.done():
+                work.done.set_result(answer)
 
     async def _exchange(self, work: _Work) -> Told:
         process = await self.start()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Generic, TypeVar
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
@@ -18,6 +16,7 @@ from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
 from edgespec.planning.allowance import Crowded
 from edgespec.server.errors import Busy, Gone, Stopped
+from edgespec.server.queues import FairQueue
 
 
 @dataclass(frozen=True)
@@ -59,65 +58,6 @@ class Limits:
     def queue_of_one(self) -> int:
         """Texts of one client that may wait: somebody else's find a place."""
         return self.queue - self.queue // 4
-
-
-Item = TypeVar("Item")
-
-
-class FairQueue(Generic[Item]):
-    """Items of requests of clients.  Whoever has waited longest since its last turn is next."""
-
-    def __init__(self) -> None:
-        self._clients: OrderedDict[str, OrderedDict[str, deque[Item]]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(self.of, self._clients))
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter([item for requests in self._clients.values() for items in requests.values() for item in items])
-
-    def of(self, client: str) -> int:
-        """How many items of a client wait."""
-        return sum(map(len, self._clients.get(client, {}).values()))
-
-    def add(self, client: str, request: str, item: Item) -> None:
-        """Line up an item behind the others of its request."""
-        self._clients.setdefault(client, OrderedDict()).setdefault(request, deque()).append(item)
-
-    def take(self) -> tuple[str, str, Item]:
-        """Take the next item, with its client and request; their turns are over.
-
-        Raises:
-            IndexError: none waits.
-        """
-        if not self._clients:
-            raise IndexError("nothing waits")
-        client, requests = self._clients.popitem(last=False)
-        request, items = requests.popitem(last=False)
-        item = items.popleft()
-        if items:
-            requests[request] = items
-        if requests:
-            self._clients[client] = requests
-        return client, request, item
-
-    def put_back(self, client: str, request: str, item: Item) -> None:
-        """Undo a ``take``: it is next again."""
-        requests = self._clients.setdefault(client, OrderedDict())
-        requests.setdefault(request, deque()).appendleft(item)
-        requests.move_to_end(request, last=False)
-        self._clients.move_to_end(client, last=False)
-
-    def remove(self, item: Item) -> None:
-        """Take an item out, wherever it is."""
-        for client, requests in list(self._clients.items()):
-            for request, items in list(requests.items()):
-                if item in items:
-                    items.remove(item)
-                if not items:
-                    del requests[request]
-            if not requests:
-                del self._clients[client]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from edgespec.engine.request import Stream
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.server.app import Access, make_app
 from edgespec.server.errors import Busy, Stopped
-from edgespec.server.scheduler import Event, FairQueue, Limits, Scheduler, Ticket
+from edgespec.server.queues import FairQueue
+from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
 from tests.server.conftest import models_of
 
 URL = "http://localhost:8000"

@@ -257,6 +257,7 @@ def test_float16_needs_a_gpu(train: Train, torch: Any) -> None:
     [
         ({"model": "builtin:hamlet"}, ExportError, "no embedded model 'hamlet'"),
         ({"model": "builtin:shakespeare-medusa"}, ExportError, r"has no config\.json"),
+        ({"model": "builtin:restore"}, TrainingError, "is an encoder-decoder"),
         ({"method": "paradecode", "exits": (2,)}, TrainingError, "numbers from 1 to 1"),
         ({"length": 600}, TrainingError, "--length: expected 6 to 512 tokens"),
         ({"method": "draft", "draft_hidden": 33}, TrainingError, "--draft-hidden: expected an even number, got 33"),

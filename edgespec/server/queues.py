@@ -1,0 +1,95 @@
+"""Queues of what clients ask for, in fair turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """Items of requests of clients.  Whoever has waited longest since its last turn is next."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, OrderedDict[str, deque[Item]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(self.of, self._clients))
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter([item for requests in self._clients.values() for items in requests.values() for item in items])
+
+    def of(self, client: str) -> int:
+        """How many items of a client wait."""
+        return sum(map(len, self._clients.get(client, {}).values()))
+
+    def add(self, client: str, request: str, item: Item) -> None:
+        """Line up an item behind the others of its request."""
+        self._clients.setdefault(client, OrderedDict()).setdefault(request, deque()).append(item)
+
+    def take(self) -> tuple[str, str, Item]:
+        """Take the next item, with its client and request; their turns are over.
+
+        Raises:
+            IndexError: none waits.
+        """
+        if not self._clients:
+            raise IndexError("nothing waits")
+        client, requests = self._clients.popitem(last=False)
+        request, items = requests.popitem(last=False)
+        item = items.popleft()
+        if items:
+            requests[request] = items
+        if requests:
+            self._clients[client] = requests
+        return client, request, item
+
+    def put_back(self, client: str, request: str, item: Item) -> None:
+        """Undo a ``take``: it is next again."""
+        requests = self._clients.setdefault(client, OrderedDict())
+        requests.setdefault(request, deque()).appendleft(item)
+        requests.move_to_end(request, last=False)
+        self._clients.move_to_end(client, last=False)
+
+    def remove(self, item: Item) -> None:
+        """Take an item out, wherever it is."""
+        for client, requests in list(self._clients.items()):
+            for request, items in list(requests.items()):
+                if item in items:
+                    items.remove(item)
+                if not items:
+                    del requests[request]
+            if not requests:
+                del self._clients[client]
+
+
+class OneByOne(FairQueue[Item]):
+    """A queue whose items are done one at a time, by a task that runs while some wait.
+
+    Args:
+        do: does one; an exception in it ends the task, which the next item starts again.
+    """
+
+    def __init__(self, do: Callable[[Item], Awaitable[None]]) -> None:
+        super().__init__()
+        self._do = do
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, client: str, request: str, item: Item) -> None:
+        """Line up an item behind the others of its request, and see to it that it is done."""
+        super().add(client, request, item)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    def cancel(self) -> None:
+        """End what is being done; nothing that waits is begun."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        while len(self):
+            *_, item = self.take()
+            await self._do(item)
