@@ -1,0 +1,160 @@
+// What the C interface (edgespec.h) keeps of texts in slots, and what passes are told of them.
+// edgespec/runtimes/slots/native.py keeps the same books for the custom operator.
+#pragma once
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "edgespec.h"
+#include "model_file.h"
+#include "threads.h"
+
+namespace edgespec {
+
+constexpr int kLongestPass = 128;  // of a model with states: a rollback stays within their rows
+constexpr int64_t kMostRequestRows = 1 << 20;
+
+[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
+
+// Where gates stand (Gates in native_runner.py), read off what they switch.
+struct Gates {
+  int layers = -1, embed = 0, load = 0, hidden = 0, lm = 0, groups = 0, first_group = 0, auxiliary = -1, plane = 0,
+      count = 0;
+
+  explicit Gates(const Program& program) : count(program.gates) {
+    plane = count;
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+      const Step& s = program.steps[i];
+      if (s.plane >= 0) plane = std::min(plane, s.plane);
+      if (s.op != Op::kStore || !i || program.steps[i - 1].op != Op::kGate) continue;
+      if (s.at)
+        auxiliary = program.steps[i - 1].index;
+      else
+        layers = (program.steps[i - 1].index - 2) / 2;
+    }
+    if (layers < 0) refuse("a program that gives no hidden states");
+    embed = 2 * layers, load = embed + 1, hidden = embed + 2, lm = embed + 3, first_group = embed + 4;
+    groups = std::max(0, (auxiliary < 0 ? plane : auxiliary) - first_group);
+    count = std::max(count, first_group);
+  }
+};
+
+struct Slot {
+  int64_t length = 0;
+  int64_t furthest = 0;     // tokens ever written, of those whose states may be lost
+  int64_t since = 0;        // tokens before which no row of states is there, only what the next one reads
+  int first = 0, rows = 0;  // of the last pass, that may be kept
+  std::map<int64_t, std::vector<float>> checkpoints;  // states by tokens
+};
+
+struct Move {
+  int64_t slot, from, to;
+};
+
+struct FreeBytes {
+  void operator()(uint8_t* bytes) const { std::free(bytes); }
+};
+
+}  // namespace edgespec
+
+struct edgespec_model {
+  edgespec::ModelFile file;
+  edgespec::Program program;
+  edgespec::Gates gates;
+  edgespec::Threads threads;
+  std::mutex mutex;  // one pass at a time
+  edgespec::Scratch scratch;
+  std::vector<float> logits, values, hidden;
+  std::vector<int64_t> ids;
+
+  edgespec_model(edgespec::ModelFile&& read, int count)
+      : file(std::move(read)), program(edgespec::Program::parse(file.program)), gates(program), threads(count) {
+    if (file.program.compare(0, 5, "lent ") == 0)
+      edgespec::refuse("a drafter that reads the keys and values of its target is not offered by the C interface");
+    if (program.memory.count)
+      edgespec::refuse("a model that attends over what an encoder gave is not offered by the C interface");
+    if (file.weights.size() < static_cast<size_t>(program.weights))
+      edgespec::refuse("a program that names more weights");
+  }
+};
+
+struct edgespec_cache {
+  edgespec_model& model;
+  edgespec::KvLayout layout;
+  size_t each = 0;
+  std::unique_ptr<uint8_t, edgespec::FreeBytes> memory;
+  uint8_t* base = nullptr;
+  std::vector<edgespec::Slot> slots;
+  std::vector<edgespec::Move> moves;  // before the next pass
+  std::vector<int> parents;           // of the last pass
+
+  explicit edgespec_cache(edgespec_model& of) : model(of) {}
+
+  edgespec::Cache of(int64_t slot) { return {base + size_t(slot) * each, layout}; }
+  bool stateful() const { return model.program.states > 0; }
+  bool delta() const { return model.program.state_matrix > 0; }
+
+  edgespec::Slot& at(int32_t slot) {
+    if (slot < 0 || size_t(slot) >= slots.size()) edgespec::refuse("slot " + std::to_string(slot) + " does not exist");
+    return slots[slot];
+  }
+  // Tokens that a slot's states hold: the fewest and the most of its layers.
+  std::pair<int64_t, int64_t> held(int64_t slot) {
+    std::pair<int64_t, int64_t> found{INT64_MAX, 0};
+    for (int layer = 0; delta() && layer < layout.states; ++layer) {
+      const int64_t tokens = *of(slot).applied(layer);
+      found = {std::min(found.first, tokens), std::max(found.second, tokens)};
+    }
+    return found;
+  }
+  void hold(int64_t slot, int64_t tokens) {
+    for (int layer = 0; delta() && layer < layout.states; ++layer) *of(slot).applied(layer) = tokens;
+  }
+  void drop_moves(int64_t slot) {
+    moves.erase(std::remove_if(moves.begin(), moves.end(), [&](const edgespec::Move& m) { return m.slot == slot; }),
+                moves.end());
+  }
+  void forget_pass() {
+    for (edgespec::Slot& slot : slots) slot.rows = 0;
+  }
+  void clear(int64_t slot) {
+    slots[slot] = {};
+    hold(slot, 0);
+    drop_moves(slot);
+  }
+};
+
+namespace edgespec {
+
+struct Planned {
+  std::vector<int64_t> plan, heads, moves;
+  std::unique_ptr<bool[]> gates;
+  int rows = 0;
+};
+
+// Runs what is planned -> its results, without their size.  Throws std::invalid_argument if it is refused, before
+// anything has changed.
+edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inputs, int top);
+
+// Runs the rows of a request behind the texts of its slots; they may be kept.
+edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r);
+
+// Appends tokens to a slot's text, without the LM head.
+void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count);
+
+// Whether states that rows after `same` tokens read are overwritten, or hold more.
+bool is_lost(edgespec_cache& cache, int32_t slot, int64_t same);
+
+// Puts back the states of the last checkpoint of at most so many tokens -> its tokens, 0: there is none.
+int64_t go_back(edgespec_cache& cache, int32_t slot, int64_t most);
+
+// Keeps the states of a slot's text as it is.
+void keep_states(edgespec_cache& cache, int32_t slot);
+
+}  // namespace edgespec
