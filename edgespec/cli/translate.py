@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -49,42 +51,66 @@ def write_lines(engine: Engine, source: Path, output: Path, settings: Settings, 
     Args:
         engine: of an encoder-decoder.
         source: text, UTF-8.
-        output: a new file, a line for each.
+        output: a new file, a line for each; lines are there as soon as they and those before them are made.
         settings: of all lines.
         as_json: print the sum as JSON.
 
     Raises:
         InvalidRequest: a file that cannot be read or written, or an output that is there.
     """
-    if output.exists():
-        raise InvalidRequest(f"{output}: is there already", "name another file, or remove it")
     try:
         lines = source.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{source}: cannot be read: {error}") from error
-    cut = {at: parts_of(engine, line, settings) for at, line in enumerate(lines) if line.strip()}
-    owners = [at for at, parts in cut.items() for _ in parts]
-    made: dict[int, Result] = {}
-    with progress() as report:
-
-        def take(number: int, result: Result) -> None:
-            made[number] = result
-            report("lines", len(made), len(owners), "")
-
-        engine.generate_batch([part for parts in cut.values() for part in parts], settings, on_result=take)
-    written = [""] * len(lines)
-    for number, at in enumerate(owners):
-        text = made[number].text.strip().replace("\n", " ")
-        written[at] = f"{written[at]} {text}" if written[at] else text
+    cut = [parts_of(engine, line, settings) if line.strip() else [] for line in lines]
+    parts = [part for each in cut for part in each]
     try:
-        output.write_text("".join(f"{line}\n" for line in written), "utf-8")
+        with output.open("x", encoding="utf-8") as file, progress() as report:
+            order = _InOrder(file, [len(each) for each in cut])
+
+            def take(number: int, result: Result) -> None:
+                order.take(number, result)
+                report("lines", len(order.made), len(parts), "")
+
+            engine.generate_batch(parts, settings, on_result=take)
+            order.write()
+    except FileExistsError as error:
+        raise InvalidRequest(f"{output}: is there already", "name another file, or remove it") from error
     except OSError as error:
         raise InvalidRequest(f"{output}: cannot be written: {error.strerror}", "name another file") from error
-    long = sum(len(parts) > 1 for parts in cut.values())
-    count = {"lines": len(lines), "parts": len(owners), "tokens": sum(len(one.tokens) for one in made.values())}
+    long = sum(len(each) > 1 for each in cut)
+    tokens = sum(len(one.tokens) for one in order.made.values())
     if as_json:
+        count = {"lines": len(lines), "parts": len(parts), "tokens": tokens}
         emit_json({"input": str(source), "output": str(output), "cut": long} | count)
         return
-    click.echo(f"{output}: {count['lines']} lines, {count['tokens']} tokens", err=True)
+    click.echo(f"{output}: {len(lines)} lines, {tokens} tokens", err=True)
     if long:
         click.echo(f"{long} lines were longer than this model reads and went by sentences", err=True)
+
+
+class _InOrder:
+    """Writes a line as soon as its parts and all lines before it are there.
+
+    Args:
+        file: where.
+        parts: how many each line has, in order.
+    """
+
+    def __init__(self, file: IO[str], parts: Sequence[int]) -> None:
+        self._file = file
+        ends = list(accumulate(parts))
+        self._lines = deque(range(end - count, end) for count, end in zip(parts, ends, strict=True))
+        self.made: dict[int, Result] = {}
+
+    def take(self, number: int, result: Result) -> None:
+        """Take the result of a part."""
+        self.made[number] = result
+        self.write()
+
+    def write(self) -> None:
+        """Write what is complete."""
+        while self._lines and all(number in self.made for number in self._lines[0]):
+            texts = (self.made[number].text.strip().replace("\n", " ") for number in self._lines.popleft())
+            self._file.write(f"{' '.join(filter(None, texts))}\n")
+            self._file.flush()
