@@ -27,6 +27,7 @@ from edgespec.runtimes.files.facts import DeltaHeads as DeltaHeads
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.images import ImagePart as ImagePart
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest_parts import EMBEDDING as EMBEDDING
 from edgespec.runtimes.files.manifest_parts import MARKOV as MARKOV
@@ -140,6 +141,21 @@ def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None
                          f"{source.most} of {source.width}")  # fmt: skip
 
 
+def _check_image(part: ModelPart) -> None:
+    """Refuse a tower and projectors that do not give what the decoder beside them reads."""
+    image, projectors = part.image, part.projectors or []
+    if image is None and part.tower is None and not projectors:
+        return
+    if image is None or part.tower is None or len(projectors) != 1 + image.deepstack:
+        raise ValueError("image: expected a tower and a projector beside it, and one for each of its taps")
+    if any("native" not in one.graphs or one.source or one.image for one in (part.tower, *projectors)):
+        raise ValueError("tower: expected it and its projectors for native operators, with nothing beside them")
+    if lost := [one.facts.hidden for one in projectors if one.facts.hidden != part.facts.hidden]:
+        raise ValueError(f"projectors: give rows of {lost[0]}, and the decoder has {part.facts.hidden}")
+    if any(tap > part.tower.facts.layers for tap in image.taps):
+        raise ValueError(f"image: taps after more than {part.tower.facts.layers} layers")
+
+
 class Graph(Part):
     """One ONNX file of a model.
 
@@ -201,6 +217,11 @@ class ModelPart(Part):
     decoder: DecoderPart | None = Field(default=None, description="of a drafter conditioned on the target")
     source: SourcePart | None = Field(default=None, description="of a decoder that attends over what an encoder gave")
     encoder: ModelPart | None = Field(default=None, description="that encoder, which has no source of its own")
+    image: ImagePart | None = Field(default=None, description="of a target that reads images")
+    tower: ModelPart | None = Field(default=None, description="the encoder of what images are cut into")
+    projectors: list[ModelPart] | None = Field(
+        default=None, description="encoders without layers, which make the decoder's rows of merged ones of the tower"
+    )
     _high_alone: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -226,7 +247,13 @@ class ModelPart(Part):
         if self.decoder and self.decoder.columns <= facts.hidden:
             raise ValueError(f"decoder: {self.decoder.columns} columns, of which the embedding has {facts.hidden}")
         _check_encoder(self.source, self.encoder)
+        _check_image(self)
         return self
+
+    @property
+    def sides(self) -> list[ModelPart]:
+        """The encoders beside it, whatever they read."""
+        return [part for part in (self.encoder, self.tower, *(self.projectors or ())) if part]
 
     @property
     def planes(self) -> bool:
@@ -258,6 +285,8 @@ class ModelPart(Part):
                 "embedding_format": four(self.embedding_format),
                 "fine": None,
                 "encoder": self.encoder and self.encoder.at_high_precision(),
+                "tower": self.tower and self.tower.at_high_precision(),
+                "projectors": self.projectors and [one.at_high_precision() for one in self.projectors],
             }
         )
         found._high_alone = True
@@ -372,7 +401,7 @@ class Manifest(Part):
     def models(self) -> list[ModelPart]:
         """Every model of the bundle, the target first; encoders stand last."""
         found = [part for part in (self.target, self.draft, self.drafter) if part]
-        return found + [part.encoder for part in found if part.encoder]
+        return found + [side for part in found for side in part.sides]
 
     def at_high_precision(self) -> Manifest:
         """Describe the same files as run with the high planes alone; of what export measured, the quality was, too."""
@@ -406,6 +435,8 @@ class Manifest(Part):
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
                 raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
         _check_sources(self.target, self.draft)
+        if any(part and part.image for part in (self.draft, self.drafter)):
+            raise ValueError("draft: expected one that reads text alone, as its target reads the images")
         if any(
             token >= facts.vocab
             for golden in self.golden
