@@ -1,0 +1,1 @@
+"""Images as a model reads them: files and arrays to pixels."""
