@@ -327,15 +327,19 @@ def _show(plan: Plan, everything: bool) -> None:
     from edgespec.planning.plan import label
 
     table = Table(box=None, pad_edge=False)
-    for title in ("", "format", "method", "keys", "context", "peak", "private", "mapped", "tok/s", "speed-up", "basis"):
-        side: Any = "right" if title in ("context", "peak", "private", "mapped", "tok/s", "speed-up") else "left"
-        table.add_column(title, justify=side, no_wrap=True)
+    left_out = () if any(one.kl is not None for one in plan.candidates) else ("KL",)
+    sizes = ("context", "peak", "private", "mapped", "tok/s", "speed-up")
+    for title in ("", "format", "KL", "method", "keys", *sizes, "basis"):
+        side: Any = "right" if title in ("KL", *sizes) else "left"
+        if title not in left_out:
+            table.add_column(title, justify=side, no_wrap=True)
     shown = plan.candidates if everything else _shown(plan)
     for one in shown:
         rate = one.speed.tokens_per_second
         table.add_row(
             "pick" if one is plan.pick else "" if one.fits else "too large",
             one.format + (" high" if one.precision == "high" else ""),
+            *(() if left_out else ("-" if one.kl is None else f"{one.kl:.2g}",)),
             one.use.method,
             one.use.attention or "",
             str(one.use.context),
@@ -366,6 +370,9 @@ def _show(plan: Plan, everything: bool) -> None:
 
 
 def _shown(plan: Plan) -> Sequence[PlannedRun]:
-    """Pick the candidates worth a line: coarser keys only where they are the way out."""
-    coarser = plan.pick is None or plan.pick.approximates
-    return [one for one in plan.candidates if coarser or not one.approximates][:MOST_LINES]
+    """Pick the candidates worth a line: coarser keys only where they are the way out, and the best of high planes."""
+    if plan.pick is None or plan.pick.approximates:
+        return plan.candidates[:MOST_LINES]
+    own = [one for one in plan.candidates if not one.approximates]
+    high = [one for one in plan.candidates if one.approximates == 2][:1]
+    return [*own[: MOST_LINES - len(high)], *high]

@@ -107,6 +107,12 @@ class PlannedRun:
         return "high" if self.option.manifest.target.high_alone else "full"
 
     @property
+    def kl(self) -> float | None:
+        """Divergence from the source that the export measured, nats a token; None = not measured."""
+        found: float | None = self.option.manifest.parity.get("kl")
+        return found
+
+    @property
     def rate(self) -> float:
         """Tokens a second, or a figure in proportion to it where nothing is known of the device."""
         manifest = self.option.manifest
@@ -125,6 +131,7 @@ class PlannedRun:
             "method": self.use.method,
             "format": self.format,
             "precision": self.precision,
+            "kl": self.kl,
             "operators": self.use.operators,
             "attention": self.use.attention,
             "context": self.use.context,
@@ -188,8 +195,11 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
     return low if low >= min(LEAST_CONTEXT, high) else 0
 
 
-NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one
+NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
 PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
+# Where quality is asked for, nothing finer is looked for than int8, which loses 1 to 3 % of what int4 does
+# (docs/project/measurements.md, weight quality): fp32 takes four times its bytes, and time.
+FINE = PRECISION.index("int8")
 
 
 @dataclass(frozen=True)
@@ -270,7 +280,7 @@ def _order(candidate: PlannedRun, goal: Goal) -> tuple[float, ...]:
     if goal == "memory":
         return (*first, candidate.waits, candidate.memory.peak, -candidate.rate)
     if goal == "quality":
-        return (*first, -PRECISION.index(candidate.format), candidate.waits, -candidate.rate)
+        return (*first, -min(PRECISION.index(candidate.format), FINE), candidate.waits, -candidate.rate)
     return (*first, candidate.waits, -candidate.rate, candidate.memory.peak)
 
 
@@ -291,7 +301,10 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
     if plain and best.rate < WORTH * max(one.rate for one in plain):
         return max(plain, key=lambda one: one.rate)
     near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
-    return min(near, key=lambda one: (-PRECISION.index(one.format), one.memory.peak))
+    finest = max(PRECISION.index(one.format) for one in near)
+    near = [one for one in near if PRECISION.index(one.format) == finest]
+    least = min(one.memory.peak for one in near)
+    return max((one for one in near if one.memory.peak <= (1 + NEAR) * least), key=lambda one: one.rate)
 
 
 def _why(
@@ -303,7 +316,7 @@ def _why(
         "chat": "the fastest for one sequence that fits",
         "batch": f"the most tokens a second for {request.batch} sequences",
         "memory": "the least memory",
-        "quality": "the finest format that fits, and the fastest with it",
+        "quality": "the finest format that fits, up to int8, and the fastest with it",
     }
     words = [goals[request.goal]]
     if request.goal in ("auto", "chat", "batch") and any(one.rate > pick.rate for one in fitting):

@@ -129,7 +129,7 @@ def text(tmp_path: Path) -> Path:
     "name, more, methods, run",
     [
         ("laptop-1b-chat", ("--draft", DRAFT), ["ar", "ngram", "speculative"], "--method speculative"),
-        ("laptop-1b-quality", (), ["ar", "ngram", "self-spec", "medusa"], "--method medusa"),
+        ("laptop-1b-quality", ("--trials", "2"), ["ar", "ngram", "self-spec"], "--method self-spec"),
         ("phone-8gb-3b-memory", ("--trials", "2"), ["ar", "ngram", "self-spec"], "--method self-spec"),
         ("single-board-1b-memory", (), ["ar", "ngram", "swift"], "--method ngram"),
         ("laptop-small-batch", (), ["ar", "ngram"], "edgespec bench"),

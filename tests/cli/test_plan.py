@@ -19,8 +19,8 @@ from tests.conftest import TARGET
 from tests.support.planning import profile
 
 KEYS = ["sources", "seconds", "budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
-CANDIDATE = ["bundle", "method", "format", "precision", "operators", "attention", "context", "batch", "lossless",
-             "fits", "needs", "export", "memory", "speed"]  # fmt: skip
+CANDIDATE = ["bundle", "method", "format", "precision", "kl", "operators", "attention", "context", "batch",
+             "lossless", "fits", "needs", "export", "memory", "speed"]  # fmt: skip
 SPEED = ["speedup", "tokens_per_second", "plain_tokens_per_second", "prefill_tokens_per_second", "gamma",
          "tokens_per_round", "acceptance", "basis", "assumed"]  # fmt: skip
 

@@ -108,7 +108,10 @@ def test_plans_count_the_high_planes(bundle: Path, tmp_path: Path) -> None:
     assert f"divergence {alone['kl']:.3g} nats ({quality['kl']:.3g} with both planes)" in shown.replace("\n", " ")
     plan = CliRunner().invoke(cli, ["plan", str(bundle), "--json"], catch_exceptions=False).stdout
     found = json.loads(plan)["candidates"]
-    assert {one["precision"] for one in found} == {"full", "high"}
+    assert {one["precision"]: one["kl"] for one in found} == {"full": quality["kl"], "high": alone["kl"]}
+    table = CliRunner().invoke(cli, ["plan", str(bundle)], catch_exceptions=False).stdout
+    assert re.search(rf"^pick +int8 +{quality['kl']:.2g} ", table, re.MULTILINE)
+    assert re.search(rf"^ +int4 high +{alone['kl']:.2g} ", table, re.MULTILINE)
     assert json.loads(plan)["pick"]["precision"] == "full"
 
 

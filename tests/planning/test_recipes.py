@@ -206,7 +206,8 @@ def test_given_options_win_and_what_does_not_go_with_them_is_left_out() -> None:
     assert "draft_vocab" not in apply_recipe(chat, {"methods": ("self-spec",)})
     assert "attention" not in apply_recipe(chat, {"operators": "stock"})
     assert apply_recipe(chat, {"methods": ("self-spec",), "draft_vocab": 9})["draft_vocab"] == 9  # for export to refuse
-    assert "head_vocab" not in apply_recipe(read_recipe("laptop-1b-quality"), {"methods": ()})
+    heads = chat.export.model_copy(update={"methods": ["medusa"], "head_vocab": 8192})
+    assert "head_vocab" not in apply_recipe(chat.model_copy(update={"export": heads}), {"methods": ()})
 
 
 def test_what_is_missing_is_said() -> None:
