@@ -77,8 +77,8 @@ def test_auto_knows_nothing_of_the_planners_speeds(graph: dict[str, set[str]]) -
 
 def test_no_file_is_long() -> None:
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=structure.ROOT, capture_output=True, text=True, check=True)
-    files = [structure.ROOT / name for name in listed.stdout.splitlines()]
-    sizes = {path.name: structure.lines(path) for path in files if path.exists() and not path.is_symlink()}
+    paths = {name: structure.ROOT / name for name in listed.stdout.splitlines()}
+    sizes = {name: structure.lines(path) for name, path in paths.items() if path.exists() and not path.is_symlink()}
     assert {name: size for name, size in sizes.items() if size > LONGEST} == {}
 
 

@@ -15,7 +15,6 @@ read it, a matrix for what happens to its product.  The plan of the weight file 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -36,55 +35,19 @@ from edgespec.export.architectures.ops import (
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import EMBEDDED as OWN_EMBEDDING
-from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS, cut_head, group_matrices
-from edgespec.export.emit.program import Acts, Field, Floats, NativePlan, Program, Scalar, activation_form
+from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS
+from edgespec.export.emit.native_heads import emit_heads
+from edgespec.export.emit.native_values import (
+    LazyActivation,
+    LazyExperts,
+    LazyNorm,
+    LazyProduct,
+    LazySlice,
+    Value,
+)
+from edgespec.export.emit.program import Acts, Field, Floats, NativePlan, Scalar, activation_form
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_runner import Gates
-
-
-@dataclass(frozen=True)
-class LazyNorm:
-    """A norm that is computed when a matrix needs it, or when it is added to the residual stream."""
-
-    x: Floats
-    norm: Norm
-
-
-@dataclass(frozen=True)
-class LazySlice:
-    """Columns of the rows that the pass reads, loaded when they are needed."""
-
-    first: int
-    width: int
-
-
-@dataclass(frozen=True)
-class LazyProduct:
-    """A matrix product that waits for what happens to it; ``part`` of the matrices that share its input."""
-
-    x: Value
-    parts: tuple[Linear, ...]
-    part: int
-
-
-@dataclass(frozen=True)
-class LazyExperts:
-    """A mixture of experts, emitted once its destination buffer is known."""
-
-    x: Value
-    rule: ExpertsRule
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class LazyActivation:
-    """An activation of a product, which is made together with it where a matrix reads it."""
-
-    x: LazyProduct
-    activation: Activation
-
-
-Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts | LazyActivation
 
 
 def lower(trace: Block, plan: NativePlan) -> None:
@@ -503,47 +466,3 @@ class NativeOps(Pass[Value]):
     def _multiply(self, product: LazyProduct, out: Floats, add: bool) -> None:
         parts = (product.parts[product.part],)
         self.program.linear(self._acts(product.x, "inner", parts), parts, out, add=add)
-
-
-def emit_heads(program: Program, x: Floats, norm: Norm, head: Linear, gates: Gates) -> None:
-    """Write the end of a decoder: hidden states, the model's LM head, and groups of heads, each behind a gate.
-
-    A group begins with the final norm of the rows that reach an LM head; ``runtimes.manifest.HeadGroup`` says what
-    follows.  Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
-    """
-    plan = program.plan.heads
-    own = cut_head(head) if plan.only else head
-    shared = cut_head(head) if plan.cut else head
-    program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
-    program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
-    for number, group in enumerate(plan.groups):
-        if group.kind in ("markov", "embedding"):  # which read tokens, not rows
-            continue
-        program.gated(gates.heads[number], lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
-
-
-def _group(program: Program, x: Floats, norm: Norm, shared: Linear, group: HeadGroup) -> None:
-    matrices = group_matrices(group)
-    first, second = matrices.first, matrices.second
-    width = program.plan.width(*first)
-    if group.kind == "exit":
-        y = program.floats("heads", width)
-        program.linear(program.quantize(x, "head", first[0].weight, norm=norm, rows=1), first, y, rows=1)
-    else:
-        h = program.floats("normed", x.width)
-        program.step("norm", x=x.id, **program.norm(norm), k=x.width, out=h.id, rows=1)
-        inner = program.floats("heads", width)
-        program.linear(program.quantize(h, "head", first[0].weight, rows=2), first, inner, rows=1)
-        program.step("silu", x=inner.id, k=width)
-        if second is not None:
-            outer = program.floats("heads", program.plan.width(second))
-            program.linear(program.quantize(inner, "inner", second.weight, rows=2), (second,), outer, rows=1)
-            inner = outer
-        y = program.floats("split", x.width)
-        program.step("split", x=inner.id, base=h.id, n=x.width, times=group.count, out=y.id)
-    if matrices.heads:  # each reads rows of its own
-        for at, own in enumerate(matrices.heads):
-            program.logits(program.quantize(y, "head", own.weight, rows=2, first=at), own, first=at, raw=True)
-    else:
-        act = program.quantize(y, "head", shared.weight, rows=2, times=group.count)
-        program.logits(act, shared, times=group.count)

@@ -11,9 +11,10 @@ import numpy as np
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, ExpertsRule, Kind, Linear, Norm
 from edgespec.export.measuring.parity import log_softmax
+from edgespec.export.quantization.layers import Array
 from edgespec.export.quantization.levels import Blocks, dequantize_block
 from edgespec.export.quantization.quantizer import Quantizer
-from edgespec.export.quantization.reference import Array, NumpyOps
+from edgespec.export.quantization.reference import NumpyOps
 from edgespec.export.source.source import Checkpoint
 
 Choice = frozenset[str]  # the parts of a model that are int4: EMBEDDING, "attention.0", "mlp.3", HEAD

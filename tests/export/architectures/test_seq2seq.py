@@ -13,7 +13,8 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.seq2seq import EncoderDecoder
 from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model_part import open_model
-from edgespec.export.quantization.reference import Array, reference_logits, reference_rows
+from edgespec.export.quantization.layers import Array
+from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.runtimes.audio.features import encoder_rows
 from tests.support import seq2seq
 

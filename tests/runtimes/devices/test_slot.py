@@ -55,14 +55,14 @@ def slot_of(model: HostModel) -> DeviceSlot:
     return slot
 
 
-@pytest.mark.parametrize("sizes", [[1000], [7, 5], [1], [200, 1, 3]], ids=["prefill", "past", "one-by-one", "mixed"])
 @pytest.mark.parametrize("name", CASES)
-def test_architectures_equal_transformers(
-    made: Made, reference: Callable[[str], Reference], name: str, sizes: list[int]
-) -> None:
-    known, (_, model) = reference(name), made(name)
-    logits = run(slot_of(model), known.tokens.tolist(), sizes)
-    np.testing.assert_allclose(logits[known.rows], known.logits, atol=ATOL)
+def test_architectures_equal_transformers(made: Made, reference: Callable[[str], Reference], name: str) -> None:
+    """At once, with a past, mixed; and the beginning row by row."""
+    known, slot = reference(name), slot_of(made(name)[1])
+    for sizes, most in (([1000], None), ([7, 5], None), ([200, 1, 3], None), ([1], 48)):
+        logits = run(slot, known.tokens[:most].tolist(), sizes)
+        at = known.rows < len(logits)
+        np.testing.assert_allclose(logits[known.rows[at]], known.logits[at], atol=ATOL)
 
 
 def test_graphs_of_older_bundles(made: Made, reference: Callable[[str], Reference], tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""What layers compute, in float32 numpy: activations, recurrences, the choice of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures.ops import Activation, ExpertsRule
+from edgespec.runtimes.files.facts import ExpertFacts
+from edgespec.runtimes.files.manifest import DeltaHeads
+
+Array = NDArray[np.float32]
+TINY = np.float32(1e-6)
+
+
+def capped(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap); x itself if ``cap`` is 0."""
+    return np.tanh(x / np.float32(cap)) * np.float32(cap) if cap else x
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) may overflow to inf, which gives the right 0
+        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x)."""
+    with np.errstate(over="ignore"):  # exp(-x) may overflow to inf, which gives the right 0
+        return x / (1 + np.exp(-x))
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution's share below x; erf by Abramowitz and Stegun 7.1.26, good to 1.5e-7."""
+    z = np.abs(x.astype(np.float64)) / np.sqrt(2)
+    t = 1 / (1 + 0.3275911 * z)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    erf = np.sign(x) * (1 - series * np.exp(-z * z))
+    return np.asarray(0.5 * x * (1 + erf), np.float32)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Approximate gelu by tanh (arXiv 1606.08415)."""
+    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
+
+
+def relu(x: Array) -> Array:
+    """Keep what is positive."""
+    return np.maximum(x, 0)
+
+
+def relu2(x: Array) -> Array:
+    """Square what is positive."""
+    return np.square(relu(x))
+
+
+def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see settings.ACTIVATIONS
+    """Compute what apertus calls xIELU."""
+    above, below, slope = numbers
+    low = np.minimum(x, 0)
+    return above * np.square(relu(x)) + below * (np.expm1(low) - low) + slope * x
+
+
+ACTIVATE: dict[Activation, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "relu2": relu2,
+}
+
+
+def mixed(x: Array, taps: Array, bias: Array | None = None) -> Array:  # [B, T, k], [length, k], [k] -> [B, T, k]
+    """Convolve each channel causally, then take silu."""
+    length = len(taps)
+    seen = np.pad(x, ((0, 0), (length - 1, 0), (0, 0)))
+    y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
+    for at in range(length):
+        y += taps[at] * seen[:, at : at + x.shape[1]]
+    return y * sigmoid(y)
+
+
+def _unit(x: Array) -> Array:
+    return np.asarray(x / np.sqrt(np.square(x).sum(-1, keepdims=True) + TINY), np.float32)
+
+
+def gated_delta(
+    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    a: Array,  # [B, T, value heads]
+    b: Array,  # [B, T, value heads]
+    bias: Array,  # [value heads]
+    rate: Array,  # [value heads]
+    heads: DeltaHeads,
+    times: float = 1.0,
+) -> Array:  # [B, T, value heads, value_dim]
+    """Compute what the states of a gated delta rule (arXiv 2412.06464) give, one token after the other.
+
+    S = decay S + k (beta (v - decay S^T k))^T, then S^T q; decay = exp(-rate ln(1 + exp(a + bias))), beta =
+    times sigmoid(b); q and k have length 1, q over the root of its size.
+    """
+    count, length = x.shape[:2]
+    keys = heads.keys * heads.key_dim
+    q, k = (_unit(part.reshape(count, length, heads.keys, -1)) for part in (x[..., :keys], x[..., keys : 2 * keys]))
+    q, k = (np.repeat(part, heads.values // heads.keys, 2) for part in (q / np.float32(heads.key_dim**0.5), k))
+    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    decay, beta = np.exp(-rate * np.logaddexp(0, a + bias, dtype=np.float32)), np.float32(times) * sigmoid(b)
+    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    out = np.empty_like(v)
+    for at in range(length):
+        state *= decay[:, at, :, None, None]
+        known = np.einsum("bhkv,bhk->bhv", state, k[:, at])
+        state += k[:, at, :, :, None] * (beta[:, at, :, None] * (v[:, at] - known))[:, :, None]
+        out[:, at] = np.einsum("bhkv,bhk->bhv", state, q[:, at])
+    return out
+
+
+def state_space(
+    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    a: Array,  # [B, T, value heads]
+    bias: Array,  # [value heads]
+    rate: Array,  # [value heads]
+    skip: Array,  # [value heads]
+    heads: DeltaHeads,
+) -> Array:  # [B, T, value heads, value_dim]
+    """Compute what a state space (arXiv 2405.21060) gives, one token after the other.
+
+    S = decay S + k (step v)^T, then S^T q + skip v; step = ln(1 + exp(a + bias)), decay = exp(-rate step).
+    """
+    count, length = x.shape[:2]
+    keys = heads.keys * heads.key_dim
+    q, k = (
+        np.repeat(part.reshape(count, length, heads.keys, -1), heads.values // heads.keys, 2)
+        for part in (x[..., :keys], x[..., keys : 2 * keys])
+    )
+    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    step = np.logaddexp(0, a + bias, dtype=np.float32)
+    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    out = v * skip[:, None]
+    for at in range(length):
+        state *= np.exp(-rate * step[:, at])[:, :, None, None]
+        state += k[:, at, :, :, None] * (step[:, at, :, None] * v[:, at])[:, :, None]
+        out[:, at] += np.einsum("bhkv,bhk->bhv", state, q[:, at])
+    return out
+
+
+def routed(
+    scores: Array, facts: ExpertFacts, rule: ExpertsRule, bias: Array | None
+) -> tuple[NDArray[np.int64], Array]:  # [rows, experts] -> [rows, chosen], [rows, chosen]
+    """Choose the experts of each row, and their weights."""
+    others = facts.count - rule.always
+    chance = np.exp(scores[:, :others] - scores[:, :others].max(-1, keepdims=True))
+    if rule.sigmoid:
+        chance = sigmoid(scores[:, :others])
+    order = chance if bias is None else chance + bias
+    chosen = np.argsort(-order, -1, "stable")[:, : facts.chosen - rule.always]
+    weights = np.take_along_axis(chance, chosen, -1)
+    if rule.normed or not rule.sigmoid:
+        weights /= (weights if rule.normed else chance).sum(-1, keepdims=True)
+    always = np.broadcast_to(np.arange(others, facts.count), (len(scores), rule.always))
+    weights = np.concatenate([weights * np.float32(rule.scale), sigmoid(scores[:, others:])], -1)
+    return np.concatenate([chosen, always], -1), weights
