@@ -8,6 +8,9 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+INSERTED = 1 << 62
+"""Token ids from here on name rows that are no tokens' embeddings, such as an image's; nobody guesses or draws one."""
+
 
 class Text(list[int]):
     """Committed tokens.  The list only grows, so that what was found out of its beginning stays true."""

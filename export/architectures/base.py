@@ -150,6 +150,7 @@ class Architecture:
     # of encoders and decoders
     both_ways: bool = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
     encoder: Architecture | None = None  # of a decoder that attends over what it gives
+    inserts: int = 0  # columns of rows that stand where a token has no embedding, as an image's; 0 = there are none
 
     text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
 

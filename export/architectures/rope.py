@@ -40,10 +40,13 @@ class Rotary:
     Attributes:
         parameters: see ``rope_parameters``.
         dims: channels of a head that are turned, from the first on.
+        axes: by which of a row's three positions each pair of channels turns (M-RoPE, arXiv 2409.12191): in a sequence,
+            or in the lines and columns of an image; empty = rows have one position.
     """
 
     parameters: Parameters
     dims: int
+    axes: tuple[int, ...] = ()
 
     def tables(self, positions: int, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines of the first positions, [positions, dims / 2] each, of a model used up to ``context``."""

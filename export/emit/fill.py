@@ -96,6 +96,8 @@ class _Filler:
             yield from ((f"{name}_{which}", [table]) for which, table in zip(("cos", "sin"), tables, strict=True))
             if (growth := rotary.growth(context + HEADROOM)) is not None:
                 yield f"{name}_growth", [growth]
+            if rotary.axes:
+                yield f"{name}_axes", [np.array(rotary.axes, np.float32)]
         else:  # learnt positions; zeros beyond what was learnt, where no token ever stands
             rows = self.arch.facts.context + HEADROOM
             learnt = self.source.read(name, slice(0, min(rows, self.source.shape(name)[0])))

@@ -83,7 +83,7 @@ class NativeOps(Pass[Value]):
         if positions is not None:
             self.plan.store_positions(positions)
             more["positions"] = program.input(positions)
-        program.gated(self.gates.embed, lambda: self._look_up(weight, out, more))
+        program.gated(self.gates.embed, lambda: self._begin(weight, out, more))
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
         return out
 
@@ -379,6 +379,12 @@ class NativeOps(Pass[Value]):
             self._multiply(x, out, add=False)
         else:
             raise ExportError("native operators expect what a pass is given, its norm or a product")
+
+    def _begin(self, weight: str, out: Floats, more: dict[str, Field]) -> None:
+        """Write what rows begin with: their tokens' embeddings, or rows that are inserted."""
+        self._look_up(weight, out, more)
+        if self.arch.inserts:
+            self.program.step("insert", x=out.id, k=out.width)
 
     def _look_up(self, weight: str, out: Floats, more: dict[str, Field]) -> None:
         """Load rows of the embedding into a buffer."""

@@ -184,6 +184,8 @@ class StoragePlan(WeightLayout):
                 self.add(f"{rotary}_{name}", dims, np.float32)
             if self.arch.rotaries[rotary].growth(dims[0]) is not None:
                 self.add(f"{rotary}_growth", dims[:1], np.float32)
+            if axes := self.arch.rotaries[rotary].axes:
+                self.add(f"{rotary}_axes", (len(axes),), np.float32)
 
     def store_positions(self, name: str | None) -> None:
         """Store learnt positions."""

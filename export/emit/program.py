@@ -192,11 +192,11 @@ class Program:
     def rotation(self, rotary: str) -> dict[str, Field]:
         """Name a rotary table: the fields of a step that say it."""
         self.plan.store_angles(rotary)
-        growth, cos, sin = (f"{rotary}_{name}" for name in ("growth", "cos", "sin"))
-        grows = growth in self.plan.entries
-        self.tensors |= dict.fromkeys((growth, cos, sin) if grows else (cos, sin))
-        fields: dict[str, Field] = {"rotary": self.arch.rotaries[rotary].dims, "cos": self.input(cos)}
-        return fields | {"sin": self.input(sin)} | ({"growth": self.input(growth)} if grows else {})
+        names = {key: f"{rotary}_{key}" for key in ("growth", "cos", "sin", "axes")}
+        there = {key: name for key, name in names.items() if name in self.plan.entries}
+        self.tensors |= dict.fromkeys(there.values())
+        fields: dict[str, Field] = {"rotary": self.arch.rotaries[rotary].dims}
+        return fields | {key: self.input(there[key]) for key in ("cos", "sin", "growth", "axes") if key in there}
 
     def input(self, name: str) -> int:
         """Find the index of a tensor of the weight file among the node's weight inputs."""
@@ -282,6 +282,10 @@ def native_graph(plan: NativePlan) -> GraphBuilder:
     }
     if plan.arch.encoder is not None:
         inputs |= {"memory": (UINT8, ["M", "C"]), "sources": (INT64, [2, "T"])}
+    if plan.arch.inserts:
+        inputs["inserted"] = (FLOAT, ["I", plan.arch.inserts])
+    if any(rotary.axes for rotary in plan.arch.rotaries.values()):
+        inputs["axes"] = (INT64, [3, "T"])
     outputs: dict[str, tuple[int, list[int | str]]] = {
         "logits": (FLOAT, ["L", "V"]),
         "ids": (INT64, ["K", "top"]),

@@ -19,7 +19,7 @@ from edgespec.runtimes.files.manifest import Operators
 MOST_BYTES, MOST_NODES, MOST_DEPTH, MOST_ELEMENTS = 1 << 31, 1 << 17, 4, 1 << 40
 _MADE = 1 << 28  # most elements that a constant may ask an operator to make
 FIXED = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in")  # what the native node is given
-MEMORY = ("memory", "sources")  # and that of a decoder that attends over memories
+BESIDE = ("memory", "sources", "inserted", "axes")  # and that of decoders behind encoders, of texts or of images
 RESULTS = ("logits", "ids", "values", "hidden")
 FLOAT, UINT8, INT8, INT32, INT64 = 1, 2, 3, 6, 7
 _BITS = {FLOAT: 32, UINT8: 8, INT8: 8, 4: 16, 5: 16, INT32: 32, INT64: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
@@ -251,7 +251,7 @@ def _check_native(folder: Path, graph: _Message) -> None:
     if node is None or (node.text(7), node.text(4)) != ("edgespec", "Decoder") or graph.all(15):
         raise ValueError("expected one node edgespec.Decoder, alone")
     inputs, outputs = ([_Message(one).text(1) for one in graph.all(number)] for number in (11, 12))
-    fixed = FIXED + MEMORY if len(inputs) > len(FIXED) else FIXED
+    fixed = FIXED + tuple(name for name in BESIDE if name in inputs[len(FIXED) :])
     if tuple(inputs) != fixed or tuple(outputs) != RESULTS or tuple(node.texts(2)) != RESULTS:
         raise ValueError(
             f"expected inputs {', '.join(fixed)} and outputs {', '.join(RESULTS)}, got {inputs}, {outputs}"

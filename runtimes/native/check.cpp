@@ -57,6 +57,7 @@ void Pass::check() const {
 
   int64_t last = 0;
   for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
+  const int64_t furthest = in_.axes ? check_axes() : last;  // that a row turns by
   if (int64_t(in_.rows) * program_.most_heads > kMostRows) fail("a pass of too many rows");
   for (const Weight& w : program_.sizes) {
     if (w.id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(w.id) + " is not an input");
@@ -76,17 +77,21 @@ void Pass::check() const {
     if (s.positions >= 0 && static_cast<size_t>(last) >= in_.weights[s.positions].bytes / (size_t(s.k) * 4))
       fail("position " + std::to_string(last) + " is beyond the table of positions");
     if (s.op == Op::kEmbed || s.op == Op::kBlend) {
+      const int64_t least = s.op == Op::kEmbed && program_.inserted ? -in_.inserted_rows : 0;
       for (int r = 0; r < in_.rows; ++r)
-        if (tokens[r] < 0 || tokens[r] >= s.n)
+        if (tokens[r] < least || tokens[r] >= s.n)
           fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
     } else if (s.op == Op::kLoad) {
       if (in_.hidden_rows != in_.rows || in_.hidden_width != program_.given)
         fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
              "]: expected [" + std::to_string(in_.rows) + ", " + std::to_string(program_.given) + "]");
+    } else if (s.op == Op::kInsert) {
+      for (int r = 0; r < in_.rows; ++r)
+        if (tokens[r] < -in_.inserted_rows) fail("row " + std::to_string(-1 - tokens[r]) + " was not inserted");
     } else if (s.op == Op::kHeads && s.rotary) {
       const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
-      if (static_cast<size_t>(last) >= angles)
-        fail("position " + std::to_string(last) + " is beyond the table of angles");
+      if (static_cast<size_t>(furthest) >= angles)
+        fail("position " + std::to_string(furthest) + " is beyond the table of angles");
     }
   });
 }
@@ -106,6 +111,16 @@ void Pass::check_sources() const {
            (active_.fills_memory ? " of" : " rows of") + " a memory of " + std::to_string(room) + ": expected " +
            std::to_string(least) + " to " + std::to_string(most));
   }
+}
+
+// The furthest of the positions that rows turn by.
+int64_t Pass::check_axes() const {
+  int64_t furthest = 0;
+  for (size_t i = 0; i < 3 * size_t(in_.rows); ++i) {
+    if (in_.axes[i] < 0) fail("position " + std::to_string(in_.axes[i]) + " of a row is out of range");
+    furthest = std::max(furthest, in_.axes[i]);
+  }
+  return furthest;
 }
 
 // Blocks of tokens [first, end) must lie in the pool.

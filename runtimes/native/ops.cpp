@@ -34,14 +34,15 @@ constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent ke
 //   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
 //   hidden_in float [T, D] (looked at only where the gates let it be loaded), then, of a program that reads memories,
 //   memory uint8 [M, bytes] (keys and values of cross-attention, filled by passes of their own) and sources int64 [2,
-//   T] (the memory of each row, and how many rows of it are seen or, as it is filled, which one this is), then the
-//   weights.
+//   T] (the memory of each row, and how many rows of it are seen or, as it is filled, which one this is), of one that
+//   inserts rows, inserted float [I, D'], of one whose rows have three positions, axes int64 [3, T], then the weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
 //   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
 //   gates; W: columns of the stores that they leave on).
 struct Decoder {
   Program program;
-  int inputs() const { return kFixedInputs + (program.memory.count ? kMemoryInputs : 0); }  // before the weights
+  int memory_inputs() const { return kFixedInputs + (program.memory.count ? kMemoryInputs : 0); }
+  int inputs() const { return memory_inputs() + (program.inserted ? 1 : 0) + (program.axes ? 1 : 0); }  // and weights
   bool constant = false;  // the weights are initializers: where they lie need be asked only once
   std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
@@ -94,6 +95,24 @@ void read_memories(KernelContext* context, PassInputs& in) {
   in.memories = static_cast<int>(memory.dims[0]);
   in.memory_bytes = static_cast<size_t>(memory.dims[1]);
   in.sources = static_cast<const int64_t*>(sources.data);
+}
+
+// Rows that stand where tokens are below 0, and positions that rows turn by: the inputs from `next` on.
+void read_inserted(KernelContext* context, const Program& program, int next, PassInputs& in) {
+  if (program.inserted) {
+    const View rows = input(context, next++);
+    if (rows.type != kFloat || rows.dims.size() != 2 || rows.dims[1] != program.inserted)
+      throw std::invalid_argument("edgespec: expected inserted rows float [I, " + std::to_string(program.inserted) +
+                                  "]");
+    in.inserted = static_cast<const float*>(rows.data);
+    in.inserted_rows = rows.dims[0];
+  }
+  if (program.axes) {
+    const View axes = input(context, next);
+    if (axes.type != kInt64 || axes.dims != std::vector<int64_t>{3, in.rows})
+      throw std::invalid_argument("edgespec: expected axes int64 [3, T]");
+    in.axes = static_cast<const int64_t*>(axes.data);
+  }
 }
 
 void run(Decoder& decoder, KernelContext* context) {
@@ -160,6 +179,7 @@ void run(Decoder& decoder, KernelContext* context) {
         "edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
   in.memory_layout = program.memory_layout(layout);
   if (program.memory.count) read_memories(context, in);
+  read_inserted(context, program, decoder.memory_inputs(), in);
   if (decoder.constant) {
     if (!decoder.asked.load(std::memory_order_acquire)) {
       const std::lock_guard<std::mutex> lock(decoder.mutex);

@@ -162,6 +162,7 @@ void Pass::gate(const Step& s, int) {
 }
 
 void Pass::embed(const Step& s, int row) {
+  if (plan(0)[row] < 0) return;
   float* out = floats(s.out) + size_t(row) * s.k;
   const size_t token = static_cast<size_t>(plan(0)[row]), at = token * s.k;
   if (s.kind == kR32) {
@@ -176,6 +177,16 @@ void Pass::embed(const Step& s, int row) {
   if (s.scale != 1)
     for (int i = 0; i < s.k; ++i) out[i] *= s.scale;
   if (s.positions >= 0) k_.add(out, vector(s.positions) + size_t(plan(1)[row]) * s.k, s.k);
+}
+
+void Pass::insert(const Step& s, int row) {
+  if (plan(0)[row] >= 0) return;
+  const float* from = in_.inserted + static_cast<size_t>(-1 - plan(0)[row]) * program_.inserted + s.at;
+  float* out = floats(s.x) + size_t(row) * s.k;
+  if (s.add)
+    k_.add(out, from, s.k);
+  else
+    std::memcpy(out, from, size_t(s.k) * 4);
 }
 
 void Pass::place(const Step& s, int row) {
@@ -225,6 +236,25 @@ void Pass::copy_head(int id, int heads, int head, int dim, int group, float* y) 
   }
 }
 
+// Turns one head of a row by its position, or each pair of channels by one of its three.
+void Pass::turn(const Step& s, int row, float* y) const {
+  const int half = s.rotary / 2;
+  const float *cos = vector(s.cos), *sin = vector(s.sin);
+  const size_t at = size_t(axis(0)[row]) * half;
+  if (s.axes < 0 || (axis(1)[row] == axis(0)[row] && axis(2)[row] == axis(0)[row])) {
+    k_.rotate(y, s.dim, s.rotary, cos + at, sin + at);
+    return;
+  }
+  alignas(64) float own_cos[kMaxHeadDim / 2 + kTile], own_sin[kMaxHeadDim / 2 + kTile];
+  for (int j = 0; j < half; ++j) {
+    const int number = static_cast<int>(vector(s.axes)[j]);
+    const size_t from = size_t(axis(number == 1 || number == 2 ? number : 0)[row]) * half + j;
+    own_cos[j] = cos[from];
+    own_sin[j] = sin[from];
+  }
+  k_.rotate(y, s.dim, s.rotary, own_cos, own_sin);
+}
+
 void Pass::heads(const Step& s, int chunk) {
   const int queries = s.fills() ? 0 : s.heads;
   const int head = s.shared ? chunk : chunk < s.kv ? queries + chunk : chunk - s.kv;  // keys first: they take longer
@@ -257,11 +287,7 @@ void Pass::heads(const Step& s, int chunk) {
       const int norm = is_query ? s.qnorm : s.knorm;
       if (is_key && s.vnorm >= 0) k_.norm(v[i], s.dim, vector(s.vnorm), s.eps, v[i]);
       if (norm >= 0 && !s.late) k_.norm(y[i], s.dim, vector(norm), s.eps, y[i]);
-      if (s.rotary) {
-        const size_t at = size_t(positions[row]) * (s.rotary / 2);
-        k_.rotate(y[i], s.dim, s.rotary, static_cast<const float*>(weight(s.cos)) + at,
-                  static_cast<const float*>(weight(s.sin)) + at);
-      }
+      if (s.rotary) turn(s, row, y[i]);
       if (norm >= 0 && s.late) k_.norm(y[i], s.dim, vector(norm), s.eps, y[i]);
       if (is_query) {
         k_.scale(y[i], dim, s.growth < 0 ? s.scale : s.scale * vector(s.growth)[positions[row]]);

@@ -44,6 +44,9 @@ struct PassInputs {
   KvLayout memory_layout;
   // [2][rows]: the memory of each row, then how many rows of it are seen or, where it is filled, which one this is.
   const int64_t* sources = nullptr;
+  const float* inserted = nullptr;  // [inserted_rows, Program::inserted]: rows that stand where a token is below 0
+  int64_t inserted_rows = 0;
+  const int64_t* axes = nullptr;  // [3][rows]: the positions that rows turn by; null: thrice that of the plan
   bool read_codes = false;
   int top = 0;      // 0: all logits, else the best `top` of each row
   int columns = 0;  // of an LM head: its first ones alone; 0: all
@@ -146,6 +149,7 @@ class Pass {
   void check() const;
   void check_states() const;
   void check_sources() const;
+  int64_t check_axes() const;
   void check_blocks(int64_t slot, int64_t first, int64_t end) const;
   int next_phase(int members);
   void count_phase();
@@ -162,6 +166,8 @@ class Pass {
     return {high, static_cast<const uint8_t*>(weight(low)) + tile * low_bytes(k)};
   }
   void fit_offsets(const Step& s);
+  const int64_t* axis(int number) const { return in_.axes ? in_.axes + size_t(number) * in_.rows : plan(1); }
+  void turn(const Step& s, int row, float* y) const;
   const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
   int count(const Step& s) const { return s.rows == 2 ? in_.heads * s.times : s.rows ? in_.heads : in_.rows; }
   // Row of the source that a row of this step is made of.

@@ -67,6 +67,8 @@ Program Program::parse(const std::string& text) {
     program.gates = std::max(program.gates, step.plane + 1);
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
     if (step.op == Op::kLoad) program.given = std::max(program.given, step.at + step.k);
+    if (step.op == Op::kInsert) program.inserted = std::max(program.inserted, step.at + step.k);
+    program.axes |= step.axes >= 0;
     // what a drafter begins with is as wide as its target, and an encoder with features; what they give as themselves
     embeds |= step.op == Op::kEmbed;
     if ((step.op == Op::kStore || (step.op == Op::kLoad && embeds && !lent)) && !step.at) {

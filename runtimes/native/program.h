@@ -83,10 +83,12 @@ struct Program {
   KvLayers kept, memory;  // the layers of a sequence's own cache, and of a memory
   // Layers without attention: how many, numbers of a token's row, tokens that a convolution sees, numbers of matrices.
   int states = 0, state_width = 0, state_length = 0, state_matrix = 0;
-  int hidden = 0;   // width of what stands first in hidden
-  int given = 0;    // width of the input hidden_in
-  int vocab = 0;    // columns of the first LM head, the model's own
-  int weights = 0;  // inputs that the steps name
+  int hidden = 0;     // width of what stands first in hidden
+  int given = 0;      // width of the input hidden_in
+  int inserted = 0;   // width of the input inserted, 0: there is none
+  bool axes = false;  // whether rows have three positions
+  int vocab = 0;      // columns of the first LM head, the model's own
+  int weights = 0;    // inputs that the steps name
   std::vector<Weight> sizes;
   int most_heads = 0;
 

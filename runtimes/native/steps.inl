@@ -45,7 +45,7 @@
 // ---- keys: indices of weight inputs and of buffers, -1 for none; numbers: without the key, least, most --------------
 WEIGHT(w) WEIGHT(bias) WEIGHT(norm) WEIGHT(beta) WEIGHT(positions) WEIGHT(cos) WEIGHT(sin) WEIGHT(growth)
 WEIGHT(qnorm) WEIGHT(knorm) WEIGHT(vnorm) WEIGHT(gate) WEIGHT(up) WEIGHT(upbias) WEIGHT(rate)
-WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative)
+WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative) WEIGHT(axes)
 BUFFER(x) BUFFER(base) BUFFER(act) BUFFER(out) BUFFER(qx) BUFFER(kx) BUFFER(vx) BUFFER(z) BUFFER(a) BUFFER(b)
 NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth)
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
@@ -59,7 +59,7 @@ REAL(eps, 0, 0) REAL(scale, 1, -FLT_MAX) REAL(cap, 0, 0)
 // ---- into the residual stream and out of it -------------------------------------------------------------------------
 
 // Rows of a matrix that are the tokens' -> floats, times scale, plus the row's position's row of positions [P, k].
-// bias: the rows' scales, for r8.
+// bias: the rows' scales, for r8.  A token below 0 is left to insert.
 STEP(embed, Embed, kSerial, "w=matrix[n,k] low?=low[n,k] plane? kind?=any n k out>floats[k] bias?=vector[n] scale? "
      "positions?=table",
      NEED_PLANES(s.low)
@@ -67,6 +67,9 @@ STEP(embed, Embed, kSerial, "w=matrix[n,k] low?=low[n,k] plane? kind?=any n k ou
 
 // Columns at to at + k of the input hidden_in -> floats.
 STEP(load, Load, kSerial, "out>floats[k] k at?", )
+
+// In rows of a token below 0, -1 - i: columns at to at + k of row i of the input inserted; add: to what is there.
+STEP(insert, Insert, kSerial, "x>floats[k] k at? add?", )
 
 // In place: plus the row's position's row of positions [P, k].
 STEP(place, Place, kRows, "x>floats[k] k positions=table", )
@@ -157,8 +160,9 @@ STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,
 // come after the rotation; growth [P]: what a query at that position is multiplied by; shared: queries alone, for keys
 // and values that an earlier step has appended for this layer.  From qx, kx and vx: those have been multiplied already.
 // memory: of the rows' memories; with shared=1 queries, else keys and values alone, which go where `sources` says.
+// axes: by which of the row's three positions a pair of channels turns, 0, 1 or 2 (M-RoPE, arXiv 2409.12191).
 STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*tiled,k] plane? kind? k? "
-     "bias?=vector[made*dim] qx?=floats[heads*dim] kx?=floats[kv*dim] vx?=floats[kv*dim] dim heads kv rotary? cos?=table sin?=table growth?=vector[seen] "
+     "bias?=vector[made*dim] qx?=floats[heads*dim] kx?=floats[kv*dim] vx?=floats[kv*dim] dim heads kv rotary? cos?=table sin?=table axes?=vector[rotary/2] growth?=vector[seen] "
      "qnorm?=vector[dim] knorm?=vector[dim] vnorm?=vector[dim] late? eps? layer? scale? shared? memory?",
      NEED(s.qx >= 0 || (s.kind == kP8) == (s.low >= 0), "expected a low plane for p8 alone")
      NEED((s.qx < 0) == (s.kx < 0) && (s.qx < 0) == (s.vx < 0), "expected all of qx, kx and vx, or none")
@@ -166,6 +170,7 @@ STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*til
      NEED(s.heads % s.kv == 0, "expected heads, and kv that divide them")
      NEED(s.rotary <= s.dim && s.rotary % 2 == 0, "head size out of range")
      NEED(!s.rotary || (s.cos >= 0 && s.sin >= 0), "expected cos and sin")
+     NEED(s.rotary || s.axes < 0, "axes without rotary")
      NEED(!s.shared || (s.qx < 0 && s.knorm < 0 && s.vnorm < 0), "expected queries alone")
      NEED(!s.memory || (s.qx < 0 && !s.rotary && s.growth < 0), "expected act and w for a memory, and no positions")
      NEED(!s.fills() || s.qnorm < 0, "expected keys and values alone"))

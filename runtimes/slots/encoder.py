@@ -46,11 +46,12 @@ class Encoder:
         self.columns: int = model.given["hidden_in"]
         self._slot = _EncoderSlot(model)
 
-    def encode(self, source: Ids | Rows) -> Rows:
+    def encode(self, source: Ids | Rows, places: Ids | None = None) -> Rows:
         """Run the encoder over a source.
 
         Args:
             source: int64 [S] token ids, or float32 [S, columns] rows of features.
+            places: int64 [2, S], line and column of each row, of a tower that turns heads by them.
 
         Returns:
             float32 [S, width], a copy.
@@ -60,7 +61,7 @@ class Encoder:
         """
         if not 0 < len(source) <= self.longest:
             raise InvalidRequest(f"a source of {len(source)} rows: expected 1 to {self.longest}", "cut it into parts")
-        return self._slot.encode(source)
+        return self._slot.encode(source, places)
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +119,7 @@ class _EncoderSlot(NativeSlot):
             self._cache = self._bind("kv", Bound(array))
             self.capacity = -(-tokens // KV_BLOCK) * KV_BLOCK
 
-    def encode(self, source: Ids | Rows) -> Rows:
+    def encode(self, source: Ids | Rows, places: Ids | None = None) -> Rows:
         """Run a pass of rows that see each other -> [S, width], a copy."""
         n, load = len(source), source.ndim > 1
         self.reserve(n)
@@ -129,6 +130,8 @@ class _EncoderSlot(NativeSlot):
             plan[TOKEN] = source
         plan[POSITION] = plan[PLACE] = np.arange(n)
         plan[VISIBLE], plan[PARENT] = n, -1
+        if places is not None:
+            self._offsets = np.concatenate([np.zeros((1, n), np.int64), places - plan[POSITION]])
         with self._parts(range(self.layers), load):
             hidden = self._launch(n, rows=0, hidden=True).hidden
         assert hidden is not None

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.decoding.target import Heads, Pass, SkipSet
+from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.memory import Memory
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, TOP, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 
@@ -30,6 +31,8 @@ class NativeSlot(NativeRunner):
 
     def crop(self, length: int) -> int:
         same = super().crop(length)
+        if self._turns is not None:
+            self._turns.crop(same)
         if self._lost(same):
             self._marks.add(same)  # what was gone back to once is likely to be gone back to again
             same = self._restart(same)
@@ -104,6 +107,10 @@ class NativeSlot(NativeRunner):
         if self._checkpoints and not self.revocable and (self._held == len(self.tokens)).all():
             self._settle()
             self._checkpoints.take(self._head, len(self.tokens))
+
+    def end_of_piece(self, tokens: Sequence[int], stop: int) -> int:
+        stop = super().end_of_piece(tokens, stop)
+        return self.model.inserted.block_end(tokens, stop) if self._both_ways else stop
 
     def prefill(self, tokens: Sequence[int]) -> None:
         past = len(self.tokens)
@@ -229,7 +236,8 @@ class NativeSlot(NativeRunner):
     def embed(self, tokens: Ids) -> Rows:
         own = next((at for at, group in enumerate(self.model.part.heads) if group.kind == EMBEDDING), None)
         plan = self._nowhere(len(tokens))
-        plan[TOKEN], plan[POSITION] = tokens, np.arange(len(tokens))
+        self._name(plan, tokens)
+        plan[POSITION] = np.arange(len(tokens))
         if own is not None:  # a drafter's, behind its layers
             self._load(np.zeros((len(tokens), self._columns_in), np.float32), len(tokens))
         with self._parts((), load=own is not None, group=own):
@@ -241,6 +249,7 @@ class NativeSlot(NativeRunner):
         """Plan rows that no layer runs over."""
         plan = self._attach("plan", "plan", (6, n), np.int64)
         plan[:], plan[PARENT] = 0, -1
+        self._offsets = 0
         if self.attends:
             self._see(n, 0, 0, None)  # nor does any row attend
         return plan
@@ -265,7 +274,7 @@ class NativeSlot(NativeRunner):
     def forward_markov(self, tokens: Ids) -> Rows:
         number, _ = self._group(MARKOV)
         n = len(tokens)
-        self._nowhere(n)[TOKEN] = tokens
+        self._name(self._nowhere(n), tokens)
         self._load(np.zeros((n, self._columns_in), np.float32), n)
         with self._parts((), load=True, group=number):
             return self._launch(n, rows=n).logits
@@ -349,8 +358,17 @@ class NativeSlot(NativeRunner):
     def _fill(self, chunk: Ids) -> Rows | None:
         return self._run_chunk(chunk, aux_hidden=self.aux_hidden_sink is not None).aux_hidden
 
+    def _see_blocks(self, plan: Ids, chunk: Ids) -> None:  # [6, n], [n]
+        """Let rows of a part of an image see all of it."""
+        for start, item, row, count in self.model.inserted.runs(chunk):
+            for at in range(count):
+                plan[VISIBLE, start + at] = plan[PLACE, start] + item.end_of_block(row + at) - row
+                plan[PARENT, start + at] = -1
+
     def _run_chunk(self, chunk: Ids, *, hidden: bool = False, aux_hidden: bool = False) -> Pass:
-        self._plan(chunk, len(self.tokens))
+        plan = self._plan(chunk, len(self.tokens))
+        if self._both_ways and int(chunk.max(initial=0)) >= INSERTED:
+            self._see_blocks(plan, chunk)
         self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
         return self._launch(len(chunk), rows=0, hidden=hidden, aux_hidden=aux_hidden, read=len(chunk))

@@ -115,7 +115,7 @@ class NativeBatch:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
         for item in wanted:
             item.slot.make_room(len(item.tokens))  # before anything is planned
-        plans: list[Ids] = []  # [6, n] each, or [8, n]
+        plans: list[Ids] = []  # [6, n] each, or more
         runner, first = self._runner, [0] * len(wanted)
         at = 0
         for i in order:
@@ -236,9 +236,12 @@ class BatchSlot(NativeSlot):
         self._need_room(len(self.tokens) + rows)
 
     def planned(self, tokens: Ids, parents: Ids | None) -> Ids:
-        """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here; [8, n] with memories."""
+        """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here; then memories, and turns."""
         self._verify(tokens, parents)
         lines = [self._bound["plan"].array, *([self._bound["sources"].array] if self.attends else [])]
+        if self._turns is not None:
+            self._turn(lines[0].shape[1])
+            lines.append(self._bound["axes"].array)
         return np.concatenate(lines)
 
     def take_moves(self) -> list[tuple[int, int, int]]:
@@ -283,7 +286,7 @@ class _Runner(NativeSlot):
         self._moves.extend(moves)
 
     def gathered(self, plan: Ids, best: bool) -> Pass:
-        """Run a plan [6, n], or [8, n]."""
+        """Run a plan [6, n], behind which may be 2 lines of memories, and 3 of positions that rows turn by."""
         self._gathered = plan
         return self.forward_best(plan[0]) if best else self.forward(plan[0])
 
@@ -292,6 +295,9 @@ class _Runner(NativeSlot):
         self._attach("plan", "plan", (6, n), np.int64)[:] = self._gathered[:6]
         if self.attends:
             self._see(n, self._gathered[6], self._gathered[7], self.memories)
+
+    def _turn(self, n: int) -> None:
+        self._attach("axes", "axes", (3, n), np.int64)[:] = self._gathered[-3:]
 
 
 def _part(output: Pass, first: int, item: BatchPass) -> Pass:

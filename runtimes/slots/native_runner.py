@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet, common_prefix
+from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
 from edgespec.runtimes.files.kv import state_bytes
 from edgespec.runtimes.slots.checkpoints import Checkpoints, copy_states, put_states
+from edgespec.runtimes.slots.inserted import Turns
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
@@ -118,6 +120,12 @@ class NativeRunner(Slot):
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._control[READ_CODES] = self.table_bits
         self._bind("tables", model.key_tables)
+        self._inserts = "inserted" in model.given  # rows of images
+        if self._inserts:
+            self._bind("inserted", Bound(np.zeros((0, model.given["inserted"]), np.float32)))
+        self._both_ways = bool(model.part.image and model.part.image.bidirectional)
+        self._turns = Turns(model.inserted) if "axes" in model.given else None
+        self._offsets: Ids | int = 0  # of the positions by which the planned rows turn, [3, n]
         if self.attends:
             self._bind("memory", Bound(np.zeros((0, 8), np.uint8)))
         commits = [(self.number, COMMITTED, 0)] if self.commits and model.facts.delta else []
@@ -183,6 +191,8 @@ class NativeRunner(Slot):
         if self._checkpoints:
             self._checkpoints.crop(0)
         self.tokens, self._moves = list(tokens), []
+        if self._turns is not None:
+            self._turns.crop(0)
         self._certain, self._furthest, self._since = len(tokens), furthest, 0
 
     def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:  # [bytes] each
@@ -259,7 +269,9 @@ class NativeRunner(Slot):
         if n and self.table_bits:
             self._own(past, past + n)
         plan = self._attach("plan", "plan", (6, n), np.int64)
-        plan[TOKEN] = tokens
+        self._name(plan, tokens)
+        if self._turns is not None:
+            self._offsets = self._turns.offsets(self.tokens, past, tokens)
         plan[POSITION] = plan[PLACE] = np.arange(past, past + n)
         plan[SLOT] = self.number
         plan[VISIBLE] = past
@@ -267,6 +279,23 @@ class NativeRunner(Slot):
         if self.attends:
             self._see_memory(n)
         return plan
+
+    def _name(self, plan: Ids, tokens: Ids) -> None:  # [6, n], [n]
+        """Say what rows begin with: tokens, or rows of images."""
+        plan[TOKEN] = tokens
+        if not len(tokens) or int(tokens.max()) < INSERTED:
+            return
+        if not self._inserts:
+            plan[TOKEN, tokens >= INSERTED] = self.model.inserted.instead
+            return
+        rows = [item.rows[row : row + count] for _, item, row, count in self.model.inserted.runs(tokens)]
+        count = sum(map(len, rows))
+        np.concatenate(rows, out=self._attach("inserted", "inserted", (count, rows[0].shape[1]), np.float32))
+        plan[TOKEN, tokens >= INSERTED] = -1 - np.arange(count)
+
+    def _turn(self, n: int) -> None:
+        """Bind the positions by which the rows of the next pass turn, [3, n]."""
+        self._attach("axes", "axes", (3, n), np.int64)[:] = self._bound["plan"].array[POSITION] + self._offsets
 
     def _see_memory(self, n: int) -> None:
         """Let the rows of the next pass, n of them, attend over the slot's memory."""
@@ -310,6 +339,8 @@ class NativeRunner(Slot):
         Returns a pass whose ``best`` are columns and logits [rows * times, top].
         """
         model, count = self.model, 1 if rows < 0 else rows
+        if self._turns is not None:
+            self._turn(n)
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(first, first + count)
         tapped = model.part.tapped if aux_hidden else ()

@@ -73,14 +73,20 @@ class Slot(ABC):
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append tokens in chunks, without the LM head."""
         self.reserve(len(self.tokens) + len(tokens))
-        for start in range(0, len(tokens), self.chunk):
-            chunk = np.asarray(tokens[start : start + self.chunk], np.int64)
+        stop = 0
+        while (start := stop) < len(tokens):
+            stop = self.end_of_piece(tokens, start + self.chunk)
+            chunk = np.asarray(tokens[start:stop], np.int64)
             states = self._fill(chunk)
             if self.aux_hidden_sink is not None and states is not None:
                 self.aux_hidden_sink(len(self.tokens), states)
             self.tokens.extend(chunk.tolist())
         if self.on_read is not None and len(tokens):
             self.on_read()
+
+    def end_of_piece(self, tokens: Sequence[int], stop: int) -> int:
+        """Move an end of what is read of a text at once to where it may be: rows that see each other are not parted."""
+        return min(stop, len(tokens))
 
     def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
         """Say where a text to be read may be gone back to: states that cannot be cut back are kept there.

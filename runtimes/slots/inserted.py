@@ -1,0 +1,191 @@
+"""Rows of a text that are no tokens' embeddings, such as those of an image, and the token ids that name them.
+
+Row i of what has a digest is the token ``first + i``, where the digest decides ``first``: texts with the same images
+have the same ids, and what is kept of a text by its ids holds for its images, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.text import INSERTED
+from edgespec.errors import InvalidRequest
+
+ROWS_BITS = 14
+MOST_ROWS = 1 << ROWS_BITS
+KEPT_BYTES = 128 << 20  # of rows that no request uses
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class Inserted:
+    """What stands in a text in place of tokens.
+
+    Attributes:
+        digest: of what the rows were made of, and of what made them.
+        rows: float32 [R, columns], the first ones as wide as the residual stream, the others added to it further on.
+        blocks: rows of each part that see each other, R in all.
+        grid: int64 [2, R], line and column of each row, where rows turn by three positions; None = by one.
+        users: requests that have it in their text.
+    """
+
+    digest: bytes
+    rows: Rows
+    blocks: tuple[int, ...]
+    grid: Ids | None = None
+    users: int = field(default=0, repr=False)
+
+    @property
+    def first(self) -> int:
+        """The token of the first row."""
+        return INSERTED | int.from_bytes(self.digest[:6], "big") << ROWS_BITS
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of all rows."""
+        return list(range(self.first, self.first + len(self.rows)))
+
+    @property
+    def spread(self) -> int:
+        """Positions that a text goes on by behind it."""
+        return len(self.rows) if self.grid is None else int(self.grid.max()) + 1
+
+    def end_of_block(self, row: int) -> int:
+        """Find the row behind the part that a row is of."""
+        ends = np.cumsum(self.blocks)
+        return int(ends[np.searchsorted(ends, row, side="right")])
+
+
+class InsertedRows:
+    """What texts of one model may have in them: all that requests use, and some of what they have used.
+
+    Attributes:
+        instead: the token that a model sees which knows no such rows: a draft that reads text alone.
+    """
+
+    def __init__(self) -> None:
+        self.instead = 0
+        self._lock = threading.Lock()
+        self._kept: dict[int, Inserted] = {}  # by the first token; the one used last stands last
+
+    def hold(self, items: Iterable[Inserted]) -> None:
+        """Keep these until they are let go as often."""
+        with self._lock:
+            for item in items:
+                known = self._kept.pop(item.first, item)
+                if known.digest != item.digest:
+                    self._kept[item.first] = known
+                    raise InvalidRequest("two images have the same number", "change one of them, by a pixel")
+                self._kept[item.first] = known
+                known.users += 1
+
+    def let_go(self, items: Iterable[Inserted]) -> None:
+        """Need these no more; the ones used last stay, as far as they are small."""
+        with self._lock:
+            for item in items:
+                if (known := self._kept.get(item.first)) is not None:
+                    known.users -= 1
+            idle = [item for item in self._kept.values() if not item.users]
+            size = sum(item.rows.nbytes for item in idle)
+            for item in idle:
+                if size <= KEPT_BYTES:
+                    break
+                size -= item.rows.nbytes
+                del self._kept[item.first]
+
+    def find(self, token: int) -> tuple[Inserted, int]:
+        """Find what a token is a row of, and which.
+
+        Raises:
+            InvalidRequest: nobody holds it.
+        """
+        first, row = token >> ROWS_BITS << ROWS_BITS, token & (MOST_ROWS - 1)
+        with self._lock:
+            found = self._kept.get(first)
+        if found is None or row >= len(found.rows):
+            raise InvalidRequest("the text has rows of an image that is not there", "give the image with the prompt")
+        return found, row
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        with self._lock:
+            return sum(item.rows.nbytes for item in self._kept.values())
+
+    def runs(self, tokens: Ids) -> list[tuple[int, Inserted, int, int]]:
+        """Find the rows among tokens [n] -> (where they begin, of what, which row is first, how many)."""
+        at = np.flatnonzero(tokens >= INSERTED)
+        cuts = np.flatnonzero((np.diff(at) != 1) | (np.diff(tokens[at]) != 1)) + 1
+        parts = [part for part in np.split(at, cuts) if len(part)]
+        return [(int(part[0]), *self.find(int(tokens[part[0]])), len(part)) for part in parts]
+
+    def block_end(self, tokens: Sequence[int], stop: int) -> int:
+        """Move an end of a piece of a text behind the rows that see each other, if it would cut them."""
+        if stop < len(tokens) and tokens[stop] >= INSERTED:
+            item, row = self.find(tokens[stop])
+            if row not in (0, *np.cumsum(item.blocks)):
+                return stop + item.end_of_block(row) - row
+        return stop
+
+
+class Turns:
+    """By how much the positions by which a text's rows turn differ from their places (M-RoPE, arXiv 2409.12191).
+
+    Args:
+        rows: that the text may have.
+    """
+
+    def __init__(self, rows: InsertedRows) -> None:
+        self._rows = rows
+        self._known = 0  # tokens that were looked at
+        self._behind: list[tuple[int, int]] = []  # where an image ends, and what is to be taken off from there on
+
+    def crop(self, length: int) -> None:
+        """Forget the tokens behind the first ``length``."""
+        self._known = min(self._known, length)
+        while self._behind and self._behind[-1][0] > length:
+            self._behind.pop()
+
+    def offsets(self, text: Sequence[int], past: int, tokens: Ids) -> Ids:
+        """Compute what is to be added to places, for three positions of each row.
+
+        Args:
+            text: the tokens before, at least those that are committed.
+            past: places before the first row; guesses between ``text`` and it are tokens.
+            tokens: int64 [n] of the rows.
+
+        Returns:
+            int64 [3, n].
+        """
+        if self._known < (end := min(past, len(text))):
+            self._note(np.array(text[self._known : end], np.int64), self._known)
+            self._known = end
+        found = np.full((3, len(tokens)), -self._off(), np.int64)
+        if not len(tokens) or int(tokens.max()) < INSERTED:
+            return found
+        off = self._off()
+        for start, item, row, count in self._rows.runs(tokens):
+            assert item.grid is not None
+            rows = np.arange(row, row + count)
+            found[:, start : start + count] = -off - rows
+            found[1:, start : start + count] += item.grid[:, rows]
+            if row + count == len(item.rows):
+                off += len(item.rows) - item.spread
+                found[:, start + count :] = -off
+        return found
+
+    def _off(self) -> int:
+        return self._behind[-1][1] if self._behind else 0
+
+    def _note(self, tokens: Ids, past: int) -> None:
+        if len(tokens) and int(tokens.max()) >= INSERTED:
+            for start, item, row, count in self._rows.runs(tokens):
+                if row + count == len(item.rows):
+                    end = past + start + count
+                    self._behind.append((end, self._off() + len(item.rows) - item.spread))
