@@ -14,7 +14,8 @@ import click
 
 from edgespec.cli.common import OUTPUT, PATH, THREADS, GroupedCommand, emit_json, group, json_option, option, progress
 
-METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
+METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
+DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
 
 
 @click.command("train", cls=GroupedCommand)
@@ -30,11 +31,11 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 )
 @option(
     "--minutes",
-    "eagle: most time; it ends before when acceptance has stopped rising.  [default: 10]",
+    "Drafters: most time; it ends before when acceptance has stopped rising.  [default: 10]",
     float,
 )
-@option("--epochs", "Passes over the windows.  [default: 4; eagle: until it stops improving]", float)
-@option("--batch", "Windows a step, over all processes.  [default: 16; eagle, where it ends by itself: 8]", int)
+@option("--epochs", "Passes over the windows.  [default: 4; drafters: until it stops improving]", float)
+@option("--batch", "Windows a step, over all processes.  [default: 16; where it ends by itself: 8]", int)
 @option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the method's]", float)
 @option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0)
 @option("--overwrite", "Replace finished heads or a finished draft.", bool)
@@ -54,7 +55,7 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 )
 @group(
     "Heads (medusa, blockwise, paradecode)",
-    option("--heads", "medusa, blockwise: guesses beyond the next token; eagle: steps deep.", int, 4),
+    option("--heads", "medusa, blockwise: guesses beyond the next token; eagle, mtp: steps deep.", int, 4),
     option("--own-lm-heads", "medusa: an LM head for each head, instead of the model's.", bool),
     option(
         "--inner",
@@ -65,7 +66,7 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 )
 @group(
     "Draft",
-    option("--draft-layers", "draft: layers.", int, 2),
+    option("--draft-layers", "draft, dspark, dflash: layers.", int, 2),
     option("--draft-hidden", "draft: width.  [default: about a quarter of the model's]", int),
     option("--draft-intermediate", "draft: width of its MLPs.  [default: in proportion]", int),
     option("--draft-heads", "draft: attention heads.  [default: of the model's head size]", int),
@@ -87,19 +88,19 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 @group(
     OUTPUT,
     option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH),
-    option("--layout", "eagle: files of another program, which edgespec reads, too.", ("sglang", "speculators")),
+    option("--layout", "Files of another program, which edgespec reads, too.", ("sglang", "speculators", "medusa")),
 )
 @json_option
 def command(method: Any, model: str, output: Path | None, exits: str | None, as_json: bool, **rest: Any) -> None:
     """Train heads, a draft or a drafter for a model.
 
-    METHOD is medusa, blockwise, paradecode, draft or eagle.  MODEL, which stays as it is, is a local folder, a hub id,
-    or builtin:NAME.  Interrupted, the same command goes on where it was.
+    METHOD is medusa, blockwise, paradecode, draft, eagle, dspark, dflash or mtp.  MODEL, which stays as it is, is a
+    local folder, a hub id, or builtin:NAME.  Interrupted, the same command goes on where it was.
 
     \b
     edgespec train medusa builtin:shakespeare --self-distill 256 -o heads
     edgespec train eagle ./model -o drafter
-    edgespec train eagle ./model --self-distill 20000 --epochs 4 -o drafter
+    edgespec train dspark ./model --self-distill 20000 --epochs 4 --layout sglang -o drafter
     edgespec train draft ./model --data my-texts.jsonl --self-distill 2000 -o draft
     edgespec train paradecode ./model --exits 8,16,24 --data my-text.txt -o exits --plot loss.png
     accelerate launch -m edgespec train medusa ./model --self-distill 20000 --precision bf16 -o heads
@@ -148,9 +149,8 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
     click.echo(f"{output}: {method} for {model}, {steps} steps on {trained.windows} windows in {seconds:.0f} s")
     for line in _results(found):
         click.echo(line)
-    how = {"draft": "--method speculative --draft", "eagle": "--method eagle --drafter"}.get(
-        method, f"--method {method} --heads"
-    )
+    how = f"--method {method} --{'drafter' if method in DRAFTERS else 'heads'}"
+    how = "--method speculative --draft" if method == "draft" else how
     click.echo(f"next: edgespec export {shlex.quote(model)} {how} {shlex.quote(str(output))}")
 
 

@@ -65,7 +65,7 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
     def described(self) -> dict[str, Any]:
         """Fields of ``HeadsFile`` that depend on the method."""
 
-    def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
+    def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean cross entropy of one head.
 
         With a distribution for ``wanted`` it is the divergence from it and its own entropy, which has no gradient.
@@ -73,10 +73,13 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
         Args:
             rows: what ``logits`` turns into logits, [n, hidden].
             wanted: the target's distribution of the same tokens, [n, vocab], or the tokens themselves, int64 [n].
+            weights: of the rows, [n], which sum to 1; None = the same for all.
         """
 
         def compute(rows: Tensor) -> Tensor:
-            return F.cross_entropy(logits(rows).float(), wanted)
+            if weights is None:
+                return F.cross_entropy(logits(rows).float(), wanted)
+            return (F.cross_entropy(logits(rows).float(), wanted, reduction="none") * weights).sum()
 
         return checkpoint(compute, rows, use_reentrant=False) if self.recompute else compute(rows)
 

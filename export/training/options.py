@@ -11,14 +11,15 @@ from typing import Any, Literal
 from edgespec.errors import TrainingError
 from edgespec.runtimes.files.manifest import ModelFacts
 
-Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle"]
-METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle")
+Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp"]
+METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
+DRAFTERS: tuple[Method, ...] = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; their training ends by itself
 Loss = Literal["kl", "ce"]
 Precision = Literal["no", "bf16", "fp16"]
-Layout = Literal["sglang", "speculators"]
+Layout = Literal["sglang", "speculators", "medusa"]
 
 RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5e-3, "draft": 5e-3,
-                            "eagle": 4e-3}  # at width 64  # fmt: skip
+                            "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
 MINUTES = 10.0  # of a training that ends by itself
@@ -43,22 +44,24 @@ class TrainOptions:
 
     Attributes:
         method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to write.
-        data: texts to train on. self_distill: texts that the target writes itself, besides or instead. greedy_share:
-        share of them that go on greedily after some drawn tokens. heads: guesses of medusa and blockwise; how many
-        steps deep eagle is trained. own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width
-        of the hidden layer, eagle: of its MLP; None = heads * hidden, or the target's. exits: paradecode: after how
-        many layers; empty = about a quarter, half and three quarters. draft_layers, draft_hidden, draft_intermediate,
-        draft_heads: shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's
-        own distribution, or ``ce`` of the text. ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a
-        step, over all processes; None = 16, or 8 where it ends by itself. length: tokens of a window; None = 256 or the
-        context. epochs: passes over the windows, unless ``steps`` are given; None = 4, or eagle's own end. lr: peak of
-        the rate; None = the method's. warmup: share of the steps in which the rate rises; then it falls as a cosine.
-        held_out: texts that accuracy is measured on. new_tokens: of each, beyond the prompt. minutes: most of a
-        training of eagle that ends by itself, with the texts that it writes: it does unless ``epochs`` or ``steps`` are
-        given. precision: of the passes. gradient_checkpointing: recompute logits (a draft: also its layers) in the
-        backward pass. save_every: steps between checkpoints. seed: of everything. threads: of torch on a CPU; None =
-        torch's choice. overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub
-        model. plot: a PNG to draw. layout: eagle: another program's.
+        data: texts to train on. self_distill: texts that the target writes itself, besides or instead.
+        greedy_share: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
+        blockwise; how many steps deep eagle and mtp are trained. own_lm_heads: medusa: each head gets an LM
+        head of its own. inner: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden,
+        or the target's. exits: paradecode: after how many layers; empty = about a quarter, half and three
+        quarters. draft_layers: of a draft, dspark and dflash. draft_hidden, draft_intermediate, draft_heads:
+        shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's own
+        distribution, or ``ce`` of the text. ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a
+        step, over all processes; None = 16, or 8 where it ends by itself. length: tokens of a window; None =
+        256 or the context. epochs: passes over the windows, unless ``steps`` are given; None = 4, or a
+        drafter's own end. lr: peak of the rate; None = the method's. warmup: share of the steps in which the
+        rate rises; then it falls as a cosine. held_out: texts that accuracy is measured on. new_tokens: of
+        each, beyond the prompt. minutes: most of a training of a drafter that ends by itself, with the texts
+        that it writes: it does unless ``epochs`` or ``steps`` are given. precision: of the passes.
+        gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass. save_every:
+        steps between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice.
+        overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub model.
+        plot: a PNG to draw. layout: of heads or a drafter: another program's.
     """
 
     method: Method
@@ -100,7 +103,7 @@ class TrainOptions:
     @property
     def ends_itself(self) -> bool:
         """Whether the training ends when acceptance has stopped rising, or its time is over."""
-        return self.method == "eagle" and self.steps is None and self.epochs is None
+        return self.method in DRAFTERS and self.steps is None and self.epochs is None
 
     @property
     def rows(self) -> int:
@@ -126,10 +129,15 @@ ONLY_FOR = {
     "exits": ("paradecode",),
     "own_lm_heads": ("medusa",),
     "inner": ("blockwise", "eagle"),
-    **dict.fromkeys(("layout", "minutes"), ("eagle",)),
+    "minutes": DRAFTERS,
     **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads"), ("draft",)),
 }
 """Options that are of use to some methods alone."""
+LAYOUTS: dict[Method, tuple[Layout, ...]] = {
+    **dict.fromkeys(DRAFTERS[:3], ("sglang", "speculators")),
+    "mtp": ("speculators",),  # SGLang reads such a layer from the model's own checkpoint
+    "medusa": ("medusa",),  # its authors'; SGLang and speculators load none
+}
 
 
 def check_options(options: TrainOptions) -> None:
@@ -157,6 +165,9 @@ def check_options(options: TrainOptions) -> None:
         if getattr(options, name) and options.method not in methods:
             option = name.replace("_", "-")
             raise TrainingError(f"--{option} is for {' and '.join(methods)}, not for {options.method}")
+    if options.layout and options.layout not in (known := LAYOUTS.get(options.method, ())):
+        said = f"expected {' or '.join(known)}" if known else "no other program loads it"
+        raise TrainingError(f"--layout {options.layout} is not for {options.method}: {said}")
 
 
 def window_length(options: TrainOptions, facts: ModelFacts) -> int:

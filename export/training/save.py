@@ -16,12 +16,12 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from edgespec.errors import TrainingError
-from edgespec.export.drafters.heads import DESCRIPTION, TENSORS, HeadsFile
+from edgespec.export.drafters.heads import DESCRIPTION, PUBLISHED, TENSORS, HeadsFile
 from edgespec.export.source.source import TOKENIZER_FILES
-from edgespec.export.training.layouts import LAYOUTS
+from edgespec.export.training.layouts import laid_out
 from edgespec.export.training.learners import Learner
 from edgespec.export.training.loop import History
-from edgespec.export.training.options import TrainOptions
+from edgespec.export.training.options import DRAFTERS, TrainOptions
 from edgespec.export.training.state import DRAFT_REPORT
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows
@@ -155,10 +155,11 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
     tensors = {name: _half(name, value.detach().cpu().numpy()) for name, value in learner.tensors().items()}
     if options.method == "draft":
         return _draft(tensors, learner.described(), source, report)
-    if options.method == "eagle":
+    if options.method in DRAFTERS or options.layout:
         whole: dict[str, NDArray[Any]] = {**tensors}
-        named = LAYOUTS[options.layout](whole, dict(learner.described()), source, options.model)
-        return _described(*named, source, report)
+        named = laid_out(options, whole, dict(learner.described()), source)
+        weights = PUBLISHED[0] if options.method == "medusa" else "model.safetensors"
+        return _described(*named, source, report, weights)
     facts = source.arch.facts
     fields = {"hidden": facts.hidden, "vocab": facts.vocab, **source.fingerprints, **learner.described(), **report}
     file = HeadsFile.model_validate(fields)
@@ -179,10 +180,14 @@ def _draft(
 
 
 def _described(
-    tensors: Mapping[str, NDArray[Any]], config: Mapping[str, Any], source: Source, report: Mapping[str, Any]
+    tensors: Mapping[str, NDArray[Any]],
+    config: Mapping[str, Any],
+    source: Source,
+    report: Mapping[str, Any],
+    weights: str = "model.safetensors",
 ) -> Writers:
     """Weights, how they were trained, and at last config.json."""
-    files: Writers = {"model.safetensors": _safetensors(tensors)}
+    files: Writers = {weights: _safetensors(tensors)}
     about = {"schema_version": 1, **source.fingerprints, **report}
     files[DRAFT_REPORT] = _text(json.dumps(about, indent=1) + "\n")
     files["config.json"] = _text(json.dumps(config, indent=2) + "\n")

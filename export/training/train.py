@@ -13,10 +13,12 @@ from accelerate.utils import gather_object, set_seed
 
 from edgespec import __version__
 from edgespec.errors import TrainingError
+from edgespec.export.training.blocks import Blocks
 from edgespec.export.training.data import TOGETHER, Order, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
+from edgespec.export.training.mtp import Mtp
 from edgespec.export.training.options import (
     PROMPT,
     TrainOptions,
@@ -320,6 +322,11 @@ def make_learner(target: Target, options: TrainOptions) -> Learner:
         return Eagle(
             target, options.loss, recompute, choose_taps(facts.layers), options.heads, options.inner, options.seed
         )
+    if options.method in ("dspark", "dflash"):
+        anchor, taps = options.method == "dspark", choose_taps(facts.layers)
+        return Blocks(target, options.loss, recompute, taps, options.draft_layers, anchor, options.seed)
+    if options.method == "mtp":
+        return Mtp(target, options.loss, recompute, options.heads, options.seed)
     if options.method == "paradecode":
         return Exits(target, options.loss, recompute, options.exits)
     return Draft(target, options.loss, recompute, draft_shape(options, facts), options.ce_share, options.seed)

@@ -192,7 +192,7 @@ def test_mistakes_on_the_command_line(
     command: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command("train").refused(2, "Missing argument '{medusa|blockwise|paradecode|draft|eagle}'")
+    command("train").refused(2, "Missing argument '{medusa|blockwise|paradecode|draft|eagle|dspark|dflash|mtp}'")
     command("train", "hydra", model, "-o", "o").refused(2, "'hydra' is not one of 'medusa'")
     command("train", "medusa", model).refused(2, "-o FOLDER")
     command("train", "medusa", model, "-o", ".").refused(2, "the current folder")

@@ -1,9 +1,10 @@
-"""A training of eagle that ends by itself, and its files in the layouts of other programs."""
+"""A training that ends by itself, and files in the layouts of other programs."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from safetensors.numpy import load_file
 
 from edgespec.errors import TrainingError
 from edgespec.export.bundle.model_part import open_model
+from edgespec.export.drafters.heads import read_heads
 from edgespec.export.drafters.read import read_drafter
-from edgespec.export.training.options import TrainOptions, check_options
-from tests.export.training.conftest import Train
+from edgespec.export.training.options import DRAFTERS, LAYOUTS, TrainOptions, check_options
+from tests.export.training.conftest import Train, short
 from tests.support.published import Published
 
 pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("default")]
@@ -89,38 +91,125 @@ def test_it_ends_and_says_what_it_is_worth(train: Train, tmp_path: Path) -> None
 
 def test_time_is_for_a_training_that_ends_by_itself() -> None:
     for wrong in ({"method": "medusa", "minutes": 3.0}, {"method": "eagle", "minutes": -1.0},
-                  {"method": "draft", "layout": "sglang"}, {"method": "medusa"}):  # fmt: skip
+                  {"method": "draft", "layout": "sglang", "self_distill": 9}, {"method": "medusa"},
+                  {"method": "mtp", "layout": "sglang"}):  # fmt: skip
         with pytest.raises(TrainingError):
             check_options(TrainOptions(model="m", output=Path("o"), **wrong))
     check_options(TrainOptions(method="eagle", model="m", output=Path("o")))
 
 
 # what SGLang's loader reads of an EAGLE-3 drafter, as SpecForge's exporter lists it
-SGLANG = ("fc.weight", "norm.weight", "lm_head.weight", "t2d", "d2t")
+SGLANG = {"fc.weight", "norm.weight", "lm_head.weight", "t2d", "d2t"}
+COPIES = {"embed_tokens.weight", "lm_head.weight"}  # of the target's; SGLang's loaders of blocks leave them out
+# of the archives: a cut vocabulary, and what speculators' loader ignores
+LEFT_OUT = {"d2t", "t2d", "verifier_lm_head.weight"}
 
 
-@pytest.mark.parametrize("layout", ["sglang", "speculators", None])
-def test_files_are_in_the_layout_of_other_programs(train: Train, model: Path, tmp_path: Path, layout: str) -> None:
+def expected_keys(method: str, layout: str, theirs: set[str]) -> set[str]:
+    """Names of tensors that the other program's loader looks for."""
+    if method == "mtp":  # of the target's kind, which has no norms of heads
+        theirs = {name for name in theirs if not name.endswith(("q_norm.weight", "k_norm.weight"))}
+    if layout == "speculators":
+        return theirs
+    if method == "eagle":
+        return SGLANG | {name.replace("layers.0", "midlayer") for name in theirs if name.startswith("layers.0")}
+    return theirs - COPIES
+
+
+@pytest.mark.parametrize(
+    "method, layout", [(method, layout) for method in DRAFTERS for layout in (*LAYOUTS[method], None)], ids=str
+)
+def test_files_are_in_the_layout_of_other_programs(
+    train: Train, model: Path, tmp_path: Path, method: str, layout: str
+) -> None:
     """The keys are those that their loaders list, and edgespec reads the same drafter back."""
-    train(method="eagle", steps=2, layout=layout)
+    train(method=method, steps=2, layout=layout)
     folder = tmp_path / "out"
     tensors = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    theirs = Published.read("eagle3_speculators")
+    theirs = Published.read("eagle3_speculators" if method == "eagle" else f"{method}_speculators")
+    if layout:
+        assert set(tensors) == expected_keys(method, layout, set(theirs.shapes) - LEFT_OUT)
     if layout == "speculators":
-        assert set(tensors) == set(theirs.shapes)
-        known = theirs.config["transformer_layer_config"]
-        assert set(config["transformer_layer_config"]) <= set(known)
+        layer, known = config["transformer_layer_config"], theirs.config["transformer_layer_config"]
+        assert set(config) <= set(theirs.config)
+        assert method == "mtp" or set(layer) <= set(known)
         assert config["speculators_config"].keys() == theirs.config["speculators_config"].keys()
-        assert config["transformer_layer_config"]["rope_parameters"].keys() == known["rope_parameters"].keys()
-    if layout == "sglang":
-        layer = {name.replace("layers.0", "midlayer") for name in theirs.shapes if name.startswith("layers.0")}
-        assert set(tensors) == {*SGLANG, *layer}
-        assert tensors["t2d"].all()
-        assert not tensors["d2t"].any()
-        own = config["eagle_aux_hidden_state_layer_ids"]
-        assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [at - 1 for at in own]
+        assert layer["rope_parameters"].keys() == known["rope_parameters"].keys()
     drafter = read_drafter(folder, open_model(model, None))
     assert drafter.tokens is None
-    assert list(drafter.tapped) == config["eagle_aux_hidden_state_layer_ids"]
-    np.testing.assert_array_equal(drafter.arch.source.read("lm_head.weight"), tensors["lm_head.weight"])
+    name = "model.layers.0.mlp.up_proj.weight"
+    written = next(value for key, value in tensors.items() if key.endswith(name.removeprefix("model.layers.0.")))
+    np.testing.assert_array_equal(drafter.arch.source.read(name), written)
+    if layout == "sglang":
+        check_sglang(method, config, tensors, drafter.tapped)
+
+
+def check_sglang(method: str, config: dict[str, Any], tensors: Any, tapped: tuple[int, ...]) -> None:
+    """Check what SGLang's parsers of drafters' configurations read: it counts layers by their outputs."""
+    if method == "eagle":
+        assert tensors["t2d"].all()
+        assert not tensors["d2t"].any()
+        assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [at - 1 for at in tapped]
+        return
+    said = config["dflash_config"] if method == "dflash" else config
+    assert said["target_layer_ids"] == [at - 1 for at in tapped]
+    assert 0 <= said["mask_token_id"] < config["vocab_size"]
+    assert config["architectures"] == [{"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}[method]]
+    if method == "dspark":
+        assert (config["markov_head_type"], config["block_size"]) == ("vanilla", 7)
+        assert tensors["markov_head.markov_w2.weight"].shape == (config["vocab_size"], config["markov_rank"])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_are_in_the_layout_of_their_authors(train: Train, tmp_path: Path, own: bool) -> None:
+    """Each with an LM head of its own, as their code reads them: the model's, where none was trained."""
+    train(method="medusa", steps=2, layout="medusa", own_lm_heads=own)
+    tensors = load_file(tmp_path / "out" / "medusa_lm_head.safetensors")
+    parts = ("0.linear.weight", "0.linear.bias", "1.weight")
+    assert set(tensors) == {f"{head}.{part}" for head in range(2) for part in parts}
+    heads = read_heads(tmp_path / "out")
+    assert (heads.file.count, heads.file.own) == (2, True)
+    np.testing.assert_array_equal(
+        heads.tensors["medusa.1.lm_head.weight"].read(slice(None), None), tensors["1.1.weight"]
+    )
+
+
+class Stopped(Exception):
+    """What stops a training."""
+
+
+def test_one_that_ends_by_itself_goes_on_where_it_was(model: Path, tmp_path: Path, fresh_accelerate: None) -> None:
+    """Its looks, its steps, its clock and the texts that it wrote on the way are kept."""
+    import torch
+    from accelerate.state import AcceleratorState
+
+    from edgespec.export.training.train import Trainer
+
+    options = replace(short(model, tmp_path / "out"), method="dspark", steps=None, minutes=0.08, self_distill=0)
+
+    def stop(stage: str, done: int, of: int, detail: str) -> None:
+        if stage == "train" and detail.count("step") and len(looks) == 3:
+            raise Stopped
+        looks.extend([detail] if stage == "train" else [])
+
+    looks: list[str] = []
+    with pytest.raises(Stopped):
+        Trainer(options, stop).run()
+    state = tmp_path / "out" / ".training"
+    kept = torch.load(state / "checkpoint.pt", weights_only=True)
+    texts = {path.name: path.read_bytes() for path in (state / "texts").iterdir()}
+    assert len(kept["tokens"]) == 3
+    AcceleratorState._reset_state(True)
+    seen: list[set[str]] = []
+
+    def note(stage: str, done: int, of: int, detail: str) -> None:
+        if not seen and stage == "train":
+            now = {path.name: path.read_bytes() for path in (state / "texts").iterdir()}
+            seen.append({name for name in texts if now[name] != texts[name]})
+
+    about = Trainer(options, note).run().report["training"]
+    assert about["curve"][:3] == [[round(at, 1), round(tokens, 3)] for at, tokens in kept["tokens"]]
+    assert about["steps"] > kept["step"]
+    assert about["seconds"] > kept["seconds"]
+    assert seen == [set()]

@@ -1,0 +1,155 @@
+"""A layer for multi-token prediction that learns (arXiv 2412.19437, 2.2; trained several steps deep as FastMTP, arXiv
+2509.18362): the model's own, if its checkpoint has one, else a copy of its last layer with full attention.
+
+At step j row i takes the layer's output at row i of step j - 1, at first the model's hidden state, and token i + 1 + j,
+and predicts token i + 2 + j.  Embedding and LM head are the model's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgespec.errors import TrainingError
+from edgespec.export.drafters.mtp import LAYOUTS, Layout
+from edgespec.export.source.source import Checkpoint
+from edgespec.export.training.learners import Learner
+from edgespec.export.training.options import HEAD_DECAY, Loss
+from edgespec.export.training.target import Target
+
+SPREAD = 0.2  # the matrix that joins begins as the hidden state itself and so much of random numbers
+PARTS = {"fc": "input_proj", "embedding_norm": "token_layernorm", "hidden_norm": "hidden_layernorm",
+         "norm": "final_layernorm"}  # fmt: skip
+"""Speculators' names of what stands around the layer."""
+
+
+class Mtp(Learner):
+    """The layer, and what joins a token and a hidden state before it."""
+
+    def __init__(self, target: Target, loss: Loss, recompute: bool, steps: int, seed: int) -> None:
+        super().__init__(target, loss, recompute)
+        self.steps, hidden, base = steps, target.facts.hidden, target.model.base_model
+        kinds = getattr(base.config, "layer_types", None) or ["full_attention"] * target.facts.layers
+        full = [at for at, kind in enumerate(kinds) if kind == "full_attention"]
+        if not full or not hasattr(base, "rotary_emb") or not hasattr(base, "layers"):
+            raise TrainingError(
+                f"{target.source.path}: mtp copies a layer with full attention and rotary embeddings, and this model "
+                "has none that is known",
+                "train eagle or dspark",
+            )
+        self.layer = copy.deepcopy(base.layers[full[-1]]).float()
+        if hasattr(self.layer.self_attn, "layer_idx"):
+            self.layer.self_attn.layer_idx = 0
+        drawn = torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(seed))
+        drawn = drawn * SPREAD * (2 * hidden) ** -0.5
+        drawn[:, hidden:] += torch.eye(hidden)
+        self.fc = nn.Parameter(drawn.to(target.device))
+        self.norm = copy.deepcopy(target.norm).float()
+        self.embedding_norm, self.hidden_norm = (_fresh(target.norm) for _ in range(2))
+        self._begin()
+        for each in self.parameters():
+            each.requires_grad_(True)
+
+    def states(self, tokens: Tensor) -> Tensor:
+        return self.target.tapped(tokens, (0,))
+
+    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+        teacher = tokens if self.loss == "ce" else self.target.logits(states[-1]).softmax(-1)
+        total = states.new_zeros((), dtype=torch.float32)
+        for step, rows in enumerate(self.rows(states)):  # [B, N, H]
+            ahead, count = step + (2 if self.loss == "ce" else 1), rows.shape[1]
+            valid = torch.arange(count, device=tokens.device)[None] + ahead < lengths[:, None]
+            if bool(valid.any()):
+                wanted = teacher[:, ahead : ahead + count][valid]
+                total = total + HEAD_DECAY**step * self.one_loss(rows[valid], self.target.scored, wanted)
+        return total
+
+    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for step, rows in enumerate(self.rows(self.states(tokens))):
+            count = rows.shape[1]
+            valid = torch.arange(count, device=tokens.device)[None] + step + 2 < lengths[:, None]
+            yield self.target.scored(rows).float(), tokens[:, step + 2 : step + 2 + count], valid
+
+    def rows(self, states: Tensor) -> Iterator[Tensor]:
+        """For each step the rows [B, N, H] that the LM head multiplies: row i guesses token i + 2 + step.
+
+        A row sees the rows of step 0 up to its own place, and its own rows of the steps in between, as in a chain.
+        """
+        embedded, state = states[0].float(), states[-1].float()
+        count, device = embedded.shape[1] - 1 - self.steps, state.device
+        state, at = state[:, :count], torch.arange(count, device=device)
+        places = torch.cat([at + step for step in range(self.steps)])[None]
+        hidden = self._unseen(count).to(device)
+        turns = self.target.model.base_model.rotary_emb(state, places)
+        inputs: list[Tensor] = []
+        for step in range(self.steps):
+            token = self.embedding_norm(embedded[:, 1 + step : 1 + step + count])
+            inputs.append(nn.functional.linear(torch.cat((token, self.hidden_norm(state)), -1), self.fc))
+            end = (step + 1) * count
+            found = self.layer(
+                torch.cat(inputs, 1),
+                attention_mask=hidden[None, None, :end, :end],
+                position_ids=places[:, :end],
+                position_embeddings=tuple(each[:, :end] for each in turns),
+            )
+            state = self.norm((found[0] if isinstance(found, tuple) else found)[:, -count:])
+            yield state
+
+    def _unseen(self, count: int) -> Tensor:
+        """Return what is added to scores of rows [steps * N] of all steps, [steps * N, steps * N]: 0 or -inf."""
+        at, steps = torch.arange(count), self.steps
+        place, step = at.repeat(steps), torch.arange(steps).repeat_interleave(count)
+        first = (step[None] == 0) & (place[None] <= place[:, None])
+        own = (place[None] == place[:, None]) & (step[None] <= step[:, None])
+        return torch.where(first | own, 0.0, -torch.inf)
+
+    def tensors(self) -> dict[str, Tensor]:
+        at = "mtp_layers.0."
+        around = {f"{at}{PARTS['fc']}.weight": self.fc}
+        around |= {f"{at}{theirs}.weight": getattr(self, ours).weight for ours, theirs in PARTS.items() if ours != "fc"}
+        return around | {f"{at}{name}": value for name, value in self.layer.state_dict().items()}
+
+    def described(self) -> dict[str, Any]:
+        """Its configuration: the model's, for one layer."""
+        said: dict[str, Any] = self.target.model.config.get_text_config().to_dict()
+        one = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "dtype": "float16",
+               "tie_word_embeddings": False, "architectures": None}  # fmt: skip
+        return {key: value for key, value in (said | one).items() if value is not None}
+
+    def _begin(self) -> None:
+        """Begin with the layer of the model's checkpoint, if it has one."""
+        source = Checkpoint.open(self.target.source.path)
+        for layout in LAYOUTS:
+            if source.has(f"{layout.at.format(0)}{layout.names['fc']}.weight"):
+                self._take(source, layout)
+
+    @torch.no_grad()
+    def _take(self, source: Checkpoint, layout: Layout) -> None:
+        at, hidden = layout.at.format(0), self.target.facts.hidden
+
+        def read(name: str) -> Tensor:
+            return torch.from_numpy(source.read(name)).float()
+
+        for ours, theirs in layout.names.items():
+            value = read(f"{at}{theirs}.weight")
+            if ours == "fc":
+                self.fc.copy_(torch.cat(value.split(hidden, 1)[::-1], 1) if layout.hidden_first else value)
+            else:
+                getattr(self, ours.removeprefix("model.")).weight.copy_(value)
+        inner = (layout.at + layout.layer).format(0)
+        self.layer.load_state_dict({name: read(f"{inner}{name}") for name in self.layer.state_dict()})
+
+
+@torch.no_grad()
+def _fresh(norm: nn.Module) -> nn.Module:
+    """Make a norm of the same kind that scales nothing: some kinds add 1 to their weights."""
+    found = copy.deepcopy(norm).float()
+    found.weight.fill_(1.0)
+    x = torch.randn(4, found.weight.shape[0], device=found.weight.device)
+    if float(found(x).square().mean()) > 2:
+        found.weight.zero_()
+    return found
