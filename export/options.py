@@ -40,13 +40,13 @@ class ExportOptions:
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
         the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
-            and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
+            and of the drafter; 0 = all, None = as many as pay (``planning/cut.py``), and what the drafter has.
         target_size: most bytes of the target's weights; target_kl: most nats of divergence from the source: parts of an
-        int4 model become int8 (``mixing/``). devices: those to write graphs for. device_precisions: of activations
-        there; none = fp32. adapter: LoRA adapter to merge into the target. text_only: of a model that reads images or
-            sound, take the text half.
-        drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``eagle1``, ``peagle``, ``dflash``,
-            ``dspark``, ``assistant``; or a layer for ``mtp``, in place of the checkpoint's.
+            int4 model become int8 (``measuring/mixer.py``).
+        devices: those to write graphs for. device_precisions: of activations there; none = fp32.
+        adapter: LoRA adapter to merge into the target.
+        text_only: of a model that reads images or sound, take the text half.
+        drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
     model: str

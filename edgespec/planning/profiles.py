@@ -89,7 +89,7 @@ class _Part(BaseModel):
 
 
 class Machine(_Part):
-    """What the figures belong to: another machine, runtime or driver has others.  ``planning.machine`` asks for it.
+    """What the figures belong to: another machine, runtime or driver has others.  ``this_machine`` asks for it.
 
     ``library``: hash of the file of native operators; empty = none.  ``driver``: of a device other than the CPU.
     """

@@ -91,7 +91,7 @@ def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable
 def read_bytes(part: ModelPart, operators: Operators, rows: float = 1.0) -> int:
     """Bytes of weights that a pass reads: of experts those chosen, of an embedding of its own only rows.
 
-    Of a drafter all matrices, of which not every step reads each (``steps.step_bytes``).
+    Of a drafter all matrices, of which not every step reads each (``costs``).
     """
     rest, head = layer_size(part, operators), weight_size(part.head_format or part.format, operators)
     own, fuse = head_weights(part), fuse_weights(part)

@@ -173,7 +173,7 @@ def test_own_text_is_drawn_from_the_model(written: Callable[..., Written]) -> No
     logits = slot.forward(np.array([1])).logits[0].astype(np.float64)
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
-    drawn = write_own_text(slot, 400, [1], (), 0)[:, 1]
+    drawn = write_own_text(slot, 400, [1], (), 0, longest=2)[:, 1]
     likely = np.argsort(-chances)[:20]
     share, wanted = np.isin(drawn, likely).mean(), chances[likely].sum()
     assert abs(share - wanted) < 4 * np.sqrt(wanted * (1 - wanted) / 400)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED, COUNT = 20, 20
+SEED, COUNT = 20, 12
 
 
 @pytest.mark.usefixtures("native")

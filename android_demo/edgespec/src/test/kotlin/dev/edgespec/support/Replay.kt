@@ -9,7 +9,7 @@ import dev.edgespec.reports.proof
 import java.io.File
 import kotlin.system.exitProcess
 
-/* Requests that Python has served, served again here: see tools/agreement.py, which writes the file and starts this. */
+/* Requests that Python has served, served again here: see tests/support/agreement.py, which writes the file and starts this. */
 
 /** Guesses that the last token comes again. */
 private class LastToken : Proposer {
