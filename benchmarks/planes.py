@@ -13,7 +13,7 @@ run all the same, and the figures say ``imposed``.  All runs take turns, and pas
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,7 @@ def main() -> None:
     part = engine.bundle.manifest.methods.get("self-spec", MethodPart())
     skip = skip_set(part.skip) if part.skip else SkipSet.all_high(slot.layers)
     skip = replace(skip, head_rows=skip.head_rows if arguments.head_rows is None else arguments.head_rows)
-    told = _write(slot, Plain, prompt, arguments.new)[0]
+    told = write(slot, Plain, prompt, arguments.new)[0]
     drafters: dict[str, Callable[[], Drafter]] = {"own": lambda: SelfSpec(slot, skip, known_confidence(part))}
     if arguments.agreement:
         drafters = {
@@ -119,7 +119,7 @@ def _measured(
     for turn in range(1 + arguments.repeats):
         for name in list(runs)[:: 1 if turn % 2 else -1]:
             target, make = runs[name]
-            tokens, stats = _write(target, make, prompt, arguments.new)
+            tokens, stats = write(target, make, prompt, arguments.new)
             if name != "int4" and tokens != told:
                 raise SystemExit(f"{name}: another text than plain decoding's")
             if turn:
@@ -146,7 +146,7 @@ def _measured(
     return {"c": round(c, 3), "v": {str(rows): round(share, 3) for rows, share in v.items()}, "runs": found}
 
 
-def _write(slot: Slot, make: Callable[[], Drafter], prompt: list[int], new: int) -> tuple[list[int], Stats]:
+def write(slot: Slot, make: Callable[[], Drafter], prompt: list[int], new: int) -> tuple[list[int], Stats]:
     """Decode greedily -> the text and its statistics."""
     stats = Stats()
     slot.follow([])
@@ -173,8 +173,13 @@ def _passes(slot: Slot, skip: SkipSet, repeats: int = 3) -> dict[int, list[float
 def _costs(slot: Slot, skip: SkipSet) -> CostModel:
     """Begin control with passes timed here, as a session does."""
     slot.prefill([0] * 16)
+    return known_costs(_passes(slot, skip))
+
+
+def known_costs(timed: Mapping[int, Sequence[float]]) -> CostModel:
+    """Know what passes and draft steps (0 rows) take, from milliseconds."""
     costs = CostModel()
-    for rows, ms in _passes(slot, skip).items():
+    for rows, ms in timed.items():
         for one in ms:
             if rows:
                 costs.observe_verify(rows, one)

@@ -1,6 +1,7 @@
 """Bundles of random weights in the shapes of published models, for figures of speed and of sizes.
 
     python -m benchmarks.shapes qwen3.5-0.8b OUT [--format int4] [--context 8448]
+    python -m benchmarks.shapes t5-large OUT --draft t5-small --context 512
     python -m benchmarks.rows OUT --rows 1,4,8 --depths 200,512,8192
 
 No checkpoint is written: random numbers are quantized as the export reads them.  A bundle says what decoding costs, and
@@ -20,9 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.bundle.writer import write_manifest
+from edgespec.export.drafters.head_choice import cut_draft, write_tokens
+from edgespec.export.measuring.plan import paying_rows
 from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, exponential
@@ -48,6 +52,10 @@ _GEMMA = {
 _GRANITE = {
     "model_type": "granitemoehybrid", "vocab_size": 100352, "num_key_value_heads": 4, "num_local_experts": 0,
     "num_experts_per_tok": 0, "max_position_embeddings": 32768, "tie_word_embeddings": True,
+}  # fmt: skip
+_T5 = {
+    "model_type": "t5", "vocab_size": 32128, "d_kv": 64, "pad_token_id": 0, "eos_token_id": 1,
+    "decoder_start_token_id": 0, "is_encoder_decoder": True,
 }  # fmt: skip
 _SPACES = ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)]
 
@@ -136,6 +144,31 @@ SHAPES: dict[str, dict[str, Any]] = {
 """What config.json of published models says of their text part, where it differs from the defaults."""
 
 
+def _sides(width: int, layers: int, inner: int) -> dict[str, Any]:
+    """Sizes of BART's kin; both sides are alike."""
+    sizes = {"layers": layers, "attention_heads": width // 64, "ffn_dim": inner}
+    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    return {"d_model": width, "scale_embedding": True, "eos_token_id": 2, "decoder_start_token_id": 2, **both}
+
+
+_NLLB = {"model_type": "m2m_100", "vocab_size": 256206, "max_position_embeddings": 1024, "pad_token_id": 1}
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "opus-mt": {
+        **_sides(512, 6, 2048), "model_type": "marian", "vocab_size": 58101, "max_position_embeddings": 512,
+        "activation_function": "swish", "pad_token_id": 58100,
+    },
+    "nllb-600m": {**_NLLB, **_sides(1024, 12, 4096)},
+    "nllb-1.3b": {**_NLLB, **_sides(1024, 24, 8192)},
+    "t5-small": {**_T5, "d_model": 512, "num_heads": 8, "num_layers": 6, "d_ff": 2048},
+    "t5-large": {**_T5, "d_model": 1024, "num_heads": 16, "num_layers": 24, "d_ff": 4096},
+    "flan-t5-base": {
+        **_T5, "d_model": 768, "num_heads": 12, "num_layers": 12, "d_ff": 2048, "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""The same of encoder-decoders: OPUS-MT en-de, NLLB-200, T5 1.0, Flan-T5."""
+
+
 def noise(shape: tuple[int, ...]) -> Extra:
     """Make a tensor of random numbers, the same ones again and again: quantizing them takes as long as any."""
 
@@ -151,7 +184,13 @@ def noise(shape: tuple[int, ...]) -> Extra:
 _NOISE = np.random.default_rng(0).standard_normal(65521).astype(np.float32)  # a prime, so that rows differ
 
 
-def write_shape(config: dict[str, Any], folder: Path, form: Any = "int4", context: int | None = None) -> None:
+def write_shape(
+    config: dict[str, Any],
+    folder: Path,
+    form: Any = "int4",
+    context: int | None = None,
+    draft: dict[str, Any] | None = None,
+) -> None:
     """Write a bundle of random weights.
 
     Args:
@@ -159,34 +198,68 @@ def write_shape(config: dict[str, Any], folder: Path, form: Any = "int4", contex
         folder: a new one.
         form: of the weights.
         context: most tokens; None = the model's limit.
+        draft: config.json of a draft model.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        source = Path(temporary)
-        (source / "config.json").write_text(json.dumps(config), "utf-8")
-        small = resolve("builtin:shakespeare")
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(small / name, source / name)
-        arch = open_described(source, context)
-        made = {name: noise(shape) for name, shape in arch.tensors.items()}
+        sources = {name: _described(Path(temporary) / name, one) for name, one in (("target", config), ("draft", draft))
+                   if one is not None}  # fmt: skip
+        archs = {name: _made_up(open_described(source, context)) for name, source in sources.items()}
+        folder.mkdir(parents=True)
+        parts = {"target": write_model(folder, archs["target"], ModelSpec(form)).part}
+        methods = []
+        if draft is not None:
+            arch, tokens = archs["draft"], None
+            methods.append("speculative")
+            inner = folder / "draft"
+            inner.mkdir()
+            if (rows := paying_rows(archs["target"], arch)) is not None:
+                tokens = np.arange(rows)
+            plan = None if tokens is None else cut_draft(arch, tokens)
+            cut = None if tokens is None else write_tokens(inner, "draft/", tokens)
+            spec = ModelSpec(form, draft=True, prefix="draft/", plan=plan, head_vocab=cut)
+            parts["draft"] = write_model(inner, arch, spec).part
+        for name in ("config.json", *_TOKENIZER):
+            shutil.copyfile(sources["target"] / name, folder / name)
+        options = ExportOptions(str(sources["target"]), format=form, context=context, methods=methods,
+                                draft=str(sources["draft"]) if draft else None)  # fmt: skip
+        planned = planned_bundle(options)
+    write_manifest(folder, planned.model_copy(update=parts))
+
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def _described(folder: Path, config: dict[str, Any]) -> Path:
+    """Write what a folder says of a model without weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    small = resolve("builtin:shakespeare")
+    for name in _TOKENIZER:
+        shutil.copyfile(small / name, folder / name)
+    return folder
+
+
+def _made_up(arch: Architecture) -> Architecture:
+    """Make numbers for all tensors of a model, and of its encoder."""
+    for side in filter(None, (arch, arch.encoder)):
+        made = {name: noise(shape) for name, shape in side.tensors.items()}
         # rates of decay are positive: with others the states of a long text are infinite
         made |= {name: exponential(extra) for name, extra in made.items() if name.endswith(".rate")}
-        arch.source = ExtendedCheckpoint(arch.source, made)
-        folder.mkdir(parents=True)
-        part = write_model(folder, arch, ModelSpec(form)).part
-        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(source / name, folder / name)
-        planned = planned_bundle(ExportOptions(str(source), format=form, context=context))
-    write_manifest(folder, planned.model_copy(update={"target": part}))
+        side.source = ExtendedCheckpoint(side.source, made)
+    return arch
 
 
 def main() -> None:
+    every = SHAPES | TRANSLATORS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=sorted(every))
     parser.add_argument("output", type=Path)
     parser.add_argument("--format", choices=FORMATS, default="int4")
     parser.add_argument("--context", type=int, default=8448)
+    parser.add_argument("--draft", choices=sorted(every), help="a draft model, likewise")
     arguments = parser.parse_args()
-    write_shape(SHAPES[arguments.shape], arguments.output, arguments.format, arguments.context)
+    draft = every[arguments.draft] if arguments.draft else None
+    write_shape(every[arguments.shape], arguments.output, arguments.format, arguments.context, draft)
 
 
 if __name__ == "__main__":
