@@ -133,19 +133,20 @@ class Runs:
                  for name, ms in self.ms.items()}  # fmt: skip
         for name, ms in self.ms.items():
             found[name] = {"ms_per_token": round(median(ms), 2), "whole_ms": round(median(whole[name]), 1)}
-            counts = self.counts[name]
-            if not (drafted := sum(stats.drafted for stats in counts)):
+            if name == "plain":
                 continue
-            accepted, offered = sum(s.accepted for s in counts), sum(sum(s.offered) for s in counts)
-            best = max(speedup(accepted / offered, guesses, c, curve) for guesses in range(1, LONGEST + 1))
-            gain = ratio(self.ms["plain"], ms)
+            gain, counts = ratio(self.ms["plain"], ms), self.counts[name]
+            found[name] |= {"speedup": gain, "whole": ratio(whole["plain"], whole[name])}
+            if not (offered := sum(sum(stats.offered) for stats in counts)):
+                continue
+            agreement = sum(stats.accepted for stats in counts) / offered
+            best = max(speedup(agreement, guesses, c, curve) for guesses in range(1, LONGEST + 1))
+            guessed = sum(stats.drafted for stats in counts) / sum(stats.rounds for stats in counts)
             found[name] |= {
-                "speedup": gain,
-                "whole": ratio(whole["plain"], whole[name]),
-                "agreement": round(accepted / offered, 3),
+                "agreement": round(agreement, 3),
                 "formula": round(best, 3),
                 "share": round(gain["ratio"] / best, 3),
-                "guesses_per_round": round(drafted / sum(stats.rounds for stats in counts), 2),
+                "guesses_per_round": round(guessed, 2),
             }
         return {"c": round(c, 3), "v": {str(rows): round(share, 3) for rows, share in v.items()},
                 "reading_ms": {name: round(ms, 1) for name, ms in reading.items()}, "runs": found}  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.rivals.files import tensors, write_checkpoint
 from benchmarks.rows import comb
+from benchmarks.shapes import TRANSLATORS, write_shape
 from edgespec.decoding.verify import RowSampler
 from edgespec.engine.sessions import Session
 from edgespec.export.bundle.model_part import open_described
@@ -68,6 +69,13 @@ def native_bundle(native: None, bundles: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
+def pair(native: None, tmp_path: Path) -> Path:
+    """Make a small encoder-decoder with a draft, of random weights."""
+    write_shape(SMALL_T5, tmp_path / "pair", "int8", 128, SMALL_T5)
+    return tmp_path / "pair"
+
+
+@pytest.fixture
 def int8_bundle(native: None, bundles: Callable[..., Path]) -> Path:
     """Give the same in int8."""
     return bundles("native", "int8")
@@ -88,6 +96,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 ONE = ("--threads", 1)
+SMALL_T5 = {**TRANSLATORS["t5-small"], "d_model": 64, "num_heads": 1, "num_layers": 1, "d_ff": 64}
 TINY = {"SHAPES": {"tiny": [(64, 64), (128, 64)]}, "TOTAL": 1 << 16, "ROWS": (1, 2)}
 AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} {{{{threads}}}} {{{{context}}}}"
 
@@ -110,6 +119,10 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
         ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, *ONE), {}, "runs own speedup ratio"),
         ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, "--agreement", ".5,.9", *ONE), {},
          "runs .9 speedup ratio"),
+        ("told_drafts", "pair", ("--new", 12, "--repeats", 1, "--source", 8, "--agreement", ".9", *ONE), {},
+         "int8 runs .9 speedup ratio"),
+        ("translating", "native", ("small", "--sources", 8, "--new", 4, "--pairs", 1, *ONE),
+         {"TRANSLATORS": {"small": SMALL_T5}}, "sources 8 milliseconds"),
         ("prompt_cache", "native_bundle", ("--worth", 0, "--tokens", 600, "--runs", 1, "--attention", "f16", *ONE), {},
          "cells"),
         ("rivals.__main__", "small", ("--depths", "8", "--rows", "1,2", "--pairs", 2, "--context", 64, *ONE, "--rival",
