@@ -103,6 +103,12 @@ class Written:
 
     def model(self, graph: str | None = None, threads: int = 1) -> Model:
         """``native``, ``gated``, ``strict`` (that without gates) or ``plain`` (without the padding of strict mode)."""
+        if graph == "strict" and graph not in self.part.graphs:  # few tests ask for it
+            (folder := self.folder / graph).mkdir()
+            spec = ModelSpec(self.part.format, prefix="strict/", layout="stock")
+            other = write_model(folder, self.arch, spec, DirectLevels(QUANTIZERS[self.part.quantizer or "rtn"]))
+            graphs = {**self.part.graphs, graph: other.part.graphs[graph]}
+            object.__setattr__(self, "part", self.part.model_copy(update={"graphs": graphs}))
         return Model(self.folder, self.part, graph or self.main, threads)
 
     def slot(self, graph: str | None = None, threads: int = 1) -> Slot:
@@ -284,13 +290,7 @@ def writer(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             folder = tmp_path_factory.mktemp("model")
             arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), hf.CONTEXTS.get(name))
             result = write_model(folder, arch, ModelSpec(form, gated=True, layout=layout), chosen)
-            part = result.part
-            if layout == "stock":
-                (folder / "strict").mkdir()
-                spec = ModelSpec(form, prefix="strict/", layout="stock")
-                other = write_model(folder / "strict", arch, spec, chosen)
-                part = part.model_copy(update={"graphs": {**part.graphs, "strict": other.part.graphs["strict"]}})
-            made[key] = Written(folder, arch, part, result.errors)
+            made[key] = Written(folder, arch, result.part, result.errors)
         return made[key]
 
     return get
