@@ -30,6 +30,7 @@ __all__ = [
     "Engine",
     "ExportOptions",
     "Grammar",
+    "Image",
     "LoadOptions",
     "Result",
     "SamplingParams",
@@ -48,12 +49,14 @@ if TYPE_CHECKING:
     from edgespec.export.front import export
     from edgespec.export.options import ExportOptions
     from edgespec.library import load
+    from edgespec.runtimes.images.image import Image
     from edgespec.runtimes.options import LoadOptions
 
 _WHERE = {
     "Engine": "edgespec.engine.engine",
     "ExportOptions": "edgespec.export.options",
     "Grammar": "edgespec.decoding.settings",
+    "Image": "edgespec.runtimes.images.image",
     "LoadOptions": "edgespec.runtimes.options",
     "Result": "edgespec.engine.result",
     "load": "edgespec.library",

@@ -23,7 +23,7 @@ from edgespec.runtimes.options import LoadChanges, LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
-    "EdgespecError", "Engine", "ExportOptions", "Grammar", "LoadOptions", "Result", "SamplingParams",
+    "EdgespecError", "Engine", "ExportOptions", "Grammar", "Image", "LoadOptions", "Result", "SamplingParams",
     "Settings", "__version__", "export", "load"
 ]  # fmt: skip
 
@@ -142,8 +142,8 @@ def test_results() -> None:
     assert names(Chunk) == ["text", "round", "pieces"]
     assert [name for name in names(Stats) if not name.startswith("_")] == [
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "offered",
-        "accepted_at", "source_rows", "encode_ms", "prefill_ms", "draft_ms", "verify_ms", "other_ms", "dropped_reason",
-        "exact", "lossless",
+        "accepted_at", "source_rows", "image_rows", "encode_ms", "prefill_ms", "draft_ms", "verify_ms", "other_ms",
+        "dropped_reason", "exact", "lossless",
         "plain_rounds", "drafted_rounds", "work", "recent", "drops", "probes", "fallbacks", "recoveries", "switches",
         "shadow_every", "shadow_checked", "shadow_agreeing", "shadow_first", "width", "expected", "control_plain_ms",
         "draft_steps", "draft_step_cost"

@@ -19,7 +19,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
 from edgespec.decoding.target import GreedyTarget, Pass, Target
-from edgespec.decoding.text import Text
+from edgespec.decoding.text import INSERTED, Text
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
@@ -191,7 +191,10 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
             "shorten the prompt, or give more context where the bundle has it",
         )
     known = f"the vocabulary has {vocab}"
-    if min(tokens) < 0 or max(tokens) >= vocab:
+    largest = max(tokens)
+    if largest >= INSERTED:
+        largest = max((token for token in tokens if token < INSERTED), default=0)
+    if min(tokens) < 0 or largest >= vocab:
         raise InvalidRequest(f"the prompt has a token id outside the vocabulary ({known})", "check the tokenizer")
     if max(sampling.logit_bias, default=0) >= vocab:
         raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; {known}")

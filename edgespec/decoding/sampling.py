@@ -187,6 +187,7 @@ def adjusted(
         row[token] += bias
     if params.repetition_penalty != 1:
         for seen in different(prefix):  # int64 [k]
+            seen = seen[seen < len(row)]  # an image's rows are no tokens
             score = row[seen]
             row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
     if params.counts and (text := prefix[params.prompt :]):

@@ -47,6 +47,7 @@ class Stats:
         offered: ``offered[i]`` = rounds that put a guess at position i to the test: all before it were accepted.
         accepted_at: ``accepted_at[i]`` = those of them that accepted it.
         source_rows: of an encoder-decoder: tokens, or rows of features, that its encoder was given.
+        image_rows: rows of the prompt that are those of images.
         encode_ms: time of encoders, and of what decoders make of their rows.
         prefill_ms: time of the prefill.
         draft_ms: time of the drafter.
@@ -85,6 +86,7 @@ class Stats:
     offered: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     source_rows: int = 0
+    image_rows: int = 0
     encode_ms: float = 0.0
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
@@ -267,4 +269,6 @@ class Stats:
         }
         if self.source_rows:
             found |= {"source_rows": self.source_rows, "encode_ms": self.encode_ms}
+        if self.image_rows:
+            found |= {"image_rows": self.image_rows, "encode_ms": self.encode_ms}
         return found | {"recent": self.recently(), "shadow": shadow}

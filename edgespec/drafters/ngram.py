@@ -21,7 +21,7 @@ import numpy as np
 
 from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.text import Text
+from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.registry import Parts
 from edgespec.errors import InvalidRequest
@@ -30,6 +30,7 @@ from edgespec.runtimes.files.manifest import MethodPart
 _LONGEST = 32  # a match is measured no further back
 _BUCKETS = (2, 3, 5, 10, 16)  # match lengths at which the next bucket starts
 _SHIFT = 32  # bits of a token in a packed key
+_TOKEN = (1 << _SHIFT) - 1
 _COUNT = (1 << 20) - 1  # low bits of an index entry: how often its only continuation was seen
 _STORED = len(_BUCKETS) + 1  # first bucket of guesses from a store
 _SHORT = 2  # a match of the text no longer than this gives way to a longer one of a store
@@ -99,7 +100,7 @@ class NGram(Drafter):
         """Index that a token followed the text."""
         text, at, key = self._text, len(self._text), 0
         for n in range(1, min(self.n_max, at) + 1):
-            key |= text[at - n] << (_SHIFT * (n - 1))
+            key |= (text[at - n] & _TOKEN) << (_SHIFT * (n - 1))
             if n < self.n_min:
                 continue
             last = self._last[n]
@@ -119,7 +120,7 @@ class NGram(Drafter):
         """Find the longest indexed key that ends ``tail`` -> (n, key); (0, 0) if there is none."""
         key, found = 0, (0, 0)
         for n in range(1, min(self.n_max, len(tail)) + 1):
-            key |= tail[-n] << (_SHIFT * (n - 1))
+            key |= (tail[-n] & _TOKEN) << (_SHIFT * (n - 1))
             if n >= self.n_min:
                 if key not in self._last[n]:  # then no longer key is there either
                     break
@@ -167,7 +168,7 @@ class NGram(Drafter):
         tail = text[-self.n_max :]
         for _ in range(min(budget, matched + 1)):
             token = self._likely(tail)
-            if token < 0:
+            if not 0 <= token < INSERTED:
                 break
             tail.append(token)
             guesses.append(token)

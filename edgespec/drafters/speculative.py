@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget, Revocable, Target
-from edgespec.decoding.text import Text
+from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart
@@ -69,7 +69,7 @@ class Speculative(DrawingDrafter):
         if left < self._least:
             return 0
         if most:
-            if len(tokens) >= model.context or max(tokens[known:]) >= model.vocab_size:
+            if len(tokens) >= model.context or self._unknown(tokens[known:]):
                 self._least = sys.maxsize  # it proposes nothing
                 return 0
             model.prefill(tokens[known : known + min(left, most)])
@@ -82,13 +82,18 @@ class Speculative(DrawingDrafter):
         if length < 1:
             return EMPTY
         known = self._follow(tokens)
-        if max(tokens[known:]) >= model.vocab_size:  # a padding row of the target's vocabulary: the draft has no such
+        if self._unknown(tokens[known:]):
             return EMPTY
         self.caught_up = len(tokens) - known <= _FEED
         if not self.caught_up:
             model.prefill(tokens[known:-1])
             known = len(tokens) - 1
         return (self._chain if self.branch == (1,) else self._tree)(self.how(tokens), known, length)
+
+    def _unknown(self, tokens: list[int]) -> bool:
+        """Tell whether there is a padding row of the target's vocabulary, which the draft lacks; images are no such."""
+        most = self.model.vocab_size
+        return max(tokens) >= most and any(most <= token < INSERTED for token in tokens)
 
     def _follow(self, tokens: list[int]) -> int:
         """Crop the slot to what it has in common with all but the pending token; returns how much that is.

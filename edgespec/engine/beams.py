@@ -60,7 +60,8 @@ def search_beams(
     search, stats = BeamSearch(begin, options, sampling, ends, longest, counted), Stats()
     batch = NativeBatch(engine.model, options.beams, context=engine.context)
     try:
-        _run(engine, search, batch, prompt, stats, cancel)
+        with engine.seeing(prompt):
+            _run(engine, search, batch, prompt, stats, cancel)
     finally:
         with engine.lock:
             batch.close()

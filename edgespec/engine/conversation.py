@@ -12,7 +12,6 @@ from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat import Message
-from edgespec.runtimes.text.codec import TextCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +37,7 @@ class Conversation:
 
     def __init__(
         self,
-        codec: TextCodec,
+        write: Callable[..., list[int]],
         start: Callable[..., Stream],
         messages: Sequence[Message] = (),
         settings: Settings | None = None,
@@ -48,7 +47,7 @@ class Conversation:
         save: Callable[..., None],
         context: int,
     ) -> None:
-        self._codec, self._start, self._save = codec, start, save
+        self._write, self._start, self._save = write, start, save
         self.settings = settings or Settings()
         self.messages = [dict(message) for message in messages]
         self.tools, self.options = tools, dict(template_options or {})
@@ -67,7 +66,8 @@ class Conversation:
         """Start to answer a question; give the result to ``take`` at the end.
 
         Args:
-            content: the user's words; None = the messages end with what is to be answered.
+            content: the user's words, or parts (``Engine.chat_prompt``); None = the messages end with what is to be
+                answered.
             **changes: fields of ``Settings``, set for this turn.
 
         Raises:
@@ -95,7 +95,7 @@ class Conversation:
     def _chat(self, messages: Sequence[Message], left_out: int, **how: Any) -> list[int]:
         first = _first(messages)
         seen = [*messages[:first], *messages[first + left_out :]]
-        return self._codec.chat(seen, self.tools, options=self.options, **how)
+        return self._write(seen, self.tools, options=self.options, **how)
 
     def take(self, result: Result) -> None:
         """Add the answer to the messages.

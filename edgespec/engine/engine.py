@@ -17,6 +17,7 @@ from edgespec.engine.beams import search_beams
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.embedding import embed
 from edgespec.engine.encoding import Source
+from edgespec.engine.images import Placed, has_images, is_parts
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream, check_cancel
 from edgespec.engine.result import Chunk, Result
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from edgespec.engine.transcription import Transcription, TranscriptionSettings
     from edgespec.runtimes.audio.reading import Sound
     from edgespec.runtimes.files.manifest import Pooling
+    from edgespec.runtimes.images.image import Image
 
-Prompt = Union[str, Sequence[int], "NDArray[np.float32]", Source]
+Prompt = Union[str, Sequence[int], "Sequence[str | Image]", "NDArray[np.float32]", Source]
 STATS_EVERY = 16  # rounds
 
 
@@ -78,8 +80,9 @@ class Engine(LoadedBundle):
         """Start a request.
 
         Args:
-            prompt: text, or token ids.  Of an encoder-decoder what its encoder reads: text, its token ids, or rows of
-                features, float32 [S, columns]; or a ``Source`` that was made before.
+            prompt: text, token ids, or texts and images (``edgespec.Image``), one behind the other.  Of an
+                encoder-decoder what its encoder reads: text, its token ids, or rows of features, float32 [S, columns];
+                or a ``Source`` that was made before.
             settings: what to set; None = ``defaults``, which has the model's own sampling.
             cancel: set it to end the request after the round at hand.
             on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
@@ -137,7 +140,7 @@ class Engine(LoadedBundle):
         of the request alone.  On stock operators they take turns, a round each, and gain nothing.
 
         Args:
-            prompts: texts, or token ids.
+            prompts: texts, token ids, or parts, as for ``stream``.
             settings: of all of them; None = ``defaults``.
             seeds: one for each prompt; None = the seed of the settings for all.
             cancel: set it to end all of them after the round at hand; what was not begun has no tokens.
@@ -195,7 +198,30 @@ class Engine(LoadedBundle):
             template_options: what else the template knows, such as ``{"enable_thinking": False}``.
             **changes: as for ``stream``.
         """
-        return self.generate(self.codec.chat(messages, tools, options=template_options), settings, **changes)
+        return self.generate(self.chat_prompt(messages, tools, options=template_options), settings, **changes)
+
+    def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
+        """Write a conversation down by the model's own template -> token ids, with those of images.
+
+        Args:
+            messages: the content of one may be parts: ``{"type": "text", "text": ...}`` and ``{"type": "image",
+                "image": ...}``, an ``Image``, a file or its bytes.
+            tools: as for ``chat``.
+            **how: arguments of ``TextCodec.write_chat``.
+
+        Raises:
+            InvalidRequest: the template refuses them, or an image cannot be read here.
+        """
+        if not has_images(messages):
+            return self.codec.chat(messages, tools, **how)
+        return self.reader().chat(self.codec, messages, tools, **how)
+
+    def place(self, tokens: Sequence[int], images: Sequence[Image], owner: str | None = None) -> list[int]:
+        """Put rows of images where a text has tokens that stand for them; see ``Images.place``.
+
+        May be called from any thread, while others decode.  What it returns is good for requests as long as it is kept.
+        """
+        return self.reader().place(tokens, images, owner)
 
     def conversation(
         self,
@@ -207,7 +233,7 @@ class Engine(LoadedBundle):
     ) -> Conversation:
         """Begin a conversation of several turns, which keeps the messages; arguments as for ``chat``."""
         return Conversation(
-            self.codec,
+            self.chat_prompt,
             self.stream,
             messages,
             settings or self.defaults,
@@ -370,13 +396,17 @@ class Engine(LoadedBundle):
         return self.source(content, settings)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or those that are given."""
+        """Token ids of a text, or those that are given; of texts and images one behind the other."""
         if isinstance(prompt, str):
             _refuse_empty(prompt)
             return self.codec.encode(prompt)
+        if isinstance(prompt, Placed):
+            return prompt
+        if is_parts(prompt):
+            return self.reader().prompt(self.codec, prompt)
         try:
             if not isinstance(prompt, (bytes, bytearray, Source)):
-                return [index(token) for token in prompt]
+                return [index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError:
             pass
         raise InvalidRequest(f"the prompt is {type(prompt).__name__}: expected text, or token ids")
@@ -387,8 +417,10 @@ def _refuse_empty(prompt: str) -> None:
         raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
 
 
-def given_tokens(prompt: Sequence[int] | NDArray[np.float32] | Source) -> list[int]:
-    """Token ids of a prompt that is no text; of features there are none."""
+def given_tokens(prompt: Sequence[int] | Sequence[str | Image] | NDArray[np.float32] | Source) -> list[int]:
+    """Token ids of a prompt that is no text; of features and images there are none."""
     if isinstance(prompt, Source):
         return prompt.tokens
-    return [] if getattr(prompt, "ndim", 1) > 1 else [int(token) for token in prompt]
+    if is_parts(prompt) or getattr(prompt, "ndim", 1) > 1:
+        return []
+    return [int(token) for token in prompt]  # type: ignore[arg-type]

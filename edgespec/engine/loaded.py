@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.text import INSERTED
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
 from edgespec.drafters.skip_sets import forget_sets
 from edgespec.engine.encoding import Encoding, Source
+from edgespec.engine.images import Images
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
 from edgespec.engine.pool import Places, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
@@ -38,6 +40,7 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, depths_exact, rows_exact
+from edgespec.runtimes.slots.inserted import Inserted
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
@@ -66,6 +69,7 @@ class LoadedBundle:
         sessions: KV slots and drafters, kept from request to request.
         places: the memory of all requests that run, and all sessions, those of batches too.
         encoding: encoders and memories; None = a decoder alone.
+        images: what reads images; None = this bundle's model reads text alone, or nothing here can read them.
         sources: how the encoder's texts become tokens; None = it reads features, or there is none.
         paces: how fast prompts are read, by the target and by a draft.
         prompts: what passes left of prompts, on the disk.
@@ -148,6 +152,11 @@ class LoadedBundle:
         # keys and values that were computed beside a source are of no use beside another one
         wanted = options.prompt_cache and on_cpu and self.encoding is None
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
+        self.images: Images | None = share.images if share else None
+        if target.image is not None and share is None and self.operators.kind == "native" and on_cpu:
+            keep = options.prompt_cache
+            self.images = Images(bundle, run.threads, model.inserted, keep, self.allowance.left)
+        self._shared = share is not None
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
 
@@ -339,6 +348,42 @@ class LoadedBundle:
         self.encoding.check(source)
         return source
 
+    def hold_images(self, prompt: Sequence[int] | Source) -> list[Inserted]:
+        """Keep what a prompt has of images until ``images.rows.let_go``.
+
+        Raises:
+            InvalidRequest: an image is not there any more, or there is nothing that could read one.
+        """
+        if isinstance(prompt, Source) or max(prompt, default=0) < INSERTED:
+            return []
+        return self.reader().hold(prompt)
+
+    @contextmanager
+    def seeing(self, prompt: Sequence[int] | Source) -> Iterator[None]:
+        """Keep the images of a prompt meanwhile."""
+        images = self.hold_images(prompt)
+        try:
+            yield
+        finally:
+            if images:
+                self.reader().rows.let_go(images)
+
+    def reader(self) -> Images:
+        """Return what reads images.
+
+        Raises:
+            InvalidRequest: nothing does.
+        """
+        if self.images is not None:
+            return self.images
+        if self.bundle.manifest.target.image is not None:
+            raise InvalidRequest(
+                "images are read by native operators on the CPU alone", "use `--operators native --device cpu`"
+            )
+        raise InvalidRequest(
+            "this bundle's model reads text alone, and got an image", "export one that reads images, as SmolVLM2"
+        )
+
     def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
         """Open a slot of the target that no session has, for measurements.
 
@@ -360,13 +405,17 @@ class LoadedBundle:
             self._drafts.clear()
             if self.encoding is not None:
                 self.encoding.close()
+            if self.images is not None and not self._shared:
+                self.images.close()
             if self._off_device is not None:
                 self._off_device.close()
         trim_memory()
 
     def _draft_model(self, name: str) -> Model:
         if name not in self._drafts:
-            self._drafts[name] = open_draft(self.bundle, name, self.options, self.operators)
+            self._drafts[name] = model = open_draft(self.bundle, name, self.options, self.operators)
+            if (image := self.bundle.manifest.target.image) is not None and image.words.id < model.facts.vocab:
+                model.inserted.instead = image.words.id
         return self._drafts[name]
 
 

@@ -15,12 +15,14 @@ from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, R
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
+from edgespec.decoding.text import INSERTED
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.drafters.plain import Forced
 from edgespec.drafters.predicted import Predicted
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import Room, admit
 from edgespec.engine.encoding import Source, begun
+from edgespec.engine.images import Placed
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import kept_of_model
 from edgespec.engine.pool import SessionPool
@@ -31,6 +33,7 @@ from edgespec.engine.sharing import FIRST
 from edgespec.errors import DeviceError, EdgespecError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.checkpoints import end_of_question, ends_of_turns
+from edgespec.runtimes.slots.inserted import Inserted
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
 
@@ -93,7 +96,9 @@ class Stream:
         self._released = False
         self._kept: dict[str, KeptText] = {}  # what of each slot is on the disk
         self._lost: str | None = None  # why the device was left
+        self._images: list[Inserted] = []
         try:
+            self._see(prompt)
             try:
                 self._begin()
             except DeviceError as error:
@@ -101,9 +106,22 @@ class Stream:
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop, settings.markers)
         except BaseException:
             engine.places.leave(self._place)
+            self._forget_images()
             self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
+
+    def _see(self, prompt: Sequence[int] | Source) -> None:
+        """Keep the rows of the prompt's images as long as the request runs: some may be read again."""
+        self._images = self._engine.hold_images(prompt)
+        self._stats.image_rows = sum(token >= INSERTED for token in self._prompt) if self._images else 0
+        if isinstance(prompt, Placed):
+            self._stats.encode_ms = prompt.encode_ms
+
+    def _forget_images(self) -> None:
+        if self._images:
+            self._engine.reader().rows.let_go(self._images)
+            self._images = []
 
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
@@ -334,6 +352,8 @@ class Stream:
         rows = left if left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
         if not asked.draft:
             rows = min([rows, *(kept.rows(rows) for name, kept in self._kept.items() if name != "draft")])
+            held = len(self.target.tokens)
+            rows = self.target.end_of_piece(self.tokens, held + min(rows, left)) - held
         found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, left))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
@@ -388,6 +408,7 @@ class Stream:
             if self._source is not None and not self._engine.closed:
                 with self._engine.lock:
                     self._session.attend(None)  # its memory may make room for another one
+            self._forget_images()
             self._sessions.give_back(self._session)
 
     def _keep(self) -> None:

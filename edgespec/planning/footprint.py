@@ -18,10 +18,12 @@ from edgespec.planning.encoders import encoder_weights, memory_bytes, source_row
 from edgespec.planning.weights import looked_up, needs, stock_weights, weight_parts
 from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
 from edgespec.runtimes.files.formats import KV_BLOCK
+from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import Manifest, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.options import RunOptions
+from edgespec.runtimes.slots.encoder import encoder_attention
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
 MIB = 1 << 20
@@ -244,6 +246,8 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     ]
     if part.source is not None:
         found += source_parts(manifest, part, use, draft)
+    if part.image is not None and part.tower is not None and native:
+        found += image_parts(manifest, part, part.image, part.tower, use)
     return [replace(one, name=f"{lead}{one.name}") for one in found]
 
 
@@ -263,6 +267,25 @@ def source_parts(manifest: Manifest, part: ModelPart, use: RunOptions, draft: bo
         MemoryPart("encoder", file=matrices + table, note=f"{encoder.format}, mapped, as far as it is used"),
         MemoryPart("encoder session", SESSION + int(SESSION_GRAPH * (graph.size if graph else 0))),
         MemoryPart("encoder scratch", scratch, note=f"of a pass over {rows} rows"),
+    ]
+
+
+def image_parts(
+    manifest: Manifest, part: ModelPart, image: ImagePart, tower: ModelPart, use: RunOptions
+) -> list[MemoryPart]:
+    """List what reading images takes: a tower and its projectors, a pass over one piece, and rows of an image each."""
+    sides, rows = [tower, *(part.projectors or ())], tower.facts.context
+    graphs = sum(manifest.files[one.graphs[NATIVE].file].size for one in sides)
+    working = native_scratch(tower, replace(use, context=rows), rows)
+    working += working_bytes(tower, encoder_attention(tower), rows)
+    columns = part.facts.hidden * (1 + image.deepstack)
+    held = use.batch * 4 * image.most * columns
+    weights = sum(manifest.files[one.weights].size for one in sides)
+    return [
+        MemoryPart("tower", file=weights, note=f"{tower.format}, and its projectors, mapped, as far as they are used"),
+        MemoryPart("tower sessions", len(sides) * SESSION + int(SESSION_GRAPH * graphs)),
+        MemoryPart("tower scratch", working, note=f"of a pass over {rows} patches"),
+        MemoryPart("images", held, note=f"{use.batch} x {image.most} rows of {columns}"),
     ]
 
 

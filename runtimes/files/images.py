@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints
 
 from edgespec.runtimes.files.bounds import Context, Guesses, Layers, Share, Token, Width
 from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.manifest_parts import InsidePath
 
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 Word = Annotated[str, StringConstraints(max_length=256)]
@@ -58,7 +59,10 @@ class Idefics3Pixels(Pixels):
 
 
 class Lfm2VlPixels(Pixels):
-    """LFM2-VL: native resolution within tokens, tiles of ``tile`` pixels and a thumbnail beyond ``tolerance`` of it."""
+    """LFM2-VL: native resolution of ``tokens`` rows, least and most, of ``factor`` times ``factor`` patches each.
+
+    Beyond ``tolerance`` times the most: as many tiles of ``tile`` pixels as ``tiles`` says, and a ``thumbnail``.
+    """
 
     kind: Literal["lfm2-vl"]
     tile: Width
@@ -77,26 +81,42 @@ class Gemma3Pixels(Pixels):
 
 
 class Qwen2VlPixels(Pixels):
-    """Qwen2-VL and later: native resolution of ``least`` to ``most`` pixels; a patch is ``frames`` pictures deep."""
+    """Qwen2-VL and later: native resolution of ``least`` to ``most`` pixels.
+
+    A patch stands for two equal pictures one after the other; the tower's first matrix has added up what reads either.
+    """
 
     kind: Literal["qwen2-vl"]
     least: Context
-    most: Context
-    frames: Guesses = 2
+    most: Annotated[int, Field(gt=0, le=1 << 30)]
 
 
 Processor = Annotated[Idefics3Pixels | Lfm2VlPixels | Gemma3Pixels | Qwen2VlPixels, Field(discriminator="kind")]
 
 
 class MergePart(Part):
-    """How ``factor`` times ``factor`` rows of a tower become one before the projector.
+    """How squares of ``factor`` times ``factor`` rows of a tower become one row each before the projector.
 
-    ``shuffle``: Idefics 3's pixel shuffle; ``unshuffle``: LFM2-VL's; ``average``: their mean; ``blocks``: they already
-    follow one another, and are put side by side.
+    ``blocks``: they are put side by side (pixel shuffle, pixel unshuffle and patch mergers all do that); ``average``:
+    their mean.
     """
 
-    how: Literal["shuffle", "unshuffle", "average", "blocks"]
+    how: Literal["blocks", "average"]
     factor: Guesses = 1
+
+
+class PlacesPart(Part):
+    """Learnt positions of a tower, which are resampled to the grid of patches that a picture has.
+
+    ``file``: float32 [side * side, width].  A row of the tower's input is a patch and behind it its position.
+    ``how``: bilinear, with the middles of outer cells ``inside`` the grid, widened where it shrinks (antialiased), or
+    with the ``corners`` of both on each other.
+    """
+
+    file: InsidePath
+    side: Width
+    width: Width
+    how: Literal["inside", "corners"]
 
 
 class ImagePart(Part):
@@ -116,6 +136,7 @@ class ImagePart(Part):
     words: ImageWords
     merge: MergePart
     most: Context
+    places: PlacesPart | None = None
     positions: Literal["text", "grid"] = "text"
     bidirectional: bool = False
     taps: Layers = Field(default_factory=list)

@@ -5,6 +5,7 @@ A folder holds what belongs to one way of running one model, and to one owner.  
 
     HASH-STOP.keys        of the last 256 of STOP tokens
     PARENT-STOP-HASH.end  of the tokens behind the last whole block, and the states after STOP tokens
+    DIGEST.rows           of an image (``engine.images``): the rows that a tower has made, as states
 
 HASH is an HMAC-SHA256 over the tokens of its file, keyed with that of the tokens before (PARENT): texts with a common
 beginning share its files.  A file, little endian:
@@ -40,6 +41,7 @@ from edgespec.runtimes.files.sealed import seal_of
 from edgespec.runtimes.files.staged import remove_stale, staged
 
 LINE = 64  # bytes of a file's beginning
+KINDS = ".keys", ".end", ".rows"
 _BEGIN = struct.Struct("<8sIIQQ")
 _MAGIC, _VERSION = b"EDGEPRMT", 1
 _HEX = 32  # digits of a hash in a name
@@ -260,7 +262,7 @@ def trim(limit: int, room: int = 0) -> None:
             file.path.unlink()
             left -= file.bytes
     for folder in _folders():
-        if not any(path.suffix in (".keys", ".end") for path in folder.iterdir()):
+        if not any(path.suffix in KINDS for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -279,7 +281,7 @@ def _files() -> Iterator[_File]:
             for entry in os.scandir(folder):
                 if ".part-" in entry.name:
                     remove_stale(folder / entry.name.lstrip(".").split(".part-")[0])
-                elif entry.name.endswith((".keys", ".end")):
+                elif entry.name.endswith(KINDS):
                     with suppress(OSError):
                         found = entry.stat()
                         order = not gone, found.st_mtime_ns, -stop_of(entry.name)

@@ -54,7 +54,7 @@ class Encoder:
             places: int64 [2, S], line and column of each row, of a tower that turns heads by them.
 
         Returns:
-            float32 [S, width], a copy.
+            float32 [S, width], a copy; behind it as much for each layer that is tapped.
 
         Raises:
             InvalidRequest: no rows, more than the model was exported for, or rows of another width.
@@ -132,10 +132,13 @@ class _EncoderSlot(NativeSlot):
         plan[VISIBLE], plan[PARENT] = n, -1
         if places is not None:
             self._offsets = np.concatenate([np.zeros((1, n), np.int64), places - plan[POSITION]])
+        tapped = bool(self.model.part.tapped)
         with self._parts(range(self.layers), load):
-            hidden = self._launch(n, rows=0, hidden=True).hidden
-        assert hidden is not None
-        return hidden.copy()
+            output = self._launch(n, rows=0, hidden=True, aux_hidden=tapped)
+        assert output.hidden is not None
+        if output.aux_hidden is not None:
+            return np.concatenate([output.hidden, output.aux_hidden], axis=1)
+        return output.hidden.copy()
 
 
 class _Filler(NativeSlot):

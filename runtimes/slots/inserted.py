@@ -112,6 +112,11 @@ class InsertedRows:
             raise InvalidRequest("the text has rows of an image that is not there", "give the image with the prompt")
         return found, row
 
+    def known(self, digest: bytes) -> Inserted | None:
+        """Find what has a digest; None = it is not there."""
+        with self._lock:
+            return next((item for item in self._kept.values() if item.digest == digest), None)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all rows."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.decoding.text import INSERTED
 from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.checked import Checked
@@ -90,9 +91,11 @@ class TextCodec:
         """Text of token ids; bytes that are no part of a character are U+FFFD.
 
         Args:
-            tokens: ids.
+            tokens: ids; those of rows of images are left out.
             shown: those of special tokens that are text here; others are left out.
         """
+        if max(tokens, default=0) >= INSERTED:
+            tokens = [token for token in tokens if token < INSERTED]
         with _library(BundleError, "the tokenizer cannot decode what the model wrote", "download it again"):
             if shown and not shown.isdisjoint(tokens):
                 return "".join(self._pieces(tokens, shown))

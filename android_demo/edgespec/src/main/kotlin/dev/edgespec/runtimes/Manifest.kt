@@ -261,6 +261,7 @@ private fun Reader.manifest(): Manifest {
 
 private fun Reader.model(): ModelPart {
     ignore("quantizer", "fine", "converted", "final_norm")
+    if (jsonOrNull("image") != null) throw wrong("image", "a model that reads images, which this library does not run")
     val decoder = partOrNull("decoder") {
         val kind = text("kind", DRAFTERS + ELSEWHERE)
         val borrows = ints("reads", 0).isNotEmpty()

@@ -1,0 +1,268 @@
+"""Images of prompts: towers and projectors, opened as they are needed, and the rows that they make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec import __version__
+from edgespec.decoding.text import INSERTED
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.planning.budget import prompt_limit
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, root_of, touch, trim
+from edgespec.runtimes.images.prompt import apart, expanded
+from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
+from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows
+from edgespec.runtimes.slots.shared import Model
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from edgespec.runtimes.images.image import Image
+    from edgespec.runtimes.text.codec import TextCodec
+
+WORTH = 0.25  # seconds: rows that are made again in less are not written
+Rows = NDArray[np.float32]
+
+
+class Placed(list[int]):
+    """Token ids, of which some name rows of images, and those images: they are there as long as this is.
+
+    Attributes:
+        images: in order.
+        encode_ms: time that their rows took.
+    """
+
+    def __init__(self, tokens: Iterable[int], images: Sequence[Inserted], encode_ms: float = 0.0) -> None:
+        super().__init__(tokens)
+        self.images, self.encode_ms = tuple(images), encode_ms
+
+
+def has_images(messages: Sequence[Any]) -> bool:
+    """Tell whether a conversation has parts that are images."""
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    parts = (part for content in contents if isinstance(content, (list, tuple)) for part in content)
+    return any(isinstance(part, Mapping) and part.get("type") == "image" for part in parts)
+
+
+def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image]]:
+    """Tell whether a prompt is texts and images, one behind the other."""
+    if not isinstance(prompt, (list, tuple)) or not prompt or isinstance(prompt[0], int):
+        return False
+    from edgespec.runtimes.images.image import Image
+
+    return all(isinstance(part, (str, Image)) for part in prompt)
+
+
+class Images:
+    """What reads the images of a bundle's prompts.  Calls may come from several threads.
+
+    Args:
+        bundle: of a model that reads images.
+        threads: of towers.
+        rows: of the target, where they are kept.
+        keep: whether they are written to the disk, too.
+        left: bytes of a budget that are left; None = there is none.
+    """
+
+    def __init__(
+        self, bundle: Bundle, threads: int | None, rows: InsertedRows, keep: bool, left: Callable[[], int | None]
+    ) -> None:
+        target = bundle.manifest.target
+        assert target.image is not None
+        self.part: ImagePart = target.image
+        self.rows = rows
+        self._bundle, self._threads, self._left = bundle, threads, left
+        self._limit = prompt_limit() if keep else 0
+        self._sides: dict[str, Encoder] = {}
+        self._lock = threading.Lock()
+        files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
+        sides = [[files.get(one.weights), one.high_alone] for one in target.sides]
+        facts = [self.part.model_dump(mode="json"), sides]
+        self._facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self._folders: dict[str | None, PromptFolder | None] = {}
+        self._places: Rows | None = None  # the tower's learnt positions
+
+    # -- from parts of a prompt, and messages, to token ids ------------------------------------------------------------
+
+    def prompt(self, codec: TextCodec, parts: Sequence[str | Image]) -> Placed:
+        """Encode texts and images, one behind the other."""
+        written = self.part.words.written or self.part.words.placeholder
+        text = "".join(part if isinstance(part, str) else written for part in parts)
+        return self._encode(codec, text, [part for part in parts if not isinstance(part, str)], True)
+
+    def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any) -> Placed:
+        """Encode a conversation with images; arguments as of ``TextCodec.chat``."""
+        from edgespec.runtimes.images.image import Image
+
+        plain, held = apart(messages)
+        text = codec.write_chat(plain, tools, **how)
+        return self._encode(codec, text, [Image.of(one) for one in held], False)
+
+    def _encode(self, codec: TextCodec, text: str, images: Sequence[Image], special: bool) -> Placed:
+        texts = [image.text(self.part) for image in images]
+        return self.place(codec.encode(expanded(text, self.part.words, texts), special=special), images)
+
+    def place(self, tokens: Sequence[int], images: Sequence[Image], owner: str | None = None) -> Placed:
+        """Put rows of images where a text has tokens that stand for them.
+
+        Args:
+            tokens: with ``ImageWords.id`` for each row, in order.
+            images: in order.
+            owner: whose they are: what was made of the images of others is not taken.
+
+        Raises:
+            InvalidRequest: other places than rows, or nothing behind the last image.
+        """
+        start = time.perf_counter()
+        made = [self._rows_of(image, owner) for image in images]
+        own, found = [token for one in made for token in one.tokens], list(tokens)
+        at = [number for number, token in enumerate(found) if token == self.part.words.id]
+        if len(at) != len(own):
+            raise InvalidRequest(
+                f"a text with {len(at)} places for the {len(own)} rows of {len(images)} images",
+                f"leave {self.part.words.token!r} out of what you write",
+            )
+        for number, token in zip(at, own, strict=True):
+            found[number] = token
+        if found and found[-1] >= INSERTED:
+            raise InvalidRequest("the prompt ends with an image", "say behind it what is asked")
+        return Placed(found, made, 1000 * (time.perf_counter() - start))
+
+    def hold(self, tokens: Sequence[int]) -> list[Inserted]:
+        """Keep the images of a text until ``rows.let_go``.
+
+        Raises:
+            InvalidRequest: one is not there any more.
+        """
+        if isinstance(tokens, Placed):
+            images = list(tokens.images)
+        else:
+            first = dict.fromkeys(token // MOST_ROWS for token in tokens if token >= INSERTED)
+            images = [self.rows.find(number * MOST_ROWS)[0] for number in first]
+        self.rows.hold(images)
+        return images
+
+    # -- from images to rows -------------------------------------------------------------------------------------------
+
+    def _rows_of(self, image: Image, owner: str | None) -> Inserted:
+        """Make the rows of an image, unless they are there or on the disk."""
+        digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
+        with self._lock:
+            known = self.rows.known(digest) or self._read(digest, owner)
+            if known is None:
+                start = time.perf_counter()
+                known = self._made(image, digest)
+                if time.perf_counter() - start >= WORTH:
+                    self._write(known, owner)
+                if (left := self._left()) is not None and left < 0:
+                    self.close()
+            self.rows.hold([known])  # the first ones of a text must not make room for the last ones
+            self.rows.let_go([known])
+        return known
+
+    def _made(self, image: Image, digest: bytes) -> Inserted:
+        from edgespec.runtimes.images.processing import merged, merged_grid, read_places, tower_rows
+
+        part, target = self.part, self._bundle.manifest.target
+        if self._places is None:
+            self._places = read_places(self._bundle.path, part)
+        parts: list[Rows] = []
+        grids: list[NDArray[np.int64]] = []
+        for piece in image.processed(part).pieces:
+            inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
+            rows = self._side("tower", target.tower).encode(tower_rows(piece, part, self._places), inside)
+            each = np.split(rows, 1 + part.deepstack, axis=1)  # of the last layer, and of those that are tapped
+            made = [
+                self._side(f"projector {at}", one).encode(merged(each[at], piece.grid, part))
+                for at, one in enumerate(target.projectors or ())
+            ]
+            parts.append(np.concatenate(made, axis=1))
+            height, across = merged_grid(piece.grid, part)
+            grids.append(np.stack(np.divmod(np.arange(height * across), across)))
+        image.forget()
+        grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
+        return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
+
+    def _side(self, name: str, part: ModelPart | None) -> Encoder:
+        if name not in self._sides:
+            assert part is not None
+            bundle = self._bundle
+            model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
+            self._sides[name] = Encoder(model)
+        return self._sides[name]
+
+    # -- on the disk ---------------------------------------------------------------------------------------------------
+
+    def _folder(self, owner: str | None) -> PromptFolder | None:
+        if owner not in self._folders:
+            root = root_of({"images": self._facts, "edgespec": __version__}, owner) if self._limit else None
+            self._folders[owner] = None if root is None else PromptFolder(root)
+        return self._folders[owner]
+
+    def _read(self, digest: bytes, owner: str | None) -> Inserted | None:
+        """Read what was written of an image; None = nothing, or not what was written."""
+        folder = self._folder(owner)
+        if folder is None:
+            return None
+        path = folder.path / f"{digest.hex()}.rows"
+        try:
+            found = _unpacked(digest, folder.read(path, np.zeros(0, np.uint8), 0))
+        except (Damaged, OSError):
+            return None
+        touch([path])
+        return found
+
+    def _write(self, made: Inserted, owner: str | None) -> None:
+        folder = self._folder(owner)
+        if folder is None:
+            return
+        data = _packed(made)
+        with suppress(OSError, EdgespecError):  # no room, no rights: it is made again then
+            most = room_for(self._limit)
+            if data.nbytes > most // 2:
+                return
+            trim(most, data.nbytes)
+            target = self._bundle.manifest.target
+            path = self._bundle.path
+            folder.make(path / (target.tower or target).weights, {"bundle": str(path.resolve())})
+            folder.write(f"{made.digest.hex()}.rows", [], data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, and of what encoders work with."""
+        return self.rows.nbytes + sum(one.nbytes for one in list(self._sides.values()))
+
+    def close(self) -> None:
+        """Free towers and projectors; they are opened again where they are needed."""
+        for one in self._sides.values():
+            one.close()
+        self._sides.clear()
+
+
+def _packed(made: Inserted) -> NDArray[np.uint8]:  # [bytes]
+    """Write rows down: how many, columns, blocks, whether there is a grid; then those, the grid, and the rows."""
+    grid = np.zeros((2, 0), np.int64) if made.grid is None else made.grid
+    head = np.array([*made.rows.shape, len(made.blocks), made.grid is not None, *made.blocks], np.int64)
+    return np.concatenate([part.reshape(-1).view(np.uint8) for part in (head, np.ascontiguousarray(grid), made.rows)])
+
+
+def _unpacked(digest: bytes, data: NDArray[np.uint8]) -> Inserted:  # [bytes]
+    """Read what ``_packed`` wrote; its seal was compared."""
+    count, columns, blocks, gridded = data[:32].view(np.int64).tolist()
+    at = 32 + 8 * blocks
+    grid = data[at : at + 16 * count].view(np.int64).reshape(2, count).copy() if gridded else None
+    rows = data[at + 16 * count * gridded :].view(np.float32).reshape(count, columns)
+    return Inserted(digest, rows, tuple(data[32:at].view(np.int64).tolist()), grid)

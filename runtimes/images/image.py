@@ -1,0 +1,76 @@
+"""A picture of a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.images.processing import Processed, process
+from edgespec.runtimes.images.reading import MOST_PIXELS, Pixels, Source, read
+
+
+class Image:
+    """A picture as a part of a prompt; ``edgespec.Image``.
+
+    Attributes:
+        pixels: uint8 [h, w, 3], red, green and blue; not to be changed.
+    """
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+        self._text: tuple[ImagePart, str] | None = None
+        self._processed: tuple[ImagePart, Processed] | None = None
+
+    @classmethod
+    def open(cls, source: Source) -> Image:
+        """Read a picture from a file or its bytes; see ``reading.open_picture`` for kinds and errors."""
+        return cls(read(source))
+
+    @classmethod
+    def of(cls, source: Any) -> Image:
+        """Take a picture as it is given: an ``Image``, a file, its bytes, or an array.
+
+        Args:
+            source: of an array: uint8 [h, w, 3] red, green and blue, or [h, w] grey.
+
+        Raises:
+            InvalidRequest: what is no picture, or too large.
+        """
+        if isinstance(source, Image):
+            return source
+        if not isinstance(source, np.ndarray):
+            return cls.open(source)
+        shape = list(source.shape)
+        if source.dtype != np.uint8 or len(shape) not in (2, 3) or shape[2:] not in ([], [3]):
+            raise InvalidRequest(f"a picture {source.dtype} {shape}: expected uint8 [h, w, 3] or [h, w]")
+        if not 0 < shape[0] * shape[1] <= MOST_PIXELS:
+            raise InvalidRequest(f"a picture of {shape[1]} x {shape[0]}: expected 1 to {MOST_PIXELS} pixels")
+        array = source if len(shape) == 3 else np.repeat(source[:, :, None], 3, 2)
+        return cls(np.array(array, order="C"))  # a copy, which nobody else writes into
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of size and pixels."""
+        return hashlib.sha256(f"{self.pixels.shape}".encode() + np.ascontiguousarray(self.pixels).tobytes()).digest()
+
+    def processed(self, part: ImagePart) -> Processed:
+        """Cut it as a model reads it; what was cut is kept until ``forget``."""
+        if self._processed is None or self._processed[0] != part:
+            self._processed = part, process(self.pixels, part)
+            self._text = part, self._processed[1].text
+        return self._processed[1]
+
+    def text(self, part: ImagePart) -> str:
+        """Write what stands for it in a text."""
+        if self._text is None or self._text[0] != part:
+            return self.processed(part).text
+        return self._text[1]
+
+    def forget(self) -> None:
+        """Free what it was cut into; what stands for it stays known."""
+        self._processed = None

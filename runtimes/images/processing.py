@@ -1,0 +1,300 @@
+"""From a picture to what a vision tower reads, as transformers' processors cut it, with Pillow and numpy alone.
+
+Every kind resizes a picture (or tiles of it), makes numbers of its pixels, and cuts it into square patches in raster
+order; a patch's columns are its pixels as they lie in the picture, (row, column, channel).
+
+Sources of the sizes: Idefics 3 (arXiv 2408.12637) and SmolVLM (arXiv 2504.05299); LFM2-VL (arXiv 2511.23404);
+Gemma 3 (arXiv 2503.19786); Qwen2-VL (arXiv 2409.12191).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.images import (
+    Gemma3Pixels,
+    Idefics3Pixels,
+    ImagePart,
+    Lfm2VlPixels,
+    Pixels,
+    PlacesPart,
+    Qwen2VlPixels,
+)
+
+Picture = NDArray[np.uint8]  # [height, width, 3]
+Floats = NDArray[np.float32]
+Size = tuple[int, int]  # height, width
+LONGEST = 4096  # pixels of a side that Idefics 3 resizes to at most
+MOST_RATIO = 200  # of the sides of a picture that Qwen's models read
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What a tower reads at once.
+
+    Attributes:
+        patches: float32 [rows * columns, patch * patch * 3].
+        grid: rows and columns of patches.
+    """
+
+    patches: Floats
+    grid: Size
+
+
+@dataclass(frozen=True, eq=False)
+class Processed:
+    """A picture as a model reads it.
+
+    Attributes:
+        pieces: in the order of their rows in the text.
+        text: what stands for it, with ``words.token`` once for each row.
+    """
+
+    pieces: list[Piece]
+    text: str
+
+
+def process(pixels: Picture, part: ImagePart) -> Processed:
+    """Cut a picture as the model's processor does.
+
+    Args:
+        pixels: uint8 [height, width, 3], RGB.
+
+    Raises:
+        InvalidRequest: a picture too narrow for the model, or Pillow is not installed.
+    """
+    how = part.processor
+    if isinstance(how, Idefics3Pixels):
+        return _idefics3(pixels, how, part)
+    if isinstance(how, Lfm2VlPixels):
+        return _lfm2_vl(pixels, how, part)
+    if isinstance(how, Gemma3Pixels):
+        return _processed([resized(pixels, (how.size, how.size), how)], part)
+    return _processed([_within(pixels, how, part)], part)
+
+
+def merged(rows: Floats, grid: Size, part: ImagePart) -> Floats:  # [T, width] -> [R, columns]
+    """Make one row of each square of a tower's rows, as the projector reads them."""
+    (height, width), factor = grid, part.merge.factor
+    blocks = rows.reshape(height // factor, factor, width // factor, factor, -1).swapaxes(1, 2)
+    count = height * width // factor**2
+    if part.merge.how == "average":
+        return np.asarray(blocks.reshape(count, factor * factor, -1).mean(1, dtype=np.float32))
+    return np.ascontiguousarray(blocks.reshape(count, -1))
+
+
+def merged_grid(grid: Size, part: ImagePart) -> Size:
+    """Rows and columns that a piece's rows have after merging."""
+    return grid[0] // part.merge.factor, grid[1] // part.merge.factor
+
+
+def read_places(folder: Path, part: ImagePart) -> Floats | None:  # [side * side, width]
+    """Read the learnt positions of a tower that resamples them; None = it does not."""
+    if (places := part.places) is None:
+        return None
+    return np.fromfile(folder / places.file, "<f4", places.side**2 * places.width).reshape(-1, places.width)
+
+
+def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats:  # [T, columns]
+    """Put the positions of a piece's patches behind them, where a tower is given both."""
+    if part.places is None or places is None:
+        return piece.patches
+    return np.concatenate([piece.patches, resampled(places, piece.grid, part.places)], 1)
+
+
+def resampled(
+    places: Floats, grid: Size, part: PlacesPart
+) -> Floats:  # [side * side, width] -> [rows * columns, width]
+    """Resample learnt positions to a grid of patches."""
+    rows, columns = (_weights(size, part) for size in grid)  # [size, side]
+    found = rows @ places.reshape(part.side, -1)  # [rows, side * width]
+    found = columns @ found.reshape(grid[0], part.side, -1)  # [rows, columns, width]
+    return np.ascontiguousarray(found.reshape(grid[0] * grid[1], -1))
+
+
+def _weights(size: int, part: PlacesPart) -> Floats:  # [size, side]
+    """Find how much of each learnt place a place of a side has."""
+    at, source = np.arange(size, dtype=np.float32), np.arange(part.side, dtype=np.float32)
+    if part.how == "corners":
+        step = np.float32((part.side - 1) / (size - 1)) if size > 1 else np.float32(0)
+        return np.maximum(np.float32(1) - np.abs(source - (at * step)[:, None]), np.float32(0))
+    scale = np.float32(part.side) / np.float32(size)
+    centers = (at + np.float32(0.5)) * scale - np.float32(0.5)
+    found = np.maximum(1 - np.abs(source - centers[:, None]) / np.maximum(scale, np.float32(1)), np.float32(0))
+    return np.asarray(found / found.sum(-1, keepdims=True), np.float32)
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------------
+
+
+def resized(pixels: Picture, size: Size, how: Pixels) -> Picture:
+    """Resize a picture [height, width, 3] as Pillow does, levels of 8 bits."""
+    if pixels.shape[:2] == size:
+        return pixels
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InvalidRequest("images need Pillow, which is not installed", "pip install 'edgespec[images]'") from error
+    resample = Image.Resampling[how.resample.upper()]
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], resample))
+
+
+def patches(pixels: Picture, how: Pixels) -> Piece:
+    """Cut a picture whose sides are multiples of a patch's into patches of numbers."""
+    size = how.patch
+    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
+    cut = pixels.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, size * size, 3)
+    levels = (np.arange(256, dtype=np.float64) * how.rescale).astype(np.float32)
+    found = np.empty(cut.shape, np.float32)
+    for channel, (mean, std) in enumerate(zip(how.mean, how.std, strict=True)):
+        found[..., channel] = ((levels - np.float32(mean)) / np.float32(std))[cut[..., channel]]
+    return Piece(found.reshape(rows * columns, -1), (rows, columns))
+
+
+def _processed(pictures: list[Picture], part: ImagePart, words: Callable[[list[str]], str] | None = None) -> Processed:
+    """Cut pictures into patches, and write their text.
+
+    Args:
+        words: of the rows of each piece, as words; else all of them stand between ``begin`` and ``end``.
+    """
+    pieces = [patches(each, part.processor) for each in pictures]
+    rows = [part.words.token * math.prod(merged_grid(piece.grid, part)) for piece in pieces]
+    inner = "".join(rows) if words is None else words(rows)
+    return Processed(pieces, f"{part.words.begin}{inner}{part.words.end}")
+
+
+def _tiles(pixels: Picture, tile: int) -> list[Picture]:
+    """Cut a picture whose sides are multiples of a tile's into tiles, line by line."""
+    height, width = pixels.shape[:2]
+    return [pixels[y : y + tile, x : x + tile] for y in range(0, height, tile) for x in range(0, width, tile)]
+
+
+def _tiled(rows: list[str], columns: int, part: ImagePart) -> str:
+    """Write the rows of tiles, line by line, each behind its number."""
+    lines = [rows[at : at + columns] for at in range(0, len(rows), columns)]
+    words = part.words
+    return "".join(
+        "".join(words.tile.format(row=y + 1, column=x + 1) + own for x, own in enumerate(line)) + words.line
+        for y, line in enumerate(lines)
+    )
+
+
+# -- kinds -------------------------------------------------------------------------------------------------------------
+
+
+def _idefics3(pixels: Picture, how: Idefics3Pixels, part: ImagePart) -> Processed:
+    """Make the longer side ``longest``, then both sides multiples of a tile's; the whole is made of those tiles."""
+    pixels = resized(pixels, _idefics3_size(pixels.shape[0], pixels.shape[1], how.longest), how)
+    if how.split:
+        pixels = resized(pixels, _in_tiles(pixels.shape[0], pixels.shape[1], how.tile), how)
+    whole = resized(pixels, (how.tile, how.tile), how)
+    if not how.split or pixels.shape[:2] == whole.shape[:2]:
+        return _processed([whole], part, lambda rows: part.words.whole + rows[0])
+    columns = pixels.shape[1] // how.tile
+
+    def words(rows: list[str]) -> str:
+        return _tiled(rows[:-1], columns, part) + part.words.line + part.words.whole + rows[-1]
+
+    return _processed([*_tiles(pixels, how.tile), whole], part, words)
+
+
+def _idefics3_size(height: int, width: int, longest: int) -> Size:
+    """Scale sides so that the longer one is ``longest`` and the other one even, then none beyond ``LONGEST``."""
+    size = _scaled(height, width, longest)
+    size = size[0] + (size[0] % 2 if width >= height else 0), size[1] + (size[1] % 2 if height > width else 0)
+    size = max(size[0], 1), max(size[1], 1)
+    return _scaled(*size, LONGEST) if max(size) > LONGEST else size
+
+
+def _scaled(height: int, width: int, longest: int) -> Size:
+    """Scale sides so that the longer one is ``longest``."""
+    ratio = width / height
+    return (int(longest / ratio), longest) if width >= height else (longest, int(longest * ratio))
+
+
+def _in_tiles(height: int, width: int, tile: int) -> Size:
+    """Make both sides multiples of a tile's, the longer one first."""
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        return math.ceil(int(width / ratio) / tile) * tile, width
+    height = math.ceil(height / tile) * tile
+    return height, math.ceil(int(height * ratio) / tile) * tile
+
+
+def _lfm2_vl(pixels: Picture, how: Lfm2VlPixels, part: ImagePart) -> Processed:
+    """Resize a picture to multiples of merged patches; large ones are cut into tiles as well."""
+    height, width = pixels.shape[:2]
+    unit = how.patch * part.merge.factor
+    least, most = (tokens * unit**2 for tokens in how.tokens)
+    rounded = [max(how.patch, round(side / unit) * unit) for side in (height, width)]
+    size = _bounded(height, width, unit, least, most)
+    whole = resized(pixels, size, how)
+    if not how.split or max(how.tiles) == 1 or math.prod(rounded) <= most * how.tolerance:
+        return _processed([whole], part)
+    columns, rows = _grid(height, width, how)
+    tiles = _tiles(resized(pixels, (rows * how.tile, columns * how.tile), how), how.tile)
+    thumbnail = [whole] if how.thumbnail and rows * columns > 1 else []
+    if rows * columns == 1:
+        return _processed(tiles, part)
+
+    def words(found: list[str]) -> str:
+        last = part.words.whole + found[-1] if thumbnail else ""
+        return _tiled(found[: rows * columns], columns, part) + last
+
+    return _processed([*tiles, *thumbnail], part, words)
+
+
+def _grid(height: int, width: int, how: Lfm2VlPixels) -> tuple[int, int]:
+    """Choose columns and rows of tiles that have the shape of the picture; of two alike the one nearer to its size."""
+    least, most = how.tiles
+    # transformers orders by number alone what a set of pairs gives, and the last of two alike may win
+    shapes = sorted(
+        {(x, y) for n in range(least, most + 1) for x in range(1, n + 1) for y in range(1, n + 1)
+         if least <= x * y <= most},
+        key=math.prod,
+    )  # fmt: skip
+    best, off = (1, 1), math.inf
+    for x, y in shapes:
+        other = abs(width / height - x / y)
+        if other < off or (other == off and width * height > 0.5 * how.tile**2 * x * y):
+            best, off = (x, y), other
+    return best
+
+
+def _bounded(height: int, width: int, unit: int, least: int, most: int) -> Size:
+    """Round sides to multiples of ``unit`` with about the same shape and ``least`` to ``most`` pixels."""
+    found = [max(unit, round(side / unit) * unit) for side in (height, width)]
+    if math.prod(found) > most:
+        times = math.sqrt(height * width / most)
+        found = [max(unit, math.floor(side / times / unit) * unit) for side in (height, width)]
+    elif math.prod(found) < least:
+        times = math.sqrt(least / (height * width))
+        found = [math.ceil(side * times / unit) * unit for side in (height, width)]
+    return found[0], found[1]
+
+
+def _within(pixels: Picture, how: Qwen2VlPixels, part: ImagePart) -> Picture:
+    """Resize a picture to multiples of merged patches within the model's limits."""
+    height, width = pixels.shape[:2]
+    if max(height, width) > MOST_RATIO * min(height, width):
+        raise InvalidRequest(
+            f"a picture of {width} x {height} pixels: expected one side to be at most {MOST_RATIO} times the other",
+            "cut it into parts",
+        )
+    return resized(pixels, _qwen_size(height, width, how.patch * part.merge.factor, how), how)
+
+
+def _qwen_size(height: int, width: int, unit: int, how: Qwen2VlPixels) -> Size:
+    """As ``_bounded``, but a side may round to nothing before the number of pixels is looked at."""
+    if round(height / unit) * round(width / unit):
+        return _bounded(height, width, unit, how.least, how.most)
+    times = math.sqrt(how.least / (height * width))
+    return math.ceil(height * times / unit) * unit, math.ceil(width * times / unit) * unit

@@ -1,0 +1,197 @@
+"""Images in prompts: every method's text is plain decoding's, and what was made of an image is found again.
+
+The model is one of text, whose images are made of its own words: the rows of an image are embeddings of the tokens that
+its pixels name, so that what stands behind them goes on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.text import INSERTED
+from edgespec.engine import images as module
+from edgespec.engine.engine import Engine
+from edgespec.engine.images import Images, Placed
+from edgespec.errors import InvalidRequest
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.images.image import Image
+from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.slots.inserted import Inserted
+
+pytestmark = pytest.mark.usefixtures("native")
+TOKEN, SIDE = 191, 6  # a byte that no text has; pixels of a side
+PART = ImagePart.model_validate(
+    {
+        "processor": {"kind": "gemma3", "patch": 1, "size": SIDE},
+        "words": {"placeholder": "\x01", "token": "\x01", "id": TOKEN, "begin": "\n", "end": "\n"},
+        "merge": {"how": "blocks", "factor": 1},
+        "most": SIDE * SIDE,
+    }
+)
+METHODS = ["speculative", "self-spec", "swift", "ngram", "medusa", "paradecode", "eagle", "auto"]
+LINES = "ROMEO: But soft, what light through yonder window breaks? It is the east, and Juliet is the sun.\nJULIET: "
+
+
+class Words(Images):
+    """Makes rows of the words that pixels name."""
+
+    made = 0
+    engine: Engine
+
+    def _made(self, image: Image, digest: bytes) -> Inserted:
+        Words.made += 1
+        pixels = image.pixels.astype(np.int64).reshape(-1, 3)
+        slot = self.engine.open_slot()
+        rows = slot.embed(pixels[:, 0] + 256 * pixels[:, 1])
+        slot.close()
+        image.forget()
+        return Inserted(digest, rows, (len(rows),))
+
+
+def image(engine: Engine, text: str, more: int = 0) -> Image:
+    """Make a picture of a text, in the last pixel of which ``more`` is added to what the model does not look at."""
+    tokens = np.resize(np.array(engine.codec.encode(text, special=False)), SIDE * SIDE)
+    pixels = np.stack([tokens % 256, tokens // 256, np.zeros_like(tokens)], -1).astype(np.uint8)
+    pixels[-1, 2] = more
+    return Image.of(pixels.reshape(SIDE, SIDE, 3))
+
+
+@pytest.fixture(scope="module")
+def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+    output = tmp_path_factory.mktemp("images") / "bundle"
+    options = ExportOptions("builtin:shakespeare", output, [one for one in METHODS if one not in ("ngram", "auto")],
+                            "int8", draft="builtin:shakespeare-draft", drafter="builtin:shakespeare-eagle", threads=1,
+                            trials=2, quick=True)  # fmt: skip
+    exporter = Exporter(options)
+    exporter.target.arch.inserts = exporter.target.facts.hidden  # type: ignore[union-attr]
+    exporter.run()
+
+    def get(**how: Any) -> Engine:
+        bundle = Bundle.open(output)
+        target = bundle.manifest.target.model_copy(update={"image": PART})
+        bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": target}))
+        engine = Engine(bundle, LoadOptions(threads=1, **how))
+        engine.images.engine = engine  # type: ignore[union-attr]
+        made.append(engine)
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.engine.loaded.Images", Words)
+        yield get
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(open_engine: Callable[..., Engine]) -> Engine:
+    return open_engine(prompt_cache=False)
+
+
+Parts = list[str | Image]
+
+
+def prompts(engine: Engine) -> list[Parts]:
+    first, second = image(engine, LINES), image(engine, "Friends, Romans, countrymen, lend me your ears; ")
+    return [[first, "JULIET: O Romeo, Romeo"], ["MARK ANTONY:", second, first, "I come to bury Caesar, "],
+            ["To be, or not to be, that is the question. ", second, "To be, or not"]]  # fmt: skip
+
+
+def tokens_of(engine: Engine, parts: Parts) -> Placed:
+    found = engine.encode(parts)
+    assert isinstance(found, Placed)
+    return found
+
+
+def test_every_methods_text_is_plain_decodings(engine: Engine) -> None:
+    asked, drafted = prompts(engine), set[str]()
+    expected = [engine.generate(one, method="ar", max_new_tokens=48) for one in asked]
+    assert [one.stats.image_rows for one in expected] == [36, 72, 36]
+    blind = engine.generate(asked[0][1:], method="ar", max_new_tokens=48)
+    assert blind.tokens != expected[0].tokens
+    for method in METHODS:
+        for one, plainly in zip(asked, expected, strict=True):
+            made = engine.generate(one, method=method, fallback=False, max_new_tokens=48)
+            assert (made.tokens, made.text) == (plainly.tokens, plainly.text), method
+            assert made.lossless
+            assert made.exact
+            assert made.stats.dropped_reason is None
+            drafted |= {method} if made.stats.accepted else set()
+        together = engine.generate_batch(asked, method=method, max_new_tokens=48, batch=3)
+        assert [one.tokens for one in together] == [one.tokens for one in expected], method
+    assert drafted == set(METHODS)
+    punished = [engine.generate(asked[1], method=method, repetition_penalty=1.3, max_new_tokens=20).tokens
+                for method in ("ar", "speculative")]  # fmt: skip
+    assert punished[0] == punished[1]
+
+
+def test_one_image_shares_all_and_one_that_differs_in_a_pixel_nothing(engine: Engine) -> None:
+    text = "JULIET: O Romeo, Romeo, wherefore art thou Romeo?"
+    one, same, other = (image(engine, LINES, more) for more in (1, 1, 2))
+    Words.made = 0
+    texts: list[Parts] = [[each, text] for each in (one, same, other)]
+    first = engine.generate(texts[0], max_new_tokens=4, method="ar")
+    second = engine.generate(texts[1], max_new_tokens=4, method="ar")
+    rows = len(tokens_of(engine, texts[0]))
+    assert (Words.made, first.stats.reused_tokens < 3, second.stats.reused_tokens) == (1, True, rows - 1)
+    third = engine.generate(texts[2], max_new_tokens=4, method="ar")
+    assert (Words.made, third.stats.reused_tokens) == (2, 2)  # what stands before it
+    assert first.tokens == second.tokens == third.tokens
+
+
+def test_rows_and_prompts_are_found_after_a_restart(
+    open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
+    monkeypatch.setattr(module, "WORTH", 0.0)
+    monkeypatch.setattr("edgespec.engine.prompt_cache.WORTH", 0.0)
+    Words.made, found = 0, []
+    for more in (3, 3, 4):
+        engine = open_engine()
+        asked: Parts = [image(engine, LINES, more), LINES]
+        found.append(engine.generate(asked, max_new_tokens=16, method="speculative", fallback=False))
+        engine.close()
+    assert Words.made == 2
+    assert found[0].tokens == found[1].tokens == found[2].tokens
+    assert [one.stats.reused_tokens > 36 for one in found] == [False, True, False]
+
+
+def test_what_is_refused(engine: Engine) -> None:
+    one = image(engine, LINES)
+    with pytest.raises(InvalidRequest, match="ends with an image"):
+        engine.place([5, *[TOKEN] * SIDE**2], [one])
+    with pytest.raises(InvalidRequest, match="1 places for the 36 rows"):
+        engine.place([TOKEN, 5], [one])
+    twice: Parts = [one, "a\x01b"]
+    with pytest.raises(InvalidRequest, match="leave it out"):
+        engine.generate(twice, max_new_tokens=1)
+    placed = tokens_of(engine, [image(engine, LINES, 77), "and"])
+    lost = [token + (1 << 14 if token >= INSERTED else 0) for token in placed]
+    with pytest.raises(InvalidRequest, match="not there"):
+        engine.generate(lost, max_new_tokens=1)
+    with pytest.raises(InvalidRequest, match="expected uint8"):
+        Image.of(np.zeros((2, 2, 3), np.float32))
+
+
+def test_only_models_that_read_images_are_given_some(engines: Callable[..., Engine]) -> None:
+    parts: Parts = [Image.of(np.zeros((4, 4), np.uint8)), "what?"]
+    with pytest.raises(InvalidRequest, match="reads text alone"):
+        engines("native").generate(parts)
+
+
+def test_pictures_from_files_and_arrays(tmp_path: Path) -> None:
+    """A picture on disk is opened as one given as an array."""
+    from PIL import Image as Pillow
+
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    Pillow.fromarray(pixels).save(tmp_path / "a.png")
+    assert Image.open(tmp_path / "a.png").digest == Image.of(pixels).digest
