@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import common_prefix
+from edgespec.decoding.text import INSERTED
 from edgespec.drafters.registry import AR
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
@@ -36,6 +37,10 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
     """See ``Engine.save_session``."""
     tokens = list(tokens)[: engine.context]
     vocab = engine.bundle.manifest.target.facts.vocab
+    if max(tokens, default=0) >= INSERTED:
+        raise InvalidRequest(
+            "a text with images cannot be saved", "what was read of it is found again by the same prompt without that"
+        )
     if any(not 0 <= token < vocab for token in tokens):
         raise InvalidRequest(f"a token id outside the vocabulary: expected 0 to {vocab - 1}")
     session = engine.sessions.take(tokens)

@@ -178,6 +178,8 @@ def test_what_is_refused(engine: Engine) -> None:
     lost = [token + (1 << 14 if token >= INSERTED else 0) for token in placed]
     with pytest.raises(InvalidRequest, match="not there"):
         engine.generate(lost, max_new_tokens=1)
+    with pytest.raises(InvalidRequest, match="cannot be saved"):
+        engine.save_session("none", placed)
     with pytest.raises(InvalidRequest, match="expected uint8"):
         Image.of(np.zeros((2, 2, 3), np.float32))
 

@@ -127,6 +127,7 @@ class Cache:
         slots: sequences.
         tables: what coded keys were learnt with.
         memories: how many memories there are, of ``tokens`` rows each; 0 = the program has none.
+        inserted: columns of rows that stand where tokens are below 0; 0 = the program has none.
     """
 
     kv: KvFormat | None = None
@@ -135,6 +136,7 @@ class Cache:
     slots: int = 1
     tables: Floats | None = None
     memories: int = 0
+    inserted: int = 0
 
 
 class Node:
@@ -154,7 +156,9 @@ class Node:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path, kept = folder / "node.onnx", Cache(**cache)
-        path.write_bytes(model(program, weights, hidden, memories=bool(kept.memories)).SerializeToString())
+        made = model(program, weights, hidden, bool(kept.memories), kept.inserted)
+        path.write_bytes(made.SerializeToString())
+        self.inserted = np.zeros((0, kept.inserted), np.float32)  # of the next passes
         self.session = make_session(path, threads, True)
         self.kv_format, self.hidden = kept.kv or KvFormat("f32", "f32"), hidden
         self.tables = np.zeros(0, np.float32) if kept.tables is None else kept.tables
@@ -197,6 +201,8 @@ class Node:
                 "memory": self.memory,
                 "sources": np.zeros((2, len(rows)), np.int64) if sources is None else sources,
             }
+        if self.inserted.shape[1]:
+            feeds["inserted"] = self.inserted
         return run_once(self.session, self.kv, feeds)
 
 
@@ -209,7 +215,7 @@ def kv_bytes(kv: KvFormat, head: tuple[int, int], tokens: int) -> int:
     return kv.nbytes(cast(ModelFacts, facts), tokens)
 
 
-def model(program: str, weights: Weights, hidden: int, memories: bool = False) -> onnx.ModelProto:
+def model(program: str, weights: Weights, hidden: int, memories: bool = False, inserted: int = 0) -> onnx.ModelProto:
     """Give the graph of one node."""
     inputs = {
         "plan": (TensorProto.INT64, [6, "T"]), "rows": (TensorProto.INT64, ["R"]), "gates": (TensorProto.BOOL, ["G"]),
@@ -219,6 +225,8 @@ def model(program: str, weights: Weights, hidden: int, memories: bool = False) -
     }  # fmt: skip
     if memories:
         inputs |= {"memory": (TensorProto.UINT8, ["M", "N"]), "sources": (TensorProto.INT64, [2, "T"])}
+    if inserted:
+        inputs["inserted"] = (TensorProto.FLOAT, ["I", "J"])
     outputs = {
         "logits": (TensorProto.FLOAT, ["L", "V"]), "ids": (TensorProto.INT64, ["K", "top"]),
         "values": (TensorProto.FLOAT, ["K", "top"]), "hidden": (TensorProto.FLOAT, ["E", hidden]),

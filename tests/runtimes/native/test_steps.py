@@ -301,6 +301,26 @@ def test_embed_scales_and_adds_positions(tmp_path: Path) -> None:
             node.run(Rows.chain(1, POSITIONS))
 
 
+def test_inserted_rows_stand_in_for_tokens_or_are_added(tmp_path: Path) -> None:
+    weights, table, given = Weights(), random(VOCAB, WIDTH), random(3, 2 * WIDTH, seed=1)
+    program = (
+        f"floats 0 {WIDTH}\nembed w={weights.vector(table)} kind=r32 n={VOCAB} k={WIDTH} out=0 scale=2\n"
+        f"insert x=0 k={WIDTH}\ninsert x=0 k={WIDTH} at={WIDTH} add=1\nstore x=0 k={WIDTH}"
+    )
+    node = Node(tmp_path, program, weights, WIDTH, inserted=2 * WIDTH)
+    node.inserted = given
+    found = node.run(Rows.chain(4, token=[5, -3, 7, -1]))[3]
+    np.testing.assert_array_equal(found[[0, 2]], table[[5, 7]] * np.float32(2))
+    np.testing.assert_array_equal(found[[1, 3]], given[[2, 0], :WIDTH] + given[[2, 0], WIDTH:])
+    for rows, more, message in [
+        (Rows.chain(1, token=[-4]), given, "outside the vocabulary"),
+        (Rows.chain(1), given[:, :WIDTH], "expected inserted rows"),
+    ]:
+        node.inserted = np.ascontiguousarray(more)
+        with pytest.raises(Exception, match=message):
+            node.run(rows)
+
+
 # -- LM heads ----------------------------------------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ def write(folder: Path, name: str) -> Case:
     torch.manual_seed(0)
     images = [image(seed, name == "grid") for seed in (1, 2)]
     tokens = text_of(images)
-    model = {"plain": llama, "grid": qwen, "blocks": gemma}[name](folder)
+    model = {"plain": llama, "grid": qwen, "blocks": gemma, "states": lfm}[name](folder)
     arch = open_model(folder, None)
     arch.inserts = HIDDEN
     if name == "grid":
@@ -154,6 +154,16 @@ def gemma(folder: Path) -> Any:
     return model
 
 
+def lfm(folder: Path) -> Any:
+    import transformers
+
+    how = {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False,
+           "conv_L_cache": 3, "tie_word_embeddings": False}  # fmt: skip
+    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**how)).eval()
+    save(folder, {"model_type": "lfm2", "block_ff_dim": 96, "rope_theta": 1e6, **how}, model.state_dict())
+    return model
+
+
 def about_text(name: str, tokens: list[int]) -> dict[str, Any]:
     """Say how rows see each other, or where they stand, as transformers is told it."""
     import torch
@@ -170,7 +180,7 @@ def about_text(name: str, tokens: list[int]) -> dict[str, Any]:
             places[:, 0, i] = start, start + row // GRID[1], start + row % GRID[1]
             at = start + max(GRID) if row == GRID[0] * GRID[1] - 1 else at
         return {"position_ids": torch.from_numpy(places)}
-    if name == "plain":
+    if name != "blocks":
         return {}
     block, number = np.zeros(n), 0
     for k, token in enumerate(tokens):
@@ -183,7 +193,7 @@ def about_text(name: str, tokens: list[int]) -> dict[str, Any]:
     return {"attention_mask": {key: torch.from_numpy(mask) for key, mask in floats.items()}}
 
 
-KINDS = ["plain", "grid", "blocks"]
+KINDS = ["plain", "grid", "blocks", "states"]
 
 
 def last(case: Case, slot: NativeSlot) -> Any:
