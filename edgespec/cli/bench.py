@@ -93,13 +93,13 @@ def _of_roof(share: float | None) -> str:
 
 @click.command("bench", cls=GroupedCommand)
 @bundles_argument
-@option("--method", "Only these, or auto; may be repeated.  [default: all]", dest="methods", multiple=True)
+@option("--method", "Method to measure, or auto; may be repeated.  [default: all]", dest="methods", multiple=True)
 @prompts_option
 @option("--limit", "Most prompts.", COUNT, 8)
 @option("--repeats", "Timed rounds over the prompts.", COUNT, 3)
 @option(
     "--batch",
-    "Time so many sequences together as well.  [default: no]",
+    "Also time N sequences together.  [default: no]",
     click.IntRange(min=0),
     0,
     dest="sequences",
@@ -109,8 +109,8 @@ def _of_roof(share: float | None) -> str:
 @request_options
 @group(
     OUTPUT,
-    option("--profile", "Where the time of a pass goes, instead of methods.", bool),
-    option("--verbose", "What to use when, and why what did not pay did not.", bool),
+    option("--profile", "Show where the time of a pass goes, instead of comparing methods.", bool),
+    option("--verbose", "Also print advice, and why methods did not help.", bool),
     option("--report", "Write a page to show to others, an .html file.", PATH),
     option("--compare", "Output of `llama-bench -o json` for that page.", PATH),
     option("--plot", "Draw the speed-ups into this PNG.", PATH),

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 @click.command("calibrate", cls=GroupedCommand)
 @bundle_argument
-@option("-o --output", "Write it there too, for `plan --device`.", PATH)
-@option("--context", "Deepest pass that is timed.  [default: the bundle's]", click.IntRange(min=2))
-@option("--seconds", "How long to measure, loading apart.  [default: 15]", click.FloatRange(min=0.1, max=3600))
+@option("-o --output", "Also write the profile to this file, for `plan --device`.", PATH)
+@option("--context", "Longest context to time.  [default: the bundle's]", click.IntRange(min=2))
+@option("--seconds", "How long to measure, not counting loading.  [default: 15]", click.FloatRange(min=0.1, max=3600))
 @prompts_option
-@option("--force", "Measure again, even where a profile was kept.", bool)
+@option("--force", "Measure again even if there is a profile.", bool)
 @group(
     "Devices and loading",
     threads_option,
-    option("--device", "Where passes run.", ["cpu", "webgpu"], "cpu"),
+    option("--device", "Device to run on.", ["cpu", "webgpu"], "cpu"),
     operators_option,
     attention_option,
     option("--strict/--no-strict", "Rows with the same bits in every pass, as `run` has it.", default=True),
@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Measure this device with a bundle: passes, drafts, prefill, every method.
 
-    The profile is kept, and used by `edgespec plan`, until the machine, ONNX Runtime, the operators or the bundle
-    change.  A file of it lets another machine plan for this one.
+    The profile is kept, and `edgespec plan` uses it, until the machine, ONNX Runtime, the operators or the bundle
+    change.  With --output, another machine can plan for this one.
 
     \b
     edgespec calibrate demo

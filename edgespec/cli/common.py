@@ -245,88 +245,104 @@ bundles_argument = click.argument(
     "bundles", type=click.Path(path_type=Path), nargs=-1, required=True, callback=_bundles
 )
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path), callback=_bundle)
-threads_option = option("--threads", "Threads that compute.  [default: all]", THREADS)
-operators_option = option("--operators", "edgespec's own, or ONNX Runtime's.", ["auto", "native", "stock"], "auto")
+threads_option = option("--threads", "Threads to compute with.  [default: all]", THREADS)
+operators_option = option(
+    "--operators",
+    "native: edgespec's own; stock: ONNX Runtime's.",
+    ["auto", "native", "stock"],
+    "auto",
+)
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
 attention_option = option(
-    "--attention", "How native operators keep keys.  [default: what the bundle was exported for]", ATTENTIONS
+    "--attention", "Format of keys in the KV cache of native operators.  [default: the bundle's]", ATTENTIONS
 )
 precision_option = option(
-    "--precision", "Of int8 weights: full, or high, their upper 4 bits: half the memory.", ["full", "high"], "full"
+    "--precision",
+    "int8 weights: full, or high: only their upper 4 bits, half the memory.",
+    ["full", "high"],
+    "full",
 )
 check_option = option("--no-check", "Do not compare the files' SHA-256.", bool)
-prompts_option = option("--prompts", "A prompt a line, or .jsonl.  [default: the bundle's]", PATH)
+prompts_option = option("--prompts", "File of prompts: one a line, or .jsonl.  [default: the bundle's]", PATH)
 
 memory_options = group(
     COMMON,
     option(
         "--context", "The most tokens of a sequence, prompt included.  [default: the bundle's]", click.IntRange(min=2)
     ),
-    option("--budget", "The most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"),
+    option("--budget", "Memory limit, such as 1.5GiB; off: no limit.  [default: what is free]"),
 )
 loading_options = group(
     "Devices and loading",
     threads_option,
-    option("--device", "Where passes run; `edgespec devices` says what is usable here.", ["cpu", "webgpu"], "cpu"),
+    option("--device", "Device to run on; `edgespec devices` says which are usable.", ["cpu", "webgpu"], "cpu"),
     option(
         "--device-precision",
-        "Precision of activations there.  [default: fp16 where bundle and device have it]",
+        "Precision of activations on that device.  [default: fp16 where bundle and device have it]",
         ["fp32", "fp16"],
     ),
     operators_option,
     precision_option,
     attention_option,
-    option("--draft-attention", "Coarser keys that only self-drafts read; the text does not change.", DRAFT_ATTENTIONS),
     option(
-        "--strict/--no-strict", "Rows with the same bits in every pass: the exact text of plain decoding.", default=True
+        "--draft-attention",
+        "Coarser keys that only self-drafting reads; the text does not change.",
+        DRAFT_ATTENTIONS,
+    ),
+    option(
+        "--strict/--no-strict",
+        "Give rows the same bits in every pass: exactly plain decoding's text.",
+        default=True,
     ),
     check_option,
 )
-prompt_cache_option = group(
-    COMMON, option("--no-prompt-cache", "Neither find prompts on the disk nor keep them there.", bool)
-)
+prompt_cache_option = group(COMMON, option("--no-prompt-cache", "Do not use the prompt cache on disk.", bool))
 length_option = group(COMMON, option("--max-new-tokens", "The most tokens to write.", COUNT, 128))
 sampling_options = group(
     "Sampling",
-    option("--temperature", "0 is greedy.  [default: the model's own, else 0]", float),
+    option("--temperature", "Sampling temperature; 0 is greedy.  [default: the model's own, else 0]", float),
     option("--top-k", "Draw from the k most likely tokens; 0 is off.  [default: the model's own, else 0]", int),
-    option("--top-p", "Draw from this much mass; 1 is off.  [default: the model's own, else 1]", float),
+    option(
+        "--top-p",
+        "Draw from this much probability; 1 is off.  [default: the model's own, else 1]",
+        float,
+    ),
     option(
         "--min-p",
-        "Leave out what is less likely than this share of the best; 0 is off.  [default: the model's own, else 0]",
+        "Leave out tokens below this share of the most likely; 0 is off.  [default: the model's own, else 0]",
         float,
     ),
     option(
         "--repetition-penalty",
-        "Divides the logits of tokens already there; 1 is off.  [default: the model's own, else 1]",
+        "Divide the logits of tokens that the text has already; 1 is off.  [default: the model's own, else 1]",
         float,
     ),
-    option("--seed", "Same seed, same text.", int),
+    option("--seed", "Seed of sampling: the same seed gives the same text.", int),
     option("--stop", "Text that ends the output; may be repeated.", multiple=True),
 )
 language_options = group(
     "Translation (encoder-decoders)",
-    option("--from", "The language of the source: its code, or its English name.", dest="source_language"),
-    option("--to", "The language to write.", dest="target_language"),
+    option("--from", "Language of the source: its code, or its English name.", dest="source_language"),
+    option("--to", "Language to write.", dest="target_language"),
 )
 drafting_options = group(
     "Drafting",
     option("--gamma", "The most guesses per round.  [default: the method's]", int),
-    option("--no-fallback", "Keep drafting where it does not help.", bool),
+    option("--no-fallback", "Keep drafting even where it does not help.", bool),
     option(
         "--acceptance",
-        "Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
+        "Sampling: accept the most guesses, or write exactly plain decoding's text for the seed (coupled).",
         ["rejection", "coupled"],
         "rejection",
     ),
     option(
         "--accept",
-        "Which guesses are accepted.  Lossy: typical, top-k:K, distance:D, all.",
+        "Which guesses are accepted.  These rules are lossy: typical, top-k:K, distance:D, all.",
         default="exact",
         metavar="RULE",
         callback=_rule,
     ),
-    option("--ngram-store", "A file of `edgespec ngram build`, where method ngram looks too; it is only read.", PATH),
+    option("--ngram-store", "File made by `edgespec ngram build`, which method ngram searches, too.", PATH),
     set_option,
 )
 
@@ -348,9 +364,9 @@ def _grammar(ctx: click.Context, param: click.Parameter, value: str | None) -> G
 
 grammar_options = group(
     "Structured output (needs the extra guidance)",
-    option("--json-schema", "The text is JSON of this schema.", metavar="FILE", callback=_grammar),
-    option("--regex", "The whole text matches this expression.", metavar="EXPR", callback=_grammar),
-    option("--grammar", "The text follows this grammar (Lark's notation).", metavar="FILE", callback=_grammar),
+    option("--json-schema", "Write JSON that matches this schema.", metavar="FILE", callback=_grammar),
+    option("--regex", "Write a text that matches this expression.", metavar="EXPR", callback=_grammar),
+    option("--grammar", "Write a text of this grammar (Lark's notation).", metavar="FILE", callback=_grammar),
 )
 
 

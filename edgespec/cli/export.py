@@ -51,7 +51,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option("--drafter", f"Drafter for --method {listed(drafters_apart())}: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
 @option("--overwrite", "Replace an older bundle of that name.", bool)
-@option("--dry-run", "Say what would be written, and how large.", bool)
+@option("--dry-run", "Only say what would be written, and how large.", bool)
 @group(
     "Quality",
     option(
@@ -70,7 +70,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     ),
     option(
         "--target-kl",
-        "The same by quality: the fewest bytes within so many nats of the source's predictions.  0.01",
+        "The same by quality: the fewest bytes within N nats of the source's predictions.  0.01",
         click.FloatRange(min=0, min_open=True),
     ),
     option(
@@ -93,7 +93,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 )
 @group(
     "Drafting",
-    option("--head-vocab", "Heads guess only so many tokens, the most frequent.  [default: all]", int),
+    option("--head-vocab", "Let heads guess only the N most frequent tokens.  [default: all]", int),
     option(
         "--draft-vocab",
         "The same for the draft model or the drafter; 0 = all.  [default: as many as help; what the drafter has]",
@@ -127,7 +127,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
         multiple=True,
     ),
 )
-@group(OUTPUT, option("--verbose", "What was predicted of each method.", bool))
+@group(OUTPUT, option("--verbose", "Also print what is predicted of each method.", bool))
 @json_option
 def command(
     model: str, output: Path | None, form: Any, dry_run: bool, verbose: bool, as_json: bool, **rest: Any

@@ -174,11 +174,11 @@ MOST_LINES = 12
     ["auto", "chat", "batch", "memory", "quality"],
     "auto",
 )
-@option("--method", "Only these; may be repeated.  [default: all]", dest="methods", multiple=True)
+@option("--method", "Method to consider; may be repeated.  [default: all]", dest="methods", multiple=True)
 @group(COMMON, recipe_option("context, methods, format and budget"))
 @group(
     "A model that is not exported yet",
-    option("--format", "Only these.", FORMATS, dest="formats", multiple=True),
+    option("--format", "Format to consider; may be repeated.  [default: all]", FORMATS, dest="formats", multiple=True),
     option("--draft", "The draft for method speculative: folder, hub id or builtin:NAME."),
     option("--revision", "Branch, tag or commit of a hub model."),
     option("--text-only", "The text half of a model that reads images or sound.", bool),

@@ -50,29 +50,29 @@ if TYPE_CHECKING:
     COMMON,
     option(
         "--prompt",
-        "The text to continue, or with --chat a question, which may be repeated; - reads it from stdin.",
+        "Text to continue; with --chat a question, and the option may be repeated.  - reads stdin.",
         dest="prompts",
         multiple=True,
     ),
-    option("--chat", "Ask through the model's own chat template: --prompt, what is piped in, or what you type.", bool),
-    option("--method", "A method of the bundle, chain, or auto, which takes what is fastest.  [default: auto]"),
+    option("--chat", "Chat with the model: ask by --prompt, by a pipe, or by typing.", bool),
+    option("--method", "Method of the bundle, chain, or auto, which picks the fastest.  [default: auto]"),
 )
 @group(
     COMMON,
     option(
         "--max-new-tokens",
-        "The most tokens to write.  [default: an answer, or a text of a grammar, to its end; else 128]",
+        "Most tokens to write.  [default: 128; answers of chats and texts of grammars run to their end]",
         COUNT,
     ),
     option(
         "--session",
-        "File that keeps what was computed: found again here, saved at the end.",
+        "File of a conversation: loaded if it exists, saved at the end.",
         click.Path(path_type=Path, dir_okay=False),
     ),
 )
 @prompt_cache_option
-@group(COMMON, option("--beams", "Search so many texts at once for the likeliest, by plain passes.", COUNT))
-@group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
+@group(COMMON, option("--beams", "Beam search with N beams, without drafting.", COUNT))
+@group(COMMON, option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool))
 @request_options
 @audio_options
 @group(
@@ -83,27 +83,27 @@ if TYPE_CHECKING:
         "text, line by line.",
         PATH,
     ),
-    option("--output", "JSONL of the answers, in the same order; what is there already is not made again.", PATH),
-    option("--batch", "Sequences that are decoded together.", COUNT, 4),
+    option("--output", "JSONL of the answers, in the same order.  Answers that it has already are kept.", PATH),
+    option("--batch", "Sequences to decode together.", COUNT, 4),
 )
 @group(
     "Chat",
     option("--system", "System message of a chat."),
-    option("--tools", "JSON file: functions that the model may call.", PATH),
+    option("--tools", "JSON file with functions that the model may call.", PATH),
     option(
         "--mcp",
-        "Tools of a local MCP server, its command or a JSON file with mcpServers; each call is asked for first.",
+        "Local MCP server with tools: its command, or a JSON file with mcpServers.  You are asked before each call.",
         multiple=True,
     ),
     option(
         "--template-option",
-        "For the chat template, as in enable_thinking=false; may be repeated.",
+        "Option of the chat template, such as enable_thinking=false; may be repeated.",
         dest="template",
         multiple=True,
         metavar="KEY=VALUE",
     ),
 )
-@group(OUTPUT, option("--stats", "All of it: method, acceptance, speed, work.", bool, dest="show_stats"))
+@group(OUTPUT, option("--stats", "Print all statistics: method, acceptance, speed, work.", bool, dest="show_stats"))
 @json_option
 def command(
     bundle: str,
@@ -119,9 +119,9 @@ def command(
     A MODEL (folder, .gguf file, hub id, builtin:NAME) is pulled and exported first, in the format that fits the memory,
     and found again the next time (`edgespec list`).  At a terminal a chat model without --prompt chats.
 
-    A terminal shows the prompt before the text; a pipe gets the text alone, as does a text that a grammar binds.  A
-    text that a grammar binds and that was cut exits with 3.  In a chat at a terminal, /reset forgets what was said,
-    /help names the commands, and /exit ends it.
+    A terminal shows the prompt before the text; a pipe gets the text alone, and so does a request with a grammar.
+    If a text with a grammar is cut before its end, the exit code is 3.  In a chat at a terminal, /help names the
+    commands, /reset starts again, and /exit ends it.
 
     \b
     edgespec run demo --prompt "ROMEO:"

@@ -33,14 +33,14 @@ FORMAT = click.Choice(list(FORMATS))
 @click.command("serve", cls=GroupedCommand)
 @click.argument("bundles", metavar="MODEL...", nargs=-1, required=True)
 @option("--host", "Address to listen on.", default="127.0.0.1")
-@option("--port", "0 takes a free one.", click.IntRange(0, 65535), 8000)
-@option("--name", "What clients call the model; of several, one for each.  [default: the folder]", multiple=True)
-@option("--tool-format", "How the model writes calls of tools.  [default: as its chat template says]", FORMAT)
-@option("--ngram-store", "A file of `edgespec ngram build`.", PATH)
+@option("--port", "Port to listen on; 0 takes a free one.", click.IntRange(0, 65535), 8000)
+@option("--name", "Name of the model for clients; of several, one each.  [default: the folder]", multiple=True)
+@option("--tool-format", "Format of the model's tool calls.  [default: as its chat template says]", FORMAT)
+@option("--ngram-store", "File made by `edgespec ngram build`, which method ngram searches, too.", PATH)
 @memory_options
 @option(
     "--idle-minutes",
-    "Free a model that nobody asks for so long.  [default: when others need the memory]",
+    "Free a model after so many minutes without a request.  [default: when others need the memory]",
     click.FloatRange(min=0, min_open=True),
 )
 @prompt_cache_option
@@ -48,26 +48,30 @@ FORMAT = click.Choice(list(FORMATS))
     "Access",
     option(
         "--api-key",
-        f"What clients must send as bearer token; several: any.  [default: ${KEY}, else none]",
+        f"Key that clients must send as bearer token; may be repeated.  [default: ${KEY}, else none]",
         multiple=True,
     ),
-    option("--allow-host", "A name by which clients may call it; '*': any.", multiple=True),
-    option("--allow-origin", "Web pages that may use it, as https://chat.example; '*': any.", multiple=True),
-    option("--no-page", "No page at /: only the API.", bool),
-    option("--no-log", "No line on stderr for each request.", bool),
-    option("--share-prefixes", "Reuse what was computed for one client for others, who may notice.", bool),
+    option("--allow-host", "Host name by which clients may reach it; '*': any.", multiple=True),
+    option("--allow-origin", "Origin of pages that may use it, as https://chat.example; '*': any.", multiple=True),
+    option("--no-page", "Serve only the API, no page at /.", bool),
+    option("--no-log", "Do not log requests on stderr.", bool),
+    option(
+        "--share-prefixes",
+        "Share cached prompts between clients, who may notice it.",
+        bool,
+    ),
 )
 @group(
     "Limits",
-    option("--parallel", "Texts decoded together.", int, Limits.parallel),
+    option("--parallel", "Texts to decode together.", int, Limits.parallel),
     option("--queue", "Texts that may wait.", int, Limits.queue),
-    option("--most-tokens", "New tokens of a text.", int, Limits.tokens),
-    option("--most-body", "Bytes of a request's body.  [default: 1 MiB; 25 MiB for models that hear]", int),
-    option("--seconds", "Time of a request.", float, Limits.seconds),
-    option("--grace", "Seconds to end them at a stop.", float, Limits.grace),
-    option("--connections", "Open at once.", int, Limits.connections),
-    option("--arrive", "Seconds for a request to be there whole.", float, Limits.arrive),
-    option("--idle", "Seconds between two requests.", float, Limits.idle),
+    option("--most-tokens", "Most new tokens of a text.", int, Limits.tokens),
+    option("--most-body", "Most bytes of a request's body.  [default: 1 MiB; 25 MiB for models that transcribe]", int),
+    option("--seconds", "Longest time of a request.", float, Limits.seconds),
+    option("--grace", "Seconds that running requests get when the server stops.", float, Limits.grace),
+    option("--connections", "Connections open at once.", int, Limits.connections),
+    option("--arrive", "Seconds in which a request must arrive.", float, Limits.arrive),
+    option("--idle", "Seconds that a connection may stay open without a request.", float, Limits.idle),
 )
 @loading_options
 @json_option
@@ -95,7 +99,7 @@ def command(
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "demo", "prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}'
 
-    It listens on this machine alone unless --host says otherwise; then set a key.
+    It listens on this machine only, unless --host says otherwise. If others can reach it, set a key.
     """
     from edgespec.library import ready
     from edgespec.runtimes.files.manifest import read_manifest

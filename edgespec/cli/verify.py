@@ -32,7 +32,7 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 
 @click.command("verify", cls=GroupedCommand)
 @bundle_argument
-@option("--method", "Only these; may be repeated.  [default: all of the bundle]", dest="methods", multiple=True)
+@option("--method", "Method to prove; may be repeated.  [default: all of the bundle]", dest="methods", multiple=True)
 @prompts_option
 @option("--limit", "Most prompts.", COUNT, 20)
 @length_option
