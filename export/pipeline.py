@@ -193,7 +193,7 @@ class Exporter:
         if is_foreign(path):
             refuse_draft(self.options, path)
             return ForeignModel.open(path, None)
-        return EmittedModel(open_model(path, None, text_only=self.options.text_only))
+        return EmittedModel(open_model(path, None, text_only=True))
 
     def _cut_draft(self) -> None:
         """Leave a draft the tokens that were asked for, or as many as pay."""
@@ -441,10 +441,9 @@ class Exporter:
             models.append(self.draft)
             known["draft"] = self.draft.weight_bytes(self.choice, operators)
         sizes = {name: own for name, (own, _) in known.items()}
-        for name, model in (("encoder", self.target), ("draft_encoder", self.draft)):
-            own = isinstance(model, EmittedModel) and not model.shares_encoder
-            if own and (size := encoder_bytes(model.arch, choice)):  # type: ignore[union-attr]
-                sizes[name] = size
+        for prefix, model in (("", self.target), ("draft_", self.draft)):
+            if isinstance(model, EmittedModel) and not model.shares_encoder:
+                sizes |= {f"{prefix}{name}": size for name, size in encoder_bytes(model.arch, choice).items()}
         if heads := sum(more for _, more in known.values()):
             sizes["heads"] = heads
         quantizer = CALIBRATED if self.calibration and self.options.calibrates else choice.quantizer

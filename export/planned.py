@@ -157,7 +157,7 @@ def _planned_draft(
         arch = assumed_draft(target)
         assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
     else:
-        arch = _opened(resolve(options.draft, weights=False), None, bool(target.text_half_of))
+        arch = _opened(resolve(options.draft, weights=False), None, text_only=True)
     check_sizes(target.facts, arch.facts)
     context = min(target.facts.context, arch.facts.context)
     arch.facts = arch.facts.model_copy(update={"context": context})

@@ -9,6 +9,7 @@ from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llam
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
+from edgespec.export.architectures.sights import SIGHTS, open_sight
 from edgespec.export.source.source import Checkpoint, with_usual_prefix
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
@@ -24,9 +25,11 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         NotText: the model has an encoder, or reads more than text and not its text half was asked for.
         UnsupportedModel: unknown ``model_type``; the message lists what is supported.
     """
-    config = source.config
+    whole, opened = source.config, source
+    config = whole
     what, text = senses(config, source.index), config.get("text_config")
-    if what and not text_only:
+    seen = describe(config) if what == "images" and not text_only else ""
+    if what and not text_only and seen not in SIGHTS:
         raise refuse_senses(source.path, what, text_kind(config))
     if describe(config) not in ARCHITECTURES:
         refuse_encoder(source.path, describe(config), config)
@@ -41,6 +44,10 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     made = kind(source)
     for side in filter(None, (made, made.encoder)):
         check_tensors(side, source)
+    if seen:
+        opened.config = whole
+        made.sight = open_sight(seen, opened, made)
+        return made
     made.text_half_of = what
     if what:
         made.source.notes.append(f"the text half alone: the model itself reads {what}, the bundle does not")

@@ -17,7 +17,7 @@ from edgespec.export.architectures.settings import Settings, model_facts, part_o
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ModelFacts
+from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gate_proj"
@@ -55,6 +55,19 @@ class Part:
     def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
         """Return the part's tensors, by Llama's name, where the checkpoint has others."""
         return {}
+
+
+class Sight(NamedTuple):
+    """What stands in front of a decoder that reads images; ``image``: what a bundle says of it.
+
+    The first projector makes the decoder's rows, each other one what is added after one of its first layers.
+    ``places``: learnt positions [side * side, width] that the runtime resamples; None = the tower has its own.
+    """
+
+    image: ImagePart
+    tower: Architecture
+    projectors: list[Architecture]
+    places: Extra | None = None
 
 
 ARCHITECTURES: dict[str, type[Architecture]] = {}
@@ -152,6 +165,7 @@ class Architecture:
     encoder: Architecture | None = None  # of a decoder that attends over what it gives
     inserts: int = 0  # columns of rows that stand where a token has no embedding, as an image's; 0 = there are none
 
+    sight: Sight | None = None  # what stands in front of a decoder that reads images
     text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
 
     def __init__(self, source: Checkpoint) -> None:

@@ -226,7 +226,14 @@ class Head(Operation):
 class Encoded(Operation):
     method, what = "encoded", "an encoder"
     x: Value
-    norm: Norm
+    norm: Norm | None
+
+
+@dataclass(frozen=True)
+class Plus(Operation):
+    method, what = "plus", "rows of numbers that are added to a product"
+    x: Value
+    product: Value
 
 
 @dataclass(frozen=True)
@@ -379,9 +386,16 @@ class Ops:
 
     # -- of encoders, and of decoders that attend over what an encoder gave --------------------------------------------
 
-    def encoded(self, x: Value, norm: Norm) -> Value:
-        """End an encoder, whose rows see each other: every row of the stream behind its last norm, [1, T, hidden]."""
+    def encoded(self, x: Value, norm: Norm | None) -> Value:
+        """End an encoder, whose rows see each other: every row of the stream behind its last norm, [1, T, hidden].
+
+        Without a norm the rows are as they are.
+        """
         return self.add(Encoded(x, norm))[0]
+
+    def plus(self, x: Value, product: Value) -> Value:
+        """Add a product to rows of numbers, [1, T, width] both, which begins a stream."""
+        return self.add(Plus(x, product))[0]
 
     def place(self, x: Value, positions: str) -> Value:
         """Add the first rows of ``positions`` [context, hidden] to a stream that is made of float rows."""

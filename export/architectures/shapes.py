@@ -103,8 +103,11 @@ class Shapes(Pass[int]):
         self.found[positions] = self.facts.context, x
         return x
 
-    def encoded(self, x: int, norm: Norm) -> int:
-        return self.norm(x, norm)
+    def plus(self, x: int, product: int) -> int:
+        return product
+
+    def encoded(self, x: int, norm: Norm | None) -> int:
+        return x if norm is None else self.norm(x, norm)
 
     def convolution(self, x: int, rule: ConvolutionRule) -> int:
         self._vectors(rule.length * self.facts.hidden, rule.taps)

@@ -23,6 +23,9 @@ def _sizes(arch: Architecture) -> list[str]:
         found.append(
             f"encoder of {inner.layers} layers with {inner.heads} heads, which reads up to {inner.context} {reads}"
         )
+    if arch.sight is not None:
+        tower, most = arch.sight.tower.facts, arch.sight.image.most
+        found.append(f"reads images: a tower of {tower.layers} layers with {tower.heads} heads, up to {most} rows each")
     found.append("tied embeddings" if facts.tied else "untied LM head")
     if facts.heads * facts.head_dim != facts.hidden:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")

@@ -11,14 +11,16 @@ import numpy as np
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import (
     ENCODER,
-    ENCODER_WEIGHTS,
     FINAL_NORM,
     INDEX,
     STANDARD,
+    TOWER,
     ModelSpec,
     model_part,
+    projector_name,
 )
 from edgespec.export.bundle.source_model import WrittenModel
+from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.plan import WEIGHTS, StoragePlan
 from edgespec.export.emit.plans import index_text, storage_plans
@@ -45,9 +47,10 @@ def write_model(
     """
     trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
     share = fine_share(plans["native"], spec.fine) if spec.fine else None
-    encoder = None if arch.encoder is None or spec.shares_encoder else encoder_plan(arch.encoder, spec)
+    encoders = encoder_plans(arch, spec)
     name = chosen.quantizer_name if chosen else None
-    part = model_part(arch, spec, name, plans["native"].low_bytes, share, encoder.low_bytes if encoder else 0)
+    part = model_part(arch, spec, name, plans["native"].low_bytes, share,
+                      encoders[ENCODER].low_bytes if ENCODER in encoders else 0)  # fmt: skip
     for name, graph in part.graphs.items():
         file = folder / graph.file.removeprefix(spec.prefix)
         if name == "native":
@@ -58,9 +61,11 @@ def write_model(
         ops.run(trace)
         ops.graph.save(file)
     errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
-    if encoder is not None:
-        native_graph(encoder).save(folder / ENCODER)
-        fill(folder / ENCODER_WEIGHTS, encoder, chosen.encoder if chosen else None, progress)
+    for name, plan in encoders.items():
+        native_graph(plan).save(folder / f"{name}.onnx")
+        fill(folder / plan.file, plan, chosen.encoder if chosen and name == ENCODER else None, progress)
+    if arch.sight is not None and arch.sight.places is not None and arch.sight.image.places is not None:
+        arch.sight.places.read(slice(None), None).astype("<f4").tofile(folder / arch.sight.image.places.file)
     (folder / INDEX).write_text(index_text(plans), "utf-8")
     if part.final_norm is not None:
         names = filter(None, (arch.final_norm.weight, arch.final_norm.bias))
@@ -68,11 +73,19 @@ def write_model(
     return WrittenModel(part, errors)
 
 
-def encoder_plan(arch: Architecture, spec: ModelSpec) -> NativePlan:
-    """Plan the weight file of an encoder; what both sides of a model share lies in the files of both."""
-    plan = storage_plans(arch, spec.format, spec.head, None)["native"]
-    plan.file = ENCODER_WEIGHTS
-    return plan
+def encoder_plans(arch: Architecture, spec: ModelSpec) -> dict[str, NativePlan]:
+    """Plan the weight files of a model's encoders, by name; what both sides of a model share lies in both."""
+    sides = {} if arch.encoder is None or spec.shares_encoder else {ENCODER: arch.encoder}
+    if arch.sight is not None:
+        sides |= {TOWER: arch.sight.tower}
+        sides |= {projector_name(number): one for number, one in enumerate(arch.sight.projectors)}
+    found = {}
+    for name, side in sides.items():
+        taps = tuple(arch.sight.image.taps) if arch.sight and name == TOWER else ()
+        form = spec.format if name == ENCODER else spec.sight_format
+        found[name] = storage_plans(side, form, spec.head, HeadPlan(tapped=taps))["native"]
+        found[name].file = f"{name}.data"
+    return found
 
 
 def fine_share(plan: StoragePlan, fine: frozenset[str]) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
@@ -15,7 +16,7 @@ from edgespec.export.emit.stock import native_only
 from edgespec.export.emit.wide_heads import least_length
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.formats import LEARNT, Attention, Format
+from edgespec.runtimes.files.formats import FOUR_BITS, LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
     DecoderPart,
@@ -30,7 +31,7 @@ from edgespec.runtimes.files.manifest import (
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
-ENCODER, ENCODER_WEIGHTS = "encoder.onnx", "encoder.data"
+ENCODER, TOWER = "encoder", "tower"  # names of files
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
 FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin"
@@ -64,6 +65,11 @@ class ModelSpec:
     plan: HeadPlan | None = None
     head_vocab: HeadVocab | None = None
     shares_encoder: bool = False
+
+    @property
+    def sight_format(self) -> Format:
+        """Weight format of what reads images: int8 in a bundle of 4 bits, where it is small beside the decoder."""
+        return "int8" if self.format in FOUR_BITS else self.format
 
 
 def open_model(path: Path, context: int | None, adapter: Path | None = None, text_only: bool = False) -> Architecture:
@@ -179,7 +185,7 @@ def model_part(
     fine: float | None = None,
     encoder_low_bytes: int = 0,
 ) -> ModelPart:
-    """Return the entry of a model, with that of its encoder.
+    """Return the entry of a model, with those of its encoders.
 
     Args:
         quantizer: name of what chose its levels; None = they were rounded.
@@ -198,7 +204,13 @@ def model_part(
         decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
                               anchor=arch.anchor, confidence=sure, masked=masked, reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
-    source = source_of(arch)
+    source, sight = source_of(arch), arch.sight
+    seeing: dict[str, Any] = {}
+    if sight is not None:
+        own = replace(spec, format=spec.sight_format)
+        projectors = [encoder_part(one, own, None, 0, projector_name(at)) for at, one in enumerate(sight.projectors)]
+        tower = encoder_part(sight.tower, own, None, 0, TOWER, sight.image.taps)
+        seeing = {"image": sight.image, "tower": tower, "projectors": projectors}
     return ModelPart(
         facts=facts,
         format=spec.format,
@@ -222,20 +234,39 @@ def model_part(
         decoder=decoder,
         source=source and source.model_copy(update={"shares_encoder": spec.shares_encoder}),
         encoder=None if encoder is None else encoder_part(encoder, spec, quantizer, encoder_low_bytes),
+        **seeing,
     )
 
 
-def encoder_part(arch: Architecture, spec: ModelSpec, quantizer: str | None, low_bytes: int) -> ModelPart:
-    """Return the entry of an encoder, which only native operators run; arguments as for ``model_part``."""
-    graph = Graph(file=spec.prefix + ENCODER, gated=True, hidden=True, operators="native")
+def projector_name(number: int) -> str:
+    """Name the files of a projector."""
+    return f"projector.{number}" if number else "projector"
+
+
+def encoder_part(
+    arch: Architecture,
+    spec: ModelSpec,
+    quantizer: str | None,
+    low_bytes: int,
+    name: str = ENCODER,
+    tapped: Sequence[int] = (),
+) -> ModelPart:
+    """Return the entry of an encoder, which only native operators run; arguments as for ``model_part``.
+
+    Args:
+        name: of its files.
+        tapped: after which layers its rows are given, too.
+    """
+    graph = Graph(file=f"{spec.prefix}{name}.onnx", gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=counted(arch),
         format=spec.format,
         quantizer=quantizer or "rtn",
         graphs={"native": graph},
-        weights=spec.prefix + ENCODER_WEIGHTS,
+        weights=f"{spec.prefix}{name}.data",
         layout="native",
         low_bytes=low_bytes,
         headroom=HEADROOM,
         min_rows=0,
+        tapped=list(tapped),
     )

@@ -143,11 +143,20 @@ class NativeOps(Pass[Value]):
         self.program.step("place", x=out.id, k=out.width, positions=self.program.input(positions))
         return out
 
-    def encoded(self, x: Value, norm: Norm) -> Value:
+    def plus(self, x: Value, product: Value) -> Value:
+        out = self._as_floats(x, "x")
+        if not isinstance(product, LazyProduct):
+            raise ExportError("native operators expect a product that is added to rows")
+        self._multiply(product, out, add=True)
+        return out
+
+    def encoded(self, x: Value, norm: Norm | None) -> Value:
         rows = self._as_floats(x, "x")
+        self._tap(rows, self.arch.facts.layers)
 
         def steps() -> None:
-            self._norm(LazyNorm(rows, norm), rows)
+            if norm is not None:
+                self._norm(LazyNorm(rows, norm), rows)
             self.program.step("store", x=rows.id, k=rows.width)
 
         self.program.gated(self.gates.hidden, steps)

@@ -319,8 +319,11 @@ class StockPlan(StoragePlan, Pass[None]):
     def place(self, x: None, positions: str) -> None:
         self.store_positions(positions)
 
-    def encoded(self, x: None, norm: Norm) -> None:
-        self.store_norm(norm)
+    def plus(self, x: None, product: None) -> None: ...
+
+    def encoded(self, x: None, norm: Norm | None) -> None:
+        if norm is not None:
+            self.store_norm(norm)
 
     def head(self, x: None, norm: Norm, head: Linear) -> None:
         self.store_norm(norm)

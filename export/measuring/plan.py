@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import encoder_plan
-from edgespec.export.bundle.model_part import ModelSpec, counted, model_part
+from edgespec.export.bundle.model import encoder_plans
+from edgespec.export.bundle.model_part import ENCODER, ModelSpec, counted, model_part
 from edgespec.export.drafters.head_choice import HEAD_TOKENS, HeadChoice, check_size, cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import with_device_graphs
@@ -51,8 +51,8 @@ HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
 DEVICE_BYTES = 6000  # of a device's graph, a layer
 
 
-def model_files(part: ModelPart, plans: Plans, encoder: NativePlan | None = None) -> dict[str, int]:
-    """Files of a model, and their sizes; ``plans``: of its weights, and ``encoder``: of its encoder's."""
+def model_files(part: ModelPart, plans: Plans, encoders: Sequence[NativePlan] = ()) -> dict[str, int]:
+    """Files of a model, and their sizes; ``plans``: of its weights, and ``encoders``: of its encoders'."""
     files = {part.weights: plans[part.layout].end}
     for name, graph in part.graphs.items():
         if graph.device != "cpu":
@@ -63,10 +63,12 @@ def model_files(part: ModelPart, plans: Plans, encoder: NativePlan | None = None
         for vector, length in inline.items():
             size += length if graph.hidden or not vector.startswith(HEADS) else 0
         files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden and part.heads else 0)
-    if part.encoder is not None and encoder is not None:
-        files[part.encoder.weights] = encoder.end
-        size = GRAPH_BYTES["native"][SPECS[part.format].family] * part.encoder.facts.layers
-        files[part.encoder.graphs["native"].file] = size + sum(encoder.inline.values())
+    for side, encoder in zip(part.sides, encoders, strict=True):
+        files[side.weights] = encoder.end
+        size = GRAPH_BYTES["native"][SPECS[part.format].family] * side.facts.layers
+        files[side.graphs["native"].file] = size + sum(encoder.inline.values())
+    if part.image is not None and (places := part.image.places) is not None:
+        files[places.file] = 4 * places.side**2 * places.width
     if part.index is not None:
         files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:
@@ -130,8 +132,8 @@ class PlannedModel:
                          layout=layout, plan=self.plan, head_vocab=tokens)  # fmt: skip
         self._plans = storage_plans(arch, choice.format, choice.head, self.plan)
         quantizer = choice.quantizer.name if choice.quantizer else None
-        self._encoder = None if arch.encoder is None else encoder_plan(arch.encoder, spec)
-        low = self._encoder.low_bytes if self._encoder else 0
+        self._encoders = encoder_plans(arch, spec)
+        low = self._encoders[ENCODER].low_bytes if ENCODER in self._encoders else 0
         self.part = model_part(arch, spec, quantizer, self._plans["native"].low_bytes, encoder_low_bytes=low)
 
     def for_devices(self, devices: Sequence[DeviceName], skip: SkipSetPart | None) -> None:
@@ -141,7 +143,7 @@ class PlannedModel:
 
     def files(self) -> dict[str, int]:
         """Its files and their sizes."""
-        return model_files(self.part, self._plans, self._encoder)
+        return model_files(self.part, self._plans, [*self._encoders.values()])
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""
@@ -176,9 +178,9 @@ def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: 
     return alone, size(plan) - alone
 
 
-def encoder_bytes(arch: Architecture, choice: WeightChoice) -> int:
-    """Bytes of the weight file of a model's encoder; 0 = it has none."""
-    return 0 if arch.encoder is None else storage_plans(arch.encoder, choice.format, choice.head, None)["native"].end
+def encoder_bytes(arch: Architecture, choice: WeightChoice) -> dict[str, int]:
+    """Bytes of the weight files of a model's encoders, by name."""
+    return {name: plan.end for name, plan in encoder_plans(arch, ModelSpec(choice.format, choice.head)).items()}
 
 
 def paying_rows(

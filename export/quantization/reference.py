@@ -154,8 +154,11 @@ class NumpyOps(Pass[Array]):
     def place(self, x: Array, positions: str) -> Array:
         return self._placed(x, 1, positions)
 
-    def encoded(self, x: Array, norm: Norm) -> Array:
-        return self.norm(x, norm)
+    def plus(self, x: Array, product: Array) -> Array:
+        return x + product
+
+    def encoded(self, x: Array, norm: Norm | None) -> Array:
+        return x if norm is None else self.norm(x, norm)
 
     @staticmethod
     def _split(x: Array, heads: int) -> Array:  # [B, T, heads * head_dim] -> [B, heads, T, head_dim]

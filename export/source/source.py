@@ -18,7 +18,8 @@ from edgespec.runtimes.files.manifest import MANIFEST
 
 BUILTIN = "builtin:"
 HUB_SMALL_FILES = [
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja", "*.spm",
     "sentencepiece.bpe.model", "target_vocab.json",
 ]  # fmt: skip

@@ -133,7 +133,7 @@ def whole(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", sorted(SHAPES.keys() - {"smolvlm", "gemma3"}))
 def test_it_is_refused_in_one_sentence_everywhere(
     command: Command, whole: Callable[[str], Path], tmp_path: Path, shape: str
 ) -> None:

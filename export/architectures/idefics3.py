@@ -1,0 +1,50 @@
+"""Idefics 3 (arXiv 2408.12637) and SmolVLM (arXiv 2504.05299): a SigLIP tower over tiles, pixel shuffle, a matrix."""
+
+from __future__ import annotations
+
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.towers import HALVES, SECOND, Projector, Tower, Whole, linear_at
+from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, ImageWords, MergePart
+
+AROUND = "<fake_token_around_image>"
+PROJECTION = "modality_projection.proj"
+
+
+class Idefics3Tower(Tower):
+    """SigLIP's tower, over tiles."""
+
+    model_type = "idefics3_vision"
+    defaults = {
+        "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
+        "patch_size": 32,
+    }  # fmt: skip
+
+
+def open_sight(whole: Whole) -> Sight:
+    """Open the tower and the projector of Idefics 3."""
+    factor, token = whole.settings.integer("scale_factor", 2), whole.settings.integer("image_token_id", 128257)
+    patch = int(whole.vision.get("patch_size", 32))
+    longest, tile = (
+        int(whole.pixels.get(key, {}).get("longest_edge", default))
+        for key, default in (("size", 4 * 364), ("max_image_size", 364))
+    )
+    side, split = tile // patch, whole.pixels.flag("do_image_splitting", True)
+    if tile % (patch * factor):
+        raise UnsupportedModel(
+            f"{whole.pixels.file}: tiles of {tile} pixels: expected a multiple of {factor} patches of {patch}"
+        )
+    tower = Idefics3Tower(whole.below("embeddings.patch_embedding.weight"), whole.vision, side * side)
+    rows, pieces = (side // factor) ** 2, 1 + (-(-longest // tile)) ** 2 * split
+    source = whole.below(f"{PROJECTION}.weight")
+    sizes = tower.facts.hidden * factor**2, 0, whole.text.facts.hidden
+    projector = Projector(source, sizes, rows, linear_at(source, SECOND, PROJECTION))
+    words = ImageWords(
+        placeholder="<image>", token="<image>", id=token, end=AROUND, line="\n",
+        tile=f"{AROUND}<row_{{row}}_col_{{column}}>", whole=f"{AROUND}<global-img>",
+    )  # fmt: skip
+    pixels = Idefics3Pixels(kind="idefics3", longest=longest, tile=tile, split=split,
+                            **whole.common(patch, HALVES, HALVES, 1))  # fmt: skip
+    image = ImagePart(processor=pixels, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
+                      most=rows * pieces)  # fmt: skip
+    return Sight(image, tower, [projector])

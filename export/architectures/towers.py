@@ -1,0 +1,277 @@
+"""Vision towers: encoders of what pictures are cut into, and projectors to the rows of a decoder.
+
+A tower's rows are patches, which see each other, and its first matrix is the convolution over patches.  Between tower
+and projector, rows are merged (``runtimes.images.processing.merged``)::
+
+    x = patches W + b + positions;  x = x + attention(norm x);  x = x + mlp(norm x);  ...;  norm x
+    projector: W' activation(W norm(merged rows) + b) + b'
+
+Sources: An Image is Worth 16x16 Words (arXiv 2010.11929); SigLIP (arXiv 2303.15343).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isqrt
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture
+from edgespec.export.architectures.ops import Linear, Norm, Ops, Value
+from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.settings import Settings
+from edgespec.export.source.derived import Extra, Floats, made_of, original
+from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
+from edgespec.export.source.stored import read_object
+from edgespec.runtimes.files.images import ImageWords
+
+PATCHES, PLACES, FIRST, SECOND, MERGED_NORM = (
+    f"model.{name}" for name in ("patches", "places.weight", "projector.fc1", "projector.fc2", "projector.norm")
+)
+CHANNELS = 3
+HALVES = [0.5, 0.5, 0.5]  # mean and deviation of most
+
+
+@dataclass
+class Whole:
+    """A checkpoint of a model that reads images, its configuration and that of its processor.
+
+    Attributes:
+        settings: config.json.
+        vision: what it says of the tower.
+        text: the decoder.
+        processor: processor_config.json.
+        pixels: preprocessor_config.json, or what processor_config.json says of images.
+    """
+
+    source: Checkpoint
+    text: Architecture
+    vision: dict[str, Any] = field(init=False)
+    settings: Settings = field(init=False)
+    pixels: Settings = field(init=False)
+    processor: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = Settings(self.source.path, self.source.config, {})
+        self.vision = self.settings.get("vision_config", {})
+        self.processor, own = _processors(self.source.path)
+        self.pixels = Settings(self.source.path, own, {})
+        self.pixels.file = self.source.path / "preprocessor_config.json"
+
+    def below(self, suffix: str) -> Checkpoint:
+        """Take the tensors beside the one whose name ends in ``suffix``, without what stands before it."""
+        found = next((name for name in self.source.index if name.endswith(suffix)), suffix)
+        before = found.removesuffix(suffix)
+        inside = {name.removeprefix(before): name for name in self.source.index if name.startswith(before)}
+        if isinstance(self.source, ConfigOnly):
+            return ConfigOnly(self.source.path, self.source.config)
+        return renamed(self.source, inside)
+
+    def words(self, default: ImageWords) -> ImageWords:
+        """Name the token of an image's rows as the tokenizer does."""
+        file = self.source.path / "tokenizer.json"
+        added = read_object(file, "download it again").get("added_tokens", []) if file.is_file() else []
+        names = {one.get("id"): one.get("content") for one in added if isinstance(one, dict)}
+        token = names.get(default.id, default.token)
+        placeholder = token if default.placeholder == default.token else default.placeholder
+        return default.model_copy(update={"token": token, "placeholder": placeholder})
+
+    def common(self, patch: int, mean: list[float], std: list[float], resample: int) -> dict[str, Any]:
+        """Read what all processors say of pixels, as fields of ``Pixels``; arguments: where they do not say it."""
+        pixels = self.pixels
+        for key in ("do_resize", "do_rescale", "do_normalize"):
+            if not pixels.flag(key, True):
+                raise UnsupportedModel(f"{pixels.file}: expected {key}, as this kind of model was trained with")
+        found = pixels.integer("resample", resample)
+        if found not in RESAMPLE:
+            raise UnsupportedModel(f"{pixels.file}: resample {found} is not supported; supported: {list(RESAMPLE)}")
+        return {
+            "patch": patch, "rescale": pixels.number("rescale_factor", 1 / 255), "resample": RESAMPLE[found],
+            "mean": tuple(pixels.get("image_mean", mean)), "std": tuple(pixels.get("image_std", std)),
+        }  # fmt: skip
+
+
+RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Filters by Pillow's numbers."""
+
+
+def _processors(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what a folder says of the processor, and of its images."""
+    whole, own = (
+        read_object(file, "download it again") if (file := folder / f"{name}_config.json").is_file() else {}
+        for name in ("processor", "preprocessor")
+    )
+    inner = whole.get("image_processor")
+    return whole, own or (inner if isinstance(inner, dict) else {})
+
+
+class Tower(Architecture):
+    """SigLIP's tower, from which others differ in little.
+
+    Args:
+        source: its tensors, and its configuration.
+        rows: most patches that it reads at once.
+
+    Attributes:
+        columns: of a patch.
+        given: each row's position stands behind its patch; else the tower has those of a grid of its own.
+    """
+
+    model_type, example, features = "siglip", "", ""
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "patch_size": 16,
+    }  # fmt: skip
+    layers_at = "encoder.layers"
+    outer_names = {FINAL_NORM: "post_layernorm"}
+    layer_names = {
+        "input_layernorm": "layer_norm1",
+        "post_attention_layernorm": "layer_norm2",
+        **{ATTENTION.format(part): f"self_attn.{part}_proj" for part in "qkv"},
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.up_proj": "mlp.fc1",
+        "mlp.down_proj": "mlp.fc2",
+    }
+    epsilon = ("layer_norm_eps", 1e-6)
+    activation_default = "gelu_pytorch_tanh"
+    layer_norms = True
+    gated_mlp = False
+    biases = {"": True}
+    windows = "none"
+    both_ways = True
+    patch_at: ClassVar[str] = "embeddings.patch_embedding"
+    places_at: ClassVar[str] = "embeddings.position_embedding.weight"
+    given: ClassVar[bool] = False
+
+    def __init__(self, source: Checkpoint, vision: Mapping[str, Any], rows: int) -> None:
+        sizes = {"vocab_size": 1, "max_position_embeddings": rows, "rope_parameters": None}
+        source.config = {**self.defaults, **vision, **sizes}
+        self.patch = Settings(source.path, source.config, {}).integer("patch_size")
+        self.columns = self.patch**2 * CHANNELS
+        super().__init__(source)
+        self.input_width = self.columns + (self.facts.hidden if self.given else 0)
+
+    def configure(self) -> dict[str, Any]:
+        return super().configure() | {"tied": False}
+
+    def key_heads(self, heads: int) -> int:
+        return heads
+
+    def rotations(self) -> dict[str, Rotary]:
+        return {}
+
+    def build(self, ops: Ops) -> Value:
+        x = self.embed(ops)
+        for layer in range(self.facts.layers):
+            x = self.layer(ops, x, layer)
+        return ops.encoded(x, self.final_norm)
+
+    def embed(self, ops: Ops) -> Value:
+        (y,) = ops.linear(ops.input_slice(0, self.columns), Linear(f"{PATCHES}.weight", f"{PATCHES}.bias"))
+        if self.given:
+            return ops.plus(ops.input_slice(self.columns, self.facts.hidden), y)
+        return ops.place(y, PLACES)
+
+    def width(self, weight: str) -> int | None:
+        return self.facts.hidden if weight.startswith(PATCHES) else super().width(weight)
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        found = dict(super().derived(source))
+        found[f"{PATCHES}.weight"] = made_of(
+            original(source, f"{self.patch_at}.weight"), (self.facts.hidden, self.columns), self.by_pixels
+        )
+        found[f"{PATCHES}.bias"] = original(source, f"{self.patch_at}.bias")
+        if not self.given:
+            found[PLACES] = self.places(source)
+        return found
+
+    def by_pixels(self, weight: Floats) -> Floats:  # [hidden, 3, patch, patch] -> [hidden, patch * patch * 3]
+        """Bring the first matrix in the order of a patch's pixels."""
+        return weight.transpose(0, 2, 3, 1).reshape(len(weight), -1)
+
+    def places(self, source: Checkpoint) -> Extra:
+        """Positions of the rows of a piece, [rows, hidden], each that of its place in the learnt grid."""
+        learnt = original(source, self.places_at)
+        rows = self.facts.context
+
+        def nearest(table: Floats) -> Floats:
+            here, there = isqrt(rows), isqrt(len(table))
+            at = np.arange(here) * there // here
+            return table[(at[:, None] * there + at).ravel()]
+
+        return made_of(learnt, (rows, self.facts.hidden), nearest)
+
+
+class Projector(Architecture):
+    """One or two matrices, and a norm in front of them where there is one.
+
+    Args:
+        source: has the tensors by the names above.
+        sizes: columns that it reads, what is between the matrices (0 = there is one), the decoder's width.
+        rows: most rows that it is given at once.
+        eps: of the norm.
+        norm: a layer norm (True), a root-mean-square norm, or none.
+        activation: between the matrices.
+        tensors: ours by name.
+    """
+
+    model_type, example, features = "projector", "", ""
+    both_ways = True
+    windows = "none"
+    epsilon = ("norm_eps", 1e-6)
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        sizes: tuple[int, int, int],
+        rows: int,
+        tensors: Mapping[str, Extra],
+        norm: bool | None = None,
+        activation: str = "gelu",
+        eps: float = 1e-6,
+    ) -> None:
+        self.columns, self.inner, width = sizes
+        self.input_width, self._tensors, self._centered = self.columns, tensors, norm
+        source.config = {
+            "hidden_size": width, "intermediate_size": self.inner or width, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "head_dim": 8, "vocab_size": 1, "max_position_embeddings": rows,
+            "hidden_act": activation, "norm_eps": eps,
+        }  # fmt: skip
+        super().__init__(source)
+
+    def configure(self) -> dict[str, Any]:
+        return super().configure() | {"tied": False}
+
+    def rotations(self) -> dict[str, Rotary]:
+        return {}
+
+    def build(self, ops: Ops) -> Value:
+        x = ops.input_slice(0, self.columns)
+        if self._centered is not None:
+            x = ops.norm(x, Norm(f"{MERGED_NORM}.weight", self._bias(MERGED_NORM), self._centered))
+        if self.inner:
+            (x,) = ops.linear(x, self._matrix(FIRST))
+            x = ops.activate(x, self.activation)
+        return ops.encoded(ops.linear(x, self._matrix(SECOND))[0], None)
+
+    def _matrix(self, name: str) -> Linear:
+        return Linear(f"{name}.weight", self._bias(name))
+
+    def _bias(self, name: str) -> str | None:
+        return f"{name}.bias" if f"{name}.bias" in self._tensors else None
+
+    def width(self, weight: str) -> int | None:
+        return self.inner if weight.startswith(FIRST) else self.facts.hidden
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        return self._tensors
+
+
+def linear_at(source: Checkpoint, ours: str, theirs: str) -> dict[str, Extra]:
+    """Name a matrix, and its bias where it has one."""
+    kinds = [kind for kind in ("weight", "bias") if kind == "weight" or source.has(f"{theirs}.{kind}")]
+    return {f"{ours}.{kind}": original(source, f"{theirs}.{kind}") for kind in kinds}

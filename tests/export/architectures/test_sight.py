@@ -1,0 +1,119 @@
+"""Models that read images equal transformers: what stands for a picture, and the rows that are made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.words import traits
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.quantization.reference import reference_rows
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.images.processing import Processed, merged, process, read_places, tower_rows
+from edgespec.runtimes.slots.encoder import Encoder
+from edgespec.runtimes.slots.shared import Model
+from tests.support import sight
+
+Array = NDArray[np.float32]
+Encode = Callable[[int, Array], Array]  # number of a side (tower, projectors), rows -> rows
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Architecture]:
+    def opener(name: str) -> Architecture:
+        return open_model(sight.write_case(tmp_path_factory.mktemp(name), name), None)
+
+    return opener
+
+
+def rows_of(seen: Sight, found: Processed, places: Array | None, encode: Encode) -> Array:
+    """Compute the decoder's rows of a picture, [R, width * (1 + deepstack)]."""
+    made, taps = [], seen.tower.facts.hidden
+    for piece in found.pieces:
+        rows = encode(0, tower_rows(piece, seen.image, places))
+        apart = [merged(rows[:, at * taps : (at + 1) * taps], piece.grid, seen.image)
+                 for at in range(1 + seen.image.deepstack)]  # fmt: skip
+        made.append(np.concatenate([encode(1 + at, own) for at, own in enumerate(apart)], 1))
+    return np.concatenate(made)
+
+
+def in_numpy(seen: Sight) -> Encode:
+    return lambda side, rows: reference_rows([seen.tower, *seen.projectors][side], rows)[0]
+
+
+def natively(folder: Path, part: ModelPart) -> Encode:
+    sides = [Encoder(Model(folder, side, "native", 1)) for side in part.sides]
+    return lambda side, rows: sides[side].encode(rows)
+
+
+@pytest.mark.parametrize("name", sight.CASES)
+def test_rows_and_texts_equal_transformers(opened: Callable[[str], Architecture], tmp_path: Path, name: str) -> None:
+    from tokenizers import Tokenizer
+
+    arch, known = opened(name), sight.reference(name)
+    assert arch.sight is not None
+    seen, tokenizer = arch.sight, Tokenizer.from_file(str(arch.source.path / "tokenizer.json"))
+    part = write_model(tmp_path, arch, ModelSpec("fp32")).part
+    assert part.image == seen.image
+    places, native = read_places(tmp_path, seen.image), natively(tmp_path, part)
+    for at, picture in enumerate(sight.pictures()):
+        found, features = process(picture, seen.image), known[f"features.{at}"]
+        assert tokenizer.encode(found.text).ids == known[f"text.{at}"].tolist()
+        for encode in (in_numpy(seen), native):
+            rows = rows_of(seen, found, places, encode)
+            assert len(rows) == known[f"text.{at}"].tolist().count(sight.IMAGE) <= seen.image.most
+            np.testing.assert_allclose(rows[:: sight.EVERY], features, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "w8a8"])
+def test_quantized_towers_give_nearly_the_same(
+    opened: Callable[[str], Architecture], tmp_path: Path, form: Format
+) -> None:
+    arch = opened("lfm2_vl")
+    assert arch.sight is not None
+    part = write_model(tmp_path, arch, ModelSpec(form)).part
+    assert [side.format for side in part.sides] == ["int8" if form == "int4" else form] * 2
+    found, places = process(sight.pictures()[0], arch.sight.image), read_places(tmp_path, arch.sight.image)
+    exact, near = (rows_of(arch.sight, found, places, one) for one in (in_numpy(arch.sight), natively(tmp_path, part)))
+    assert np.abs(near - exact).mean() < 0.05 * exact.std()
+
+
+def test_what_reads_images_is_said(opened: Callable[[str], Architecture]) -> None:
+    said = "reads images: a tower of 2 layers with 3 heads, up to 112 rows each"
+    arch = opened("lfm2_vl")
+    assert said in traits(arch)
+    (half, *others) = traits(open_model(arch.source.path, None, text_only=True))
+    assert "text half" in half
+    assert not any("images" in one for one in others)
+
+
+@pytest.mark.parametrize(
+    "name, file, change, words",
+    [
+        ("gemma3", "preprocessor", {"do_pan_and_scan": True}, "pan and scan"),
+        ("gemma3", "preprocessor", {"size": {"height": 64, "width": 64}}, "pictures of 64 pixels"),
+        ("idefics3", "preprocessor", {"max_image_size": {"longest_edge": 60}}, "tiles of 60 pixels"),
+        ("idefics3", "preprocessor", {"resample": 4}, "resample 4"),
+        ("lfm2_vl", "preprocessor", {"do_normalize": False}, "do_normalize"),
+        ("lfm2_vl", "config", {"downsample_factor": 1}, "linear_1|fc1|shape"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, name: str, file: str, change: dict[str, object], words: str
+) -> None:
+    folder = sight.write_case(tmp_path, name)
+    path = folder / f"{file}_config.json"
+    path = path if path.is_file() else folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
+    with pytest.raises(ExportError, match=words):
+        open_model(folder, None)

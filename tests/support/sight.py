@@ -1,0 +1,167 @@
+"""Small models that read images, two of every kind, and what transformers computes with them.
+
+tests/data/reference/sight.npz has of each (tools/make_sight_reference.py makes it): ``saved``, JSON of config.json and
+of the names and shapes of tensors that transformers saves; ``ids`` int64 [T], a prompt with two of the pictures between
+words; ``rows`` int64 [R] and ``logits`` float32 [R, vocab] there; ``greedy`` int64 [12]; and for each picture
+``features.N`` float32 [rows // 7, width], every seventh row of the decoder's, and ``text.N``, the ids of what stands
+for it.  Weights are a function of names, shapes and a seed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+ARCHIVE = Path(__file__).parents[1] / "data" / "reference" / "sight.npz"
+Config = dict[str, Any]
+SIZES = [(50, 70), (150, 44), (64, 64), (9, 31)]  # of pictures, height and width
+SHOWN = (0, 3)  # pictures in the prompt
+EVERY = 7
+IMAGE = 99  # the id of the token of an image's rows
+
+LLAMA: Config = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 1024,
+    "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LFM2: Config = {key: value for key, value in LLAMA.items() if key not in ("intermediate_size", "head_dim")} | {
+    "model_type": "lfm2", "block_ff_dim": 96, "intermediate_size": 96, "num_hidden_layers": 2,
+    "layer_types": ["conv", "full_attention"],
+}  # fmt: skip
+GEMMA3: Config = LLAMA | {
+    "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+TOWER: Config = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 64,
+    "patch_size": 8,
+}  # fmt: skip
+SIGLIP: Config = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 48}
+SIGLIP2: Config = TOWER | {"model_type": "siglip2_vision_model", "vision_use_head": False, "num_patches": 36}
+CASES: dict[str, tuple[Config, Config]] = {
+    "idefics3": (
+        {"model_type": "idefics3", "text_config": LLAMA, "vision_config": TOWER, "scale_factor": 2},
+        {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 64}},
+    ),
+    "smolvlm_whole": (
+        {"model_type": "smolvlm", "text_config": LLAMA, "scale_factor": 3,
+         "vision_config": TOWER | {"hidden_size": 64, "num_attention_heads": 2, "image_size": 72, "patch_size": 12,
+                                   "hidden_act": "gelu"}},
+        {"size": {"longest_edge": 150}, "max_image_size": {"longest_edge": 72}, "do_image_splitting": False,
+         "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]},
+    ),
+    "lfm2_vl": (
+        {"model_type": "lfm2_vl", "text_config": LFM2, "vision_config": SIGLIP2, "projector_hidden_size": 72,
+         "downsample_factor": 2},
+        {"encoder_patch_size": 8, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6},
+    ),
+    "lfm2_vl_whole": (
+        {"model_type": "lfm2_vl", "text_config": LFM2, "projector_hidden_size": 40, "projector_use_layernorm": False,
+         "projector_bias": False, "downsample_factor": 1, "projector_hidden_act": "silu",
+         "vision_config": SIGLIP2 | {"patch_size": 10, "num_patches": 25}},
+        {"encoder_patch_size": 10, "downsample_factor": 1, "do_image_splitting": False, "min_image_tokens": 6,
+         "max_image_tokens": 30},
+    ),
+    "gemma3": (
+        {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": SIGLIP, "mm_tokens_per_image": 9,
+         "boi_token_index": 98, "eoi_token_index": 97},
+        {"size": {"height": 48, "width": 48}},
+    ),
+    "gemma3_relu": (
+        {"model_type": "gemma3", "text_config": GEMMA3 | {"sliding_window": 6}, "mm_tokens_per_image": 4,
+         "boi_token_index": 98, "eoi_token_index": 97,
+         "vision_config": SIGLIP | {"image_size": 60, "patch_size": 10, "hidden_act": "relu", "layer_norm_eps": 1e-3}},
+        {"size": {"height": 60, "width": 60}, "image_mean": [0.1, 0.2, 0.3]},
+    ),
+}  # fmt: skip
+WORDS = {  # ids of words that stand around images
+    "gemma3": {"<start_of_image>": 98, "<image_soft_token>": IMAGE, "<end_of_image>": 97, "\n\n": 96},
+    "idefics3": {"<image>": IMAGE, "<fake_token_around_image>": 98, "<global-img>": 97, "\n": 96,
+                 **{f"<row_{y}_col_{x}>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
+    "lfm2_vl": {"<image>": IMAGE, "<|image_start|>": 98, "<|image_end|>": 97, "<|img_thumbnail|>": 96,
+                **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
+}  # fmt: skip
+WORDS["smolvlm"] = WORDS["idefics3"]
+
+
+def config_of(name: str) -> Config:
+    """Give the configuration of a case, with the id of the token of an image's rows."""
+    config = CASES[name][0]
+    return config | {"image_token_index" if config["model_type"] == "gemma3" else "image_token_id": IMAGE}
+
+
+def pictures() -> list[NDArray[np.uint8]]:
+    """Make pictures of odd sizes, [height, width, 3] each: waves, edges and noise."""
+    rng, found = np.random.default_rng(5), []
+    for height, width in SIZES:
+        y, x = np.mgrid[:height, :width]
+        waves = np.stack([128 + 100 * np.sin(x / 9 + y / 17), 255 * (x // 7 % 2), (x * 3 + y * 5) % 256], -1)
+        found.append(np.clip(waves + rng.normal(0, 20, waves.shape), 0, 255).astype(np.uint8))
+    return found
+
+
+@cache
+def reference(name: str) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a case."""
+    with np.load(ARCHIVE) as arrays:
+        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
+
+
+def saved(name: str) -> dict[str, Any]:
+    """Give ``config`` and ``tensors``, lists of sizes by name, of a case as saved."""
+    found: dict[str, Any] = json.loads(reference(name)["saved"].tobytes())
+    return found
+
+
+def weights(shapes: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
+    """Make weights whose logits depend on the pictures, on the text, and on positions."""
+    generator, made = np.random.default_rng(3), {}
+    for name, shape in shapes.items():
+        noise, module = generator.standard_normal(shape), name.split(".")[-2]
+        if "norm" in module and name.endswith("weight"):
+            values = (0.0 if "layers" in name and "language" in name else 1.0) + 0.2 * noise
+        elif len(shape) == 1:
+            values = 0.2 * noise
+        elif module == "embed_tokens":
+            values = 0.04 * noise  # so that a token does not follow itself where the LM head is the embedding
+        elif "embed" in module or module == "lm_head":
+            values = 0.3 * noise
+        else:
+            values = 1.5 * noise / np.sqrt(np.prod(shape[1:]))
+        made[name] = values.astype(np.float32)
+    return made
+
+
+def write_checkpoint(folder: Path, name: str, config: Config, shapes: dict[str, list[int]]) -> Path:
+    """Write config.json, preprocessor_config.json, a tokenizer of letters and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(CASES[name][1]), "utf-8")
+    write_tokenizer(folder, WORDS[config["model_type"]])
+    save_file(weights(shapes), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_tokenizer(folder: Path, words: dict[str, int]) -> None:
+    """Write a tokenizer that has an id for every letter, and for the words around images."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    taken = {3 + at: letter for at, letter in enumerate("abcdefghijklmnopqrstuvwxyz ")}
+    taken |= {number: word for word, number in words.items()}
+    letters = {taken.get(number, chr(0x4E00 + number)): number for number in range(256)}
+    made = Tokenizer(models.WordLevel(letters, "a"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse()
+    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words])
+    made.save(str(folder / "tokenizer.json"))
+
+
+def write_case(folder: Path, name: str) -> Path:
+    """Write the checkpoint of a case."""
+    found = saved(name)
+    return write_checkpoint(folder, name, found["config"], found["tensors"])
