@@ -18,6 +18,7 @@ from edgespec.decoding.text import INSERTED
 from edgespec.engine import images as module
 from edgespec.engine.engine import Engine
 from edgespec.engine.images import Images, Placed
+from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -26,6 +27,7 @@ from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.images.image import Image
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.slots.inserted import Inserted
+from tests.support import sight
 
 pytestmark = pytest.mark.usefixtures("native")
 TOKEN, SIDE = 191, 6  # a byte that no text has; pixels of a side
@@ -80,14 +82,14 @@ def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         bundle = Bundle.open(output)
         target = bundle.manifest.target.model_copy(update={"image": PART})
         bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": target}))
-        engine = Engine(bundle, LoadOptions(threads=1, **how))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("edgespec.engine.loaded.Images", Words)
+            engine = Engine(bundle, LoadOptions(threads=1, **how))
         engine.images.engine = engine  # type: ignore[union-attr]
         made.append(engine)
         return engine
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.engine.loaded.Images", Words)
-        yield get
+    yield get
     for engine in made:
         engine.close()
 
@@ -197,3 +199,20 @@ def test_pictures_from_files_and_arrays(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     Pillow.fromarray(pixels).save(tmp_path / "a.png")
     assert Image.open(tmp_path / "a.png").digest == Image.of(pixels).digest
+
+
+@pytest.mark.parametrize("name", sight.CASES)
+def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    source, wanted, shown = sight.write_case(tmp_path / "source", name), sight.reference(name), sight.pictures()
+    (source / "calibration.txt").write_text("a picture of the sea and what it is " * 99, "utf-8")
+    Exporter(ExportOptions(str(source), tmp_path / "bundle", [], "fp32", threads=1, quick=True)).run()
+    first, second = (Image.of(shown[number]) for number in sight.SHOWN)
+    parts: Parts = ["a picture ", first, " and another ", second, " what is it"]
+    with load(tmp_path / "bundle", threads=1) as engine:
+        tokens = tokens_of(engine, parts)
+        assert [sight.IMAGE if token >= INSERTED else token for token in tokens] == wanted["ids"].tolist()
+        for method in ("ar", "ngram"):
+            how: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "method": method}
+            assert engine.generate(parts, **how).tokens == wanted["greedy"].tolist()
+            both = engine.generate_batch([tokens, parts[2:], parts], **how)
+            assert [both[0].tokens, both[2].tokens] == [wanted["greedy"].tolist()] * 2
