@@ -53,10 +53,17 @@ METHODS = {
 LOSSLESS = CHAINS | {"paradecode": {"threshold": 0.05}}  # capped logits are never sure
 
 
-PAIRS = [(kind, each) for kind in sorted(CASES) for each in OPERATORS]
+# stock operators in every run: windows, caps, learnt positions, fused and parallel layers; sub-layers, trees and kept
+# paths of the others are compared in tests/export/architectures/test_architectures.py, and their texts nightly
+STOCK = {"llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "falcon", "phi3", "cohere2"}
 EACH = pytest.mark.parametrize(
     "model_type, operators",
-    [pair for pair in PAIRS if pair[1] == "native" or CASES[pair[0]] not in hf.NATIVE_ONLY],
+    [
+        pytest.param(kind, each, marks=[pytest.mark.nightly] if each == "stock" and kind not in STOCK else [])
+        for kind in sorted(CASES)
+        for each in OPERATORS
+        if each == "native" or CASES[kind] not in hf.NATIVE_ONLY
+    ],
     indirect=["operators"],
 )
 
