@@ -1,0 +1,222 @@
+"""What an export works on: models, texts and choices, opened and checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters.registry import EAGLE, MTP
+from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.export.bundle.drafter import check_drafter
+from edgespec.export.bundle.model_part import (
+    check_coded_keys,
+    check_devices,
+    check_layers,
+    check_operators,
+    open_model,
+    source_of,
+)
+from edgespec.export.bundle.progress import Progress
+from edgespec.export.calibrated import LEAST_SOURCES, SOURCE, Calibration, arranged
+from edgespec.export.drafters.drafter import Drafter, cut_drafter
+from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
+from edgespec.export.drafters.mtp import read_mtp
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.vocabulary import with_tokens
+from edgespec.export.emitted import EmittedModel
+from edgespec.export.measuring.mixer import Mix
+from edgespec.export.measuring.plan import paying_rows
+from edgespec.export.measuring.reading import Reading, reading, shares_encoder, source_rows
+from edgespec.export.measuring.skip_search import read_skip_set
+from edgespec.export.optimum.model import ForeignModel, is_foreign
+from edgespec.export.options import ExportOptions, refuse_draft, refuse_reading, refuse_target
+from edgespec.export.quantization.calibration_text import (
+    read_calibration,
+    unmeasured,
+)
+from edgespec.export.quantization.coded_keys import check_attention
+from edgespec.export.quantization.quantizer import Quantizer
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import Checkpoint, resolve
+from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
+from edgespec.export.tokenizers.files import open_codec, open_source_codec
+from edgespec.export.tokenizers.speech import speech_part
+from edgespec.export.tokenizers.text_form import text_form
+from edgespec.planning.cut import first_ids
+from edgespec.runtimes.files.manifest import TextForm
+from edgespec.runtimes.text.codec import TextCodec
+
+SourceModel = EmittedModel | ForeignModel
+"""A target or a draft on its way into a bundle, whoever makes its graphs."""
+
+
+@dataclass
+class Opened:
+    """The models and texts of an export, as its options ask for them.
+
+    Raises:
+        ExportError: the models or the options, when it is made.
+    """
+
+    options: ExportOptions
+    progress: Progress = field(default=lambda stage, done, of, detail: None)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.methods = options.wanted()
+        self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
+        self.mix: Mix | None = None  # of the target
+        self.path = resolve(options.model, options.revision)
+        self.target = self._open_target()
+        self.notes = [*self.target.source.notes, *self.target.remedies]
+        for warning in self.target.remedies:  # at once: what to do about it is another option
+            self.progress("warning", 1, 1, warning)
+        check_layers(self.methods, self.target.facts)
+        if isinstance(self.target, EmittedModel):
+            check_operators(self.target.arch, options.operators)
+        self.codec = open_codec(self.target.source.path)
+        self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
+        self.source_codec, self.form = self._texts()
+        folder, read = self.target.source.path, None
+        if isinstance(self.target, EmittedModel):
+            read = source_of(self.target.arch)
+        self.speech = speech_part(folder, self.target.config, self.codec) if read and read.features else None
+        self.sampling = sampling_part(folder)
+        self.pooling = pooling_of(self.target.source.path)
+        self.draft: SourceModel | None = None
+        if options.draft is not None:
+            self.draft = self._open_draft(resolve(options.draft))
+            if isinstance(self.draft, EmittedModel):
+                check_operators(self.draft.arch, options.operators)
+            self.notes += [f"draft: {note}" for note in self.draft.source.notes]
+            check_same_vocabulary(self.target, self.draft, self.codec, open_codec(self.draft.source.path))
+            self.draft.limit(self.target.facts.context)
+            self._share_encoder(self.draft)
+        trained = {}
+        if isinstance(self.target, EmittedModel):
+            trained = choose_heads(options.model, options.heads, self.methods, self.target.arch, self.codec)
+        self.drafter: Drafter | None = None
+        if options.its_drafter is not None:
+            if not isinstance(self.target, EmittedModel):
+                raise ExportError("--drafter needs graphs of edgespec's own, and this model's are optimum's")
+            self.drafter = read_drafter(resolve(options.its_drafter), self.target.arch)
+        elif MTP in self.methods and isinstance(self.target, EmittedModel):
+            self.drafter = read_mtp(Checkpoint.open(self.path), self.target.arch)
+        if self.drafter is not None:
+            check_drafter(self.drafter, self.methods, options.operators)
+        self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
+        self.text = read_calibration(options.calibration, self.target.source.path, self.codec)
+        self.tokens = self.codec.encode(self.text.text)
+        self.read: Reading | None = None
+        if self.form is not None and isinstance(self.target, EmittedModel):
+            source_codec = self.source_codec or self.codec
+            self.read = reading(self.target.arch, self.form, source_codec, self.text.text, options.seed)
+        tapped = self.drafter.tapped if self.drafter else ()
+        self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
+        self.target.equip(self.heads)
+        self._cut_draft()
+        self._cut_drafter()
+        self.calibration = self._calibration()
+        self.attention = check_attention(options.attention, options.operators, len(self.tokens))
+        check_coded_keys(self.target.facts, self.attention)
+
+    def _texts(self) -> tuple[TextCodec | None, TextForm | None]:
+        """Of an encoder-decoder: the tokenizer of its sources, if it is another one, and what stands around texts."""
+        if not isinstance(self.target, EmittedModel) or self.target.arch.encoder is None:
+            return None, None
+        refuse_reading(self.options)
+        sources, folder = open_source_codec(self.target.source.path), self.target.source.path
+        return sources, text_form(folder, self.target.config, self.codec, sources)
+
+    def _share_encoder(self, draft: SourceModel) -> None:
+        """Let a draft read what the target's encoder gives, if both have the same one."""
+        if isinstance(draft, EmittedModel) and isinstance(self.target, EmittedModel):
+            if (draft.arch.encoder is None) != (self.target.arch.encoder is None):
+                raise IncompatibleDraft("expected a draft and a target that both read a source, or none of them")
+            draft.shares_encoder = shares_encoder(self.target.arch, draft.arch)
+
+    def _open_target(self) -> SourceModel:
+        options = self.options
+        if is_foreign(self.path):
+            refuse_target(options, self.choice, self.path)
+            return ForeignModel.open(self.path, options.context)
+        adapter = None if options.adapter is None else resolve(options.adapter)
+        arch = open_model(self.path, options.context, adapter, options.text_only)
+        check_devices(arch, options.devices)
+        return EmittedModel(arch)
+
+    def _open_draft(self, path: Path) -> SourceModel:
+        if is_foreign(path):
+            refuse_draft(self.options, path)
+            return ForeignModel.open(path, None)
+        return EmittedModel(open_model(path, None, text_only=True))
+
+    def _cut_draft(self) -> None:
+        """Leave a draft the tokens that were asked for, or as many as pay."""
+        size = self.options.draft_vocab
+        if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
+            size = paying_rows(self.target.arch, self.draft.arch, first_ids(self.tokens))
+        if self.draft is not None and size:
+            scored = self._frequent(size, self.draft, "--draft-vocab")
+            assert scored is not None
+            self.draft.cut(scored)
+
+    def _cut_drafter(self) -> None:
+        """Give a drafter the tokens that were asked for; else one with the target's LM head as many as pay."""
+        size, facts = self.options.draft_vocab, self.target.facts
+        if self.drafter is None or not isinstance(self.target, EmittedModel):
+            return
+        own = self.drafter.own_head
+        if size is None and self.drafter.tokens is None and self.drafter.method != EAGLE:
+            size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.tokens))
+        if size == 0 and own and self.drafter.tokens is not None:
+            size = facts.vocab
+        if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
+            self.drafter = (
+                with_tokens(self.drafter, self.target.arch, tokens) if own else cut_drafter(self.drafter, tokens)
+            )
+        self.notes += [f"drafter: {note}" for note in self.drafter.notes]
+
+    def _calibration(self) -> Calibration | None:
+        """Return how the target's levels are calibrated; None = they are not."""
+        options, asked = self.options, self.choice.quantizer
+        asked = asked if asked and asked.calibrated else None
+        if not isinstance(self.target, EmittedModel) or not (asked or options.calibrates):
+            return None
+        if self.read is not None:
+            return self._sourced(self.read, asked)
+        bos = self.tokenizer.bos
+        begin = self.codec.encode("")[:1] or ([] if bos is None else [bos])
+        tokens, given = self.codec.encode(self.text.text, special=False), None
+        if options.calibration is not None:
+            given = unmeasured(tokens)
+            if given is tokens:  # too short for both
+                tokens = self.codec.encode(
+                    read_calibration(None, self.target.source.path, self.codec).text, special=False
+                )
+        return Calibration(asked, given, tokens, begin, self.tokenizer.eos, options.seed)
+
+    def _sourced(self, read: Reading, asked: Quantizer | None) -> Calibration | None:
+        """Return how an encoder-decoder's levels are calibrated: on what it writes about parts of the text."""
+        codec, rows = self.source_codec or self.codec, np.empty((0, 0), np.int64)
+        assert isinstance(self.target, EmittedModel)
+        assert self.target.arch.encoder is not None
+        if isinstance(read.content, list):
+            rows = source_rows(read, codec, self.text.text, min(SOURCE, self.target.arch.encoder.facts.context))
+        if len(rows) < LEAST_SOURCES:
+            why = f"{len(rows)} sources of {SOURCE} tokens" if isinstance(read.content, list) else "no sounds"
+            if asked:
+                raise ExportError(f"--quantizer {asked.name}: there are {why} to calibrate on", "--quantizer mse")
+            self.notes.append(f"levels are chosen by mse: there are {why} to calibrate on")
+            return None
+        sources = arranged(rows, self.target.facts.context)
+        return Calibration(asked, None, [], read.begin, self.tokenizer.eos, self.options.seed, sources)
+
+    def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
+        """Return the tokens of a cut LM head, [size]."""
+        if size is None:
+            return None
+        return frequent_tokens(self.tokens, size, model.facts.vocab, self.tokenizer.eos, option)
