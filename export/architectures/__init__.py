@@ -14,6 +14,14 @@ from edgespec.export.source.source import Checkpoint, with_usual_prefix
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 
+TEXT_HALVES = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""Decoders that differ from another one only in how images stand in their texts."""
+
 VERIFIED = "5.24.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
 
@@ -69,6 +77,6 @@ def refusal(name: str) -> str:
 def describe(config: dict[str, Any]) -> str:
     """Return how a configuration names itself, for messages."""
     if kind := config.get("model_type"):
-        return str(kind)
+        return TEXT_HALVES.get(str(kind), str(kind))
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else "unknown"

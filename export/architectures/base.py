@@ -221,6 +221,8 @@ class Architecture:
         x = self.embed(ops)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)
+            if (first := self.facts.hidden * (1 + layer)) < self.inserts:
+                x = ops.insert(x, first)
         return ops.head(x, self.final_norm, self.head)
 
     def embed(self, ops: Ops) -> Value:

@@ -230,6 +230,13 @@ class Encoded(Operation):
 
 
 @dataclass(frozen=True)
+class Insert(Operation):
+    method, what = "insert", "rows of images that are added after layers"
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True)
 class Plus(Operation):
     method, what = "plus", "rows of numbers that are added to a product"
     x: Value
@@ -392,6 +399,10 @@ class Ops:
         Without a norm the rows are as they are.
         """
         return self.add(Encoded(x, norm))[0]
+
+    def insert(self, x: Value, first: int) -> Value:
+        """Add columns from ``first`` on of rows of images to where these stand in the stream."""
+        return self.add(Insert(x, first))[0]
 
     def plus(self, x: Value, product: Value) -> Value:
         """Add a product to rows of numbers, [1, T, width] both, which begins a stream."""

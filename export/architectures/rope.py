@@ -63,6 +63,24 @@ class Rotary:
         return (1 + beta * np.log1p(np.arange(positions) // trained)).astype(np.float32)
 
 
+def axes_of(parameters: Parameters, dims: int) -> tuple[int, ...]:
+    """By which of three positions each pair of channels turns where images have lines and columns (M-RoPE).
+
+    ``mrope_section`` says how many pairs turn by each; ``mrope_interleaved``: every third pair turns by lines, and the
+    one behind it by columns, as long as there are some; else those of each follow one another (arXiv 2409.12191).
+    """
+    found, half = parameters.get("mrope_section"), dims // 2
+    sizes = [size for size in found if type(size) is int and size > 0] if isinstance(found, list) else []
+    if len(sizes) != 3 or sum(sizes) != half:
+        raise UnsupportedModel(f"config.json: mrope_section {found!r}: expected three numbers that add up to {half}")
+    if not parameters.get("mrope_interleaved"):
+        return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
+    axes = [0] * half
+    for axis in (1, 2):
+        axes[axis : 3 * sizes[axis] : 3] = [axis] * len(range(axis, min(3 * sizes[axis], half), 3))
+    return tuple(axes)
+
+
 def rope_facts(rotaries: Mapping[str, Rotary]) -> dict[str, Any]:
     """Give what a manifest says of a model's rotations: the main one's parameters, and how many channels each turns."""
     if (main := rotaries.get("rope")) is None:
@@ -99,6 +117,8 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
             "delete one of them, or say rope_theta in rope_scaling",
         )
     kind = merged.pop("type", None) or merged.get("rope_type") or "default"
+    if kind == "mrope" and merged.get("mrope_section"):
+        kind = "default"  # three positions (``axes_of``), which of a text alone are the same
     merged["rope_type"] = OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     merged["max_position_embeddings"] = config.get("max_position_embeddings")
     if trained := config.get("original_max_position_embeddings"):  # phi3 says it outside

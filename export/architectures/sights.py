@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from edgespec.export.architectures import gemma3_vl, idefics3, lfm2_vl
 from edgespec.export.architectures.base import Architecture, Sight
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.rope import axes_of
 from edgespec.export.architectures.towers import Whole
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint
@@ -36,4 +38,9 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
         assert isinstance(side.source, DerivedCheckpoint)
         check_tensors(side, side.source.base)
     text.inserts = text.facts.hidden * len(found.projectors)
+    if found.image.positions == "grid":
+        text.rotaries = {
+            name: replace(rotary, axes=axes_of(rotary.parameters, rotary.dims))
+            for name, rotary in text.rotaries.items()
+        }
     return found

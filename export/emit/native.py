@@ -143,6 +143,13 @@ class NativeOps(Pass[Value]):
         self.program.step("place", x=out.id, k=out.width, positions=self.program.input(positions))
         return out
 
+    def insert(self, x: Value, first: int) -> Value:
+        out = self._as_floats(x, "x")
+        gate = 2 * (first // out.width - 1)  # the layer's
+        step = partial(self.program.step, "insert", x=out.id, k=out.width, at=first, add=1)
+        self.program.gated(gate, step, gate + 1)
+        return out
+
     def plus(self, x: Value, product: Value) -> Value:
         out = self._as_floats(x, "x")
         if not isinstance(product, LazyProduct):

@@ -319,6 +319,8 @@ class StockPlan(StoragePlan, Pass[None]):
     def place(self, x: None, positions: str) -> None:
         self.store_positions(positions)
 
+    def insert(self, x: None, first: int) -> None: ...
+
     def plus(self, x: None, product: None) -> None: ...
 
     def encoded(self, x: None, norm: Norm | None) -> None:

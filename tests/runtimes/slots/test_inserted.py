@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
+from edgespec.export.architectures.rope import axes_of
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.runtimes.files.images import ImagePart
@@ -36,12 +37,13 @@ SIZES = {
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
 }
-SECTION = [4, 2, 2]
+SECTION, DEEP = [4, 2, 2], 2  # layers behind which more is added to rows of images
 GRID = 3, 5  # lines and columns of an image
 
 
 def image(seed: int, grid: bool) -> Inserted:
-    rows = np.random.default_rng(seed).standard_normal((GRID[0] * GRID[1], HIDDEN)).astype(np.float32)
+    columns = (1 + DEEP if grid else 1) * HIDDEN
+    rows = np.random.default_rng(seed).standard_normal((GRID[0] * GRID[1], columns)).astype(np.float32)
     places = np.stack(np.divmod(np.arange(len(rows)), GRID[1])) if grid else None
     return Inserted(bytes([seed] * 32), rows, (10, 5), places)
 
@@ -81,12 +83,10 @@ def write(folder: Path, name: str) -> Case:
     tokens = text_of(images)
     model = {"plain": llama, "grid": qwen, "blocks": gemma, "states": lfm}[name](folder)
     arch = open_model(folder, None)
-    arch.inserts = HIDDEN
+    arch.inserts = images[0].rows.shape[1]
     if name == "grid":
-        axes = [0] * (HIDDEN // 8)
-        for axis in (1, 2):
-            axes[axis : 3 * SECTION[axis] : 3] = [axis] * SECTION[axis]
-        arch.rotaries = {"rope": replace(arch.rotaries["rope"], axes=tuple(axes))}
+        rope = arch.rotaries["rope"]
+        arch.rotaries = {"rope": replace(rope, axes=axes_of(rope.parameters, rope.dims))}
     (folder / "bundle").mkdir()
     part = write_model(folder / "bundle", arch, ModelSpec("fp32")).part
     about = ImagePart.model_validate(IMAGE | {"bidirectional": name == "blocks", "taps": []})
@@ -98,9 +98,9 @@ def write(folder: Path, name: str) -> Case:
         at = 0
         for token, one in ((token, one) for token in tokens for one in images if token >= INSERTED):
             if one.first <= token < one.first + len(one.rows):
-                x[0, tokens.index(token, at)] = torch.from_numpy(one.rows[token - one.first])
+                x[0, tokens.index(token, at)] = torch.from_numpy(one.rows[token - one.first, :HIDDEN])
                 at = tokens.index(token, at) + 1
-        logits = model(inputs_embeds=x, **about_text(name, tokens)).logits[0]
+        logits = model(inputs_embeds=x, **about_text(name, tokens, images)).logits[0]
     return Case(native, images, tokens, logits.numpy())
 
 
@@ -127,7 +127,8 @@ def qwen(folder: Path) -> Any:
     text = theirs.Qwen3VLTextModel(theirs.Qwen3VLTextConfig(**SIZES, rope_parameters=rope)).eval()
     head = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
     tensors = {f"model.{name}": tensor for name, tensor in text.state_dict().items()}
-    config = {"model_type": "qwen3", "tie_word_embeddings": False, "rope_theta": 1e4, "rms_norm_eps": 1e-6}
+    config = {"model_type": "qwen3_vl_text", "tie_word_embeddings": False, "rope_parameters": rope,
+              "rms_norm_eps": 1e-6}  # fmt: skip
     save(folder, config, tensors | {"lm_head.weight": head.weight.detach()})
 
     class Whole:
@@ -164,7 +165,7 @@ def lfm(folder: Path) -> Any:
     return model
 
 
-def about_text(name: str, tokens: list[int]) -> dict[str, Any]:
+def about_text(name: str, tokens: list[int], images: list[Inserted]) -> dict[str, Any]:
     """Say how rows see each other, or where they stand, as transformers is told it."""
     import torch
 
@@ -179,7 +180,12 @@ def about_text(name: str, tokens: list[int]) -> dict[str, Any]:
             start = at if row == 0 else start
             places[:, 0, i] = start, start + row // GRID[1], start + row % GRID[1]
             at = start + max(GRID) if row == GRID[0] * GRID[1] - 1 else at
-        return {"position_ids": torch.from_numpy(places)}
+        more = np.concatenate([images[number].rows[:, HIDDEN:] for number in (0, 1, 0)])
+        return {
+            "position_ids": torch.from_numpy(places),
+            "visual_pos_masks": torch.tensor([[token >= INSERTED for token in tokens]]),
+            "deepstack_visual_embeds": [torch.from_numpy(part) for part in np.split(more, DEEP, axis=1)],
+        }
     if name != "blocks":
         return {}
     block, number = np.zeros(n), 0
@@ -225,7 +231,7 @@ def test_rows_of_images_give_transformers_logits_in_whatever_pieces(cases: Calla
     batch.close()
     tree = slot.forward(np.array([case.tokens[-20], 1, case.tokens[-19]]), np.array([-1, 0, 0])).logits
     np.testing.assert_array_equal(tree[[0, 2]], kept[0][:2])
-    np.testing.assert_array_equal(slot.embed(np.array(case.tokens[3:6])), case.images[0].rows[:3])
+    np.testing.assert_array_equal(slot.embed(np.array(case.tokens[3:6])), case.images[0].rows[:3, :HIDDEN])
 
 
 def test_an_image_that_nobody_holds_and_a_draft_that_knows_none(cases: Callable[[str], Case]) -> None:
