@@ -13,6 +13,7 @@ import click
 from edgespec.cli.answer import conclude, template_value
 from edgespec.cli.common import NAMES, progress, table_console
 from edgespec.cli.common import apply as apply_settings
+from edgespec.cli.images import read_images, require_sight, text_of, with_images
 from edgespec.cli.line_editor import line_editor
 from edgespec.cli.markdown import show
 from edgespec.cli.tool_calls import Call, Tools, answer_shape, read_answer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.result import Result
+    from edgespec.runtimes.images.image import Image
 
 SWITCHES = {
     "drafts": "accepted guesses green, rejected ones red",
@@ -63,12 +65,13 @@ class Chat:
     ) -> None:
         self.engine, self.conversation, self.settings, self.shown = engine, conversation, settings, shown
         self.tools = tools
+        self.images: list[Image] = []  # that go along with the next question
         self.ended = self.typed = False
 
     def talk(self) -> None:
         """Answer what is typed until the chat is ended."""
         self.typed = True
-        asked = [str(message["content"]) for message in self.conversation.messages if message.get("role") == "user"]
+        asked = [text_of(message["content"]) for message in self.conversation.messages if message.get("role") == "user"]
         click.echo("/help lists the commands; Alt-Enter begins a new line", err=True)
         pressed = False  # Ctrl-C, and nothing since
         with line_editor(asked, self.complete) as editor:
@@ -105,13 +108,15 @@ class Chat:
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
 
-    def ask(self, question: str) -> Result:
-        """Ask one question, and show the answer and what is said of it.
+    def ask(self, question: Any) -> Result:
+        """Ask one question, with the pictures that go along, and show the answer and what is said of it.
 
         Raises:
             InvalidRequest: the template refuses it, or it has no room.
         """
-        result, calls = self._answer(question, self.settings)
+        asked = with_images(self.images, question) if isinstance(question, str) else question
+        result, calls = self._answer(asked, self.settings)
+        self.images = []
         for _ in range(MOST_CALLS):
             if not calls or self.tools is None or result.finish == "cancelled":
                 break
@@ -135,7 +140,7 @@ class Chat:
         if stopped:
             raise KeyboardInterrupt
 
-    def _answer(self, question: str | None, settings: Settings) -> tuple[Result, list[Call]]:
+    def _answer(self, question: Any, settings: Settings) -> tuple[Result, list[Call]]:
         """Answer once -> the result, and the calls in it."""
         conversation, before = self.conversation, self.conversation.left_out
         calls: list[Call] = []
@@ -175,7 +180,7 @@ class Chat:
             words = self._methods()
         elif command == "/set" and " " not in rest:
             words = sorted({*SETTABLE, *NAMES, *SWITCHES})
-        elif command in ("/save", "/load"):
+        elif command in ("/save", "/load", "/image"):
             folder = Path(rest).expanduser() if rest.endswith(("/", "~")) else Path(rest).expanduser().parent
             words = (str(path) for path in sorted(folder.glob("*"))) if folder.is_dir() else ()
         return [word for word in words if word.startswith(rest.rpartition(" ")[2])]
@@ -257,14 +262,14 @@ class Chat:
         if not name:
             raise InvalidRequest("/save: expected a file to write", "as in /save talk.session")
         self.conversation.save(Path(name).expanduser())
-        click.echo(f"saved {_messages(len(self.conversation.messages))} in {name}", err=True)
+        click.echo(f"saved {_count(len(self.conversation.messages), 'message')} in {name}", err=True)
 
     def _load(self, name: str) -> None:
         if not name:
             raise InvalidRequest("/load: expected a file of /save or --session", "as in /load talk.session")
         self.conversation.messages = self.engine.restore_session(Path(name).expanduser())
         for message in self._turns():
-            click.echo(f"{'you> ' if message['role'] == 'user' else ''}{message['content']}", err=True)
+            click.echo(f"{'you> ' if message['role'] == 'user' else ''}{text_of(message['content'])}", err=True)
 
     def _regenerate(self, _: str) -> None:
         messages = list(self.conversation.messages)
@@ -283,14 +288,14 @@ class Chat:
 
     def _undo(self, _: str) -> None:
         question = self.conversation.undo()
-        click.echo("nothing was asked yet" if question is None else f"forgotten: {question}", err=True)
+        click.echo("nothing was asked yet" if question is None else f"forgotten: {text_of(question)}", err=True)
 
     def _tokens(self, _: str) -> None:
         conversation = self.conversation
         seen = len(conversation.messages) - conversation.left_out
         left = f", {conversation.left_out} are not seen any more" if conversation.left_out else ""
         click.echo(
-            f"{conversation.tokens()} of {self.engine.context} tokens, {_messages(seen)}{left}",
+            f"{conversation.tokens()} of {self.engine.context} tokens, {_count(seen, 'message')}{left}",
             err=True,
         )
 
@@ -305,7 +310,7 @@ class Chat:
         if last is None:
             raise InvalidRequest("nothing was asked yet", "/bench compares the methods on the last question")
         conversation = self.conversation
-        prompt = self.engine.codec.chat(
+        prompt = self.engine.chat_prompt(
             conversation.messages[: last + 1], conversation.tools, options=conversation.options
         )
         entry = BenchEntry(self.engine, [name for name in self.engine.methods if name != AR])
@@ -330,15 +335,23 @@ class Chat:
             )
         table_console().print(table)
 
+    def _image(self, name: str) -> None:
+        if not name:
+            raise InvalidRequest("/image: expected a picture's file", "as in /image photo.jpg")
+        require_sight(self.engine)
+        self.images += read_images([Path(name).expanduser()])
+        click.echo(f"{_count(len(self.images), 'picture')} in front of your next question", err=True)
+
     def _reset(self, _: str) -> None:
         self.conversation.messages = [one for one in self.conversation.messages if one.get("role") == "system"]
+        self.images = []
 
     def _exit(self, _: str) -> None:
         self.ended = True
 
 
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 COMMANDS = {
@@ -352,6 +365,7 @@ COMMANDS = {
     "/bench": Command("", "compare the methods on the last question", Chat._bench),
     "/save": Command("FILE", "keep the conversation and its cache in a file", Chat._save),
     "/load": Command("FILE", "go on with a saved conversation", Chat._load),
+    "/image": Command("FILE", "put a picture in front of the next question", Chat._image),
     "/reset": Command("", "forget what was said; the system message stays", Chat._reset),
     "/exit": Command("", "end the chat; Ctrl-D does as well, and Ctrl-C twice", Chat._exit),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from edgespec.cli.common import (
     prompt_cache_option,
     request_options,
 )
+from edgespec.cli.images import image_option, read_images, require_sight, with_images
 from edgespec.cli.line_editor import typing
 from edgespec.cli.markdown import show
 from edgespec.cli.tool_calls import mcp_tools
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
     from edgespec.engine.result import Result
+    from edgespec.runtimes.images.image import Image
 
 
 @click.command("run", cls=GroupedCommand)
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
 @group(COMMON, option("--beams", "Beam search with N beams, without drafting.", COUNT))
 @group(COMMON, option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool))
 @request_options
+@group("Pictures", image_option)
 @audio_options
 @group(
     "Many prompts",
@@ -136,6 +140,7 @@ def command(
     edgespec run my-chat-model --chat --prompt "What is a bundle?"
     echo "What is a bundle?" | edgespec run my-chat-model --chat
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
+    edgespec run HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is in the picture?"
     edgespec run openai/whisper-small --audio talk.mp3 --format srt > talk.srt
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     edgespec run facebook/nllb-200-distilled-600M --from ko --to en --prompt "..."
@@ -149,16 +154,21 @@ def command(
         return
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
+    options["images"] = read_images(options["images"])
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
     by_line = options["input"] is not None and options["input"].suffix != ".jsonl" and str(options["input"]) != "-"
     asked = read_input(options["input"]) if options["input"] else []
     with progress() as report:
         folder = ready(bundle, report)
-    if typed and not chat and not read_manifest(folder).tokenizer.chat_template:
+    template = read_manifest(folder).tokenizer.chat_template
+    if typed and not chat and not template:
         raise click.UsageError("give --prompt TEXT: this model has no chat template")
+    chat = chat or bool(options["images"] and template)  # what is said of a picture is an answer
     with typing() if typed else nullcontext():
         engine = open_engine(folder, options)
         settings = make_settings(method, options, engine.defaults)
+        if options["images"]:
+            require_sight(engine)
         if options["input"]:
             many = settings.changed(batch=options["batch"])
             if by_line and engine.sources is not None:
@@ -180,10 +190,10 @@ def _check(prompts: tuple[str, ...], chat: bool, as_json: bool, options: dict[st
     if (options["input"] is None) != (options["output"] is None):
         raise click.UsageError("--input and --output belong together")
     if options["input"] is not None:
-        if chat or prompts:
-            raise click.UsageError("--input has the prompts: leave --prompt and --chat out")
+        if chat or prompts or options["images"]:
+            raise click.UsageError("--input has the prompts: leave --prompt, --image and --chat out")
         return False
-    if not chat and not prompts and (as_json or not at_terminal()):
+    if not chat and not prompts and not options["images"] and (as_json or not at_terminal()):
         raise click.UsageError("give --prompt TEXT, --chat, or both")
     if len(prompts) > 1 and not chat:
         raise click.UsageError("several --prompt belong to --chat, which asks them in turn")
@@ -219,6 +229,7 @@ def _chat(
     engine.codec.chat(hello, conversation.tools, options=conversation.options)
     switches = {"drafts": options["show_drafts"], "stats": options["show_stats"], "markdown": not texts}
     talk = Chat(engine, conversation, settings, {name for name, on in switches.items() if on})
+    talk.images = options["images"]
     try:
         if not texts:
             with mcp_tools(options["mcp"]) as talk.tools:
@@ -226,10 +237,10 @@ def _chat(
                     conversation.tools = [*(tools or ()), *talk.tools.schemas]
                 talk.talk()
         elif as_json:
-            _answer_json(engine, conversation, texts[0], settings, bundle)
+            _answer_json(engine, conversation, texts[0], settings, bundle, talk.images)
         else:
             for text in texts:
-                end(engine, talk.ask(_question(text)), settings)
+                end(engine, talk.ask(_question(text, talk.images)), settings)
     finally:
         if session is not None:
             conversation.save(session)
@@ -252,7 +263,7 @@ def _complete(
     if settings.beams is not None:
         _tell(engine, engine.generate(text, settings), text, settings, bundle, as_json, options)
         return
-    stream = engine.stream(text, settings)
+    stream = engine.stream([*options["images"], text] if options["images"] else text, settings)
     if as_json:
         drain(stream)
         _keep(engine, stream, session)
@@ -296,19 +307,26 @@ def _tell(
     end(engine, result, settings, told=not as_json)
 
 
-def _answer_json(engine: Engine, conversation: Conversation, text: str, settings: Settings, bundle: str) -> None:
+def _answer_json(
+    engine: Engine,
+    conversation: Conversation,
+    text: str,
+    settings: Settings,
+    bundle: str,
+    images: Sequence[Image],
+) -> None:
     """Answer one question with one JSON object."""
-    question = _question(text)
-    stream = conversation.stream(question)
+    question = _question(text, images)
+    stream = conversation.stream(with_images(images, question))
     drain(stream)
     conversation.take(stream.result)
     emit_json({"bundle": bundle, "prompt": question} | stream.result.as_dict())
     end(engine, stream.result, settings, told=False)
 
 
-def _question(text: str) -> str:
-    """Strip a question of the line end that `echo` puts behind it."""
-    if not text.strip():
+def _question(text: str, images: Sequence[Image] = ()) -> str:
+    """Strip a question of the line end that `echo` puts behind it; a picture needs none."""
+    if not text.strip() and not images:
         raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")
     return text.rstrip("\r\n")
 

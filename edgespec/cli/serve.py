@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,6 +54,11 @@ FORMAT = click.Choice(list(FORMATS))
     ),
     option("--allow-host", "Host name by which clients may reach it; '*': any.", multiple=True),
     option("--allow-origin", "Origin of pages that may use it, as https://chat.example; '*': any.", multiple=True),
+    option(
+        "--image-folder",
+        "Folder whose pictures requests may name, as file:NAME.  [default: none; pictures come with requests]",
+        click.Path(exists=True, file_okay=False, path_type=Path),
+    ),
     option("--no-page", "Serve only the API, no page at /.", bool),
     option("--no-log", "Do not log requests on stderr.", bool),
     option(
@@ -66,7 +72,9 @@ FORMAT = click.Choice(list(FORMATS))
     option("--parallel", "Texts to decode together.", int, Limits.parallel),
     option("--queue", "Texts that may wait.", int, Limits.queue),
     option("--most-tokens", "Most new tokens of a text.", int, Limits.tokens),
-    option("--most-body", "Most bytes of a request's body.  [default: 1 MiB; 25 MiB for models that transcribe]", int),
+    option(
+        "--most-body", "Most bytes of a body.  [default: 1 MiB; 25 MiB for models that read sound or pictures]", int
+    ),
     option("--seconds", "Longest time of a request.", float, Limits.seconds),
     option("--grace", "Seconds that running requests get when the server stops.", float, Limits.grace),
     option("--connections", "Connections open at once.", int, Limits.connections),
@@ -102,7 +110,6 @@ def command(
     It listens on this machine only, unless --host says otherwise. If others can reach it, set a key.
     """
     from edgespec.library import ready
-    from edgespec.runtimes.files.manifest import read_manifest
     from edgespec.server.app import Access, make_app
     from edgespec.server.audio import MOST_BODY
     from edgespec.server.guard import is_local
@@ -117,7 +124,7 @@ def command(
     with listen(host, port) as socket:
         with progress() as report:
             folders = [ready(one, report) for one in bundles]
-        if options["most_body"] is None and any(read_manifest(folder).speech for folder in folders):
+        if options["most_body"] is None and any(_takes_much(folder) for folder in folders):
             limits = replace(limits, body=MOST_BODY)
         idle = None if idle_minutes is None else 60 * idle_minutes
         models = Models(
@@ -127,6 +134,7 @@ def command(
             shared=options["share_prefixes"],
             calls=options["tool_format"],
             idle=idle,
+            pictures=str(options["image_folder"] or ""),
         )
         names = list(models.all)
         first = models.all[names[0]]
@@ -148,6 +156,14 @@ def command(
                 emit_json(said | {"methods": list(first.manifest.methods), "context": first.run.context})
 
         Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()
+
+
+def _takes_much(folder: Path) -> bool:
+    """Whether recordings or pictures are sent to a model."""
+    from edgespec.runtimes.files.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    return manifest.speech is not None or manifest.target.image is not None
 
 
 def _log(line: str) -> None:

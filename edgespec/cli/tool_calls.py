@@ -174,14 +174,15 @@ def _commands(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def answer_shape(codec: TextCodec, conversation: Conversation, question: str | None) -> AnswerShape:
+def answer_shape(codec: TextCodec, conversation: Conversation, question: Any) -> AnswerShape:
     """Tell how the model writes its answer to a question: its notation of calls and thoughts."""
+    from edgespec.runtimes.images.prompt import apart
     from edgespec.runtimes.text.call_formats import AnswerShape
     from edgespec.runtimes.text.chat import choose_template
 
     template = choose_template(codec.templates, conversation.tools)
     asked = [*conversation.messages, *([{"role": "user", "content": question}] if question is not None else [])]
-    prompt = codec.write_chat(asked, conversation.tools, options=conversation.options)
+    prompt = codec.write_chat(apart(asked)[0], conversation.tools, options=conversation.options)
     return AnswerShape.of(template, prompt, conversation.tools or ())
 
 

@@ -142,6 +142,7 @@ class _Routes:
                 "chat": model.manifest.tokenizer.chat_template,
                 "embeddings": model.embeds,
                 "hears": model.hears,
+                "sees": model.sees,
                 "loaded": model.jobs is not None,
             }
             found.append(self._described(model.name) | {"edgespec": own})

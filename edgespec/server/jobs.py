@@ -30,6 +30,7 @@ from edgespec.server.reading import Read
 from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
 from edgespec.server.stored import Stored
+from edgespec.server.viewer import Viewer
 from edgespec.server.writer import Writer, as_json, sse
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
@@ -107,12 +108,13 @@ class Jobs:
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
         self.embedder, self.transcriber = Embedder(engine, limits), Transcriber(engine, limits)
+        self.viewer = Viewer(engine, limits)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
     def busy(self) -> bool:
         """Whether a request is not answered yet."""
-        return self.scheduler.busy or self.transcriber.busy
+        return self.scheduler.busy or self.transcriber.busy or self.viewer.busy
 
     def close(self) -> None:
         """End the decoding thread, and all that is left of requests."""
@@ -137,7 +139,12 @@ class Jobs:
         if read.settings.grammar is not None:  # readers have tried what it takes
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._compiling, self._compile, read.settings)
-        pairs = [(prompt, settings) for prompt in read.prompts for settings in read.each()]
+        prompts: list[Sequence[int]] = list(read.prompts)
+        whose = None if self.shared else client
+        if read.pictures:
+            prompts = [await self.viewer.prompt(client, read.prompts[0], read.pictures, whose)]
+            read.pictures.clear()  # they are rows now, and large
+        pairs = [(prompt, settings) for prompt in prompts for settings in read.each()]
         codec = self.engine.codec
         choices = [
             Choice(index, read.shape, Drafts(codec) if read.drafts else None, read.single, codec)
@@ -165,7 +172,6 @@ class Jobs:
                     loop.call_soon_threadsafe(job.events.put_nowait, (index, event))
 
             try:
-                whose = None if self.shared else client
                 job.tickets.append(self.scheduler.submit(prompt, settings, sink, client, writer.id, whose))
             except BaseException:
                 job.cancel()

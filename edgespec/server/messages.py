@@ -13,10 +13,12 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, extension
 from edgespec.server.errors import MESSAGES, Failure
+from edgespec.server.pictures import part as picture
 from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_STOPS,
     MOST_TOOLS,
+    TEXT_AND_PICTURES,
     ChatRequest,
     Count,
     Extension,
@@ -103,7 +105,7 @@ class MessagesRequest(Strict):
             if turn.role != "system":
                 made += said
             elif made and made[-1]["role"] == "user":  # few templates know such turns
-                made[-1]["content"] += f"\n\n{_text(blocks)}"
+                _append(made[-1], f"\n\n{_text(blocks)}")
             else:
                 made.append({"role": "user" if made else "system", "content": _text(blocks)})
         return made
@@ -129,9 +131,32 @@ def _text(content: Blocks) -> str:
     if all(isinstance(block.get("text"), str) and block.get("type") == "text" for block in content):
         return "\n\n".join(block["text"] for block in content)
     kinds = ", ".join(sorted({str(block.get("type"))[:40] for block in content} - {"text"}))
-    raise InvalidRequest(
-        f"content of type {kinds or 'text without a text'}: expected text", "this server reads text alone"
-    )
+    raise InvalidRequest(f"content of type {kinds or 'text without a text'}: expected text", TEXT_AND_PICTURES)
+
+
+def _append(message: dict[str, Any], text: str) -> None:
+    if isinstance(message["content"], str):
+        message["content"] += text
+    else:
+        message["content"].append({"type": "text", "text": text})
+
+
+def _said(blocks: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Write texts and pictures, which are parts as OpenAI's API has them."""
+    if not any(block.get("type") == "image" for block in blocks):
+        return _text(list(blocks))
+    return [_picture(one) if one.get("type") == "image" else {"type": "text", "text": _text([one])} for one in blocks]
+
+
+def _picture(block: dict[str, Any]) -> dict[str, Any]:
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    if source.get("type") == "base64":
+        return picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+    if source.get("type") == "url":
+        return picture(source.get("url"))
+    kind = str(source.get("type"))[:80]
+    raise InvalidRequest(f"an image with a source of type {kind!r}: expected base64, with media_type and data")
 
 
 def _user(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -142,7 +167,7 @@ def _user(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[d
             named = {"name": names[call]} if call in names else {}
             yield {"role": "tool", "tool_call_id": call, "content": _text(block.get("content") or ""), **named}
     if said := [block for block in blocks if block.get("type") != "tool_result"]:
-        yield {"role": "user", "content": _text(said)}
+        yield {"role": "user", "content": _said(said)}
 
 
 def _assistant(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -56,6 +56,7 @@ class Model:
         options: how it is loaded.
         tokens: most new ones of a text.
         calls: how it writes calls of tools; None = as its template says.
+        pictures: folder whose pictures requests may name; empty = none.
 
     Attributes:
         jobs: its requests; None = it is not loaded.
@@ -67,7 +68,9 @@ class Model:
         BundleError, InvalidRequest: no bundle, or options that do not go with it.
     """
 
-    def __init__(self, name: str, folder: Path, options: LoadOptions, tokens: int, calls: str | None) -> None:
+    def __init__(
+        self, name: str, folder: Path, options: LoadOptions, tokens: int, calls: str | None, pictures: str = ""
+    ) -> None:
         self.name, self.folder, self.options = name, folder, options
         self.manifest = manifest = complete(read_manifest(folder))
         self.run = options.resolve(manifest)
@@ -77,7 +80,10 @@ class Model:
         source, form = self.manifest.target.source, self.manifest.text
         text = form.model_dump(mode="json") if form is not None and source and source.kind == "text" else None
         most = source.most if source and text else 0
-        self.known = Known(str(folder), name, vocab, self.run.context, eos, plain, tokens, calls, text, most)
+        seen = manifest.target.image.model_dump_json() if manifest.target.image is not None else None
+        self.known = Known(
+            str(folder), name, vocab, self.run.context, eos, plain, tokens, calls, text, most, seen, pictures
+        )
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
         self.loading: asyncio.Future[None] | None = None
@@ -91,6 +97,11 @@ class Model:
     def hears(self) -> bool:
         """Whether it transcribes recordings."""
         return self.manifest.speech is not None
+
+    @property
+    def sees(self) -> bool:
+        """Whether it reads pictures."""
+        return self.known.image is not None
 
     @property
     def busy(self) -> bool:
@@ -111,6 +122,7 @@ class Models:
         shared: whether a client's texts may be faster because of what another one asked, which that one could notice.
         calls: how they write calls of tools; None = as each one's template says.
         idle: seconds without a request after which one is freed; None = when others need the memory.
+        pictures: folder whose pictures requests may name; empty = none.
 
     Attributes:
         all: by name, in order.
@@ -128,10 +140,12 @@ class Models:
         shared: bool = False,
         calls: str | None = None,
         idle: float | None = None,
+        pictures: str = "",
     ) -> None:
         self.options, self.limits, self.shared, self.idle = options or LoadOptions(), limits or Limits(), shared, idle
         self.all = {
-            name: Model(name, folder, self.options, self.limits.tokens, calls) for name, folder in bundles.items()
+            name: Model(name, folder, self.options, self.limits.tokens, calls, pictures)
+            for name, folder in bundles.items()
         }
         self.stored, self.metrics = Stored(), Metrics(list(self.all), self._figure)
         self._lock = threading.Lock()  # of what is loaded and who uses it
@@ -234,6 +248,7 @@ class Models:
             jobs.scheduler.stop(grace)
             jobs.embedder.stop()
             jobs.transcriber.stop()
+            jobs.viewer.stop()
 
     def close(self) -> None:
         """Free all, once what runs has ended."""

@@ -145,7 +145,14 @@ def _answers(name: Shape) -> Shape:
     null: Shape = {"type": "null"}
     model = {"id": name, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
     own = _object(
-        methods=_list(TEXT), context=WHOLE, operators=TEXT, chat=FLAG, embeddings=FLAG, hears=FLAG, loaded=FLAG
+        methods=_list(TEXT),
+        context=WHOLE,
+        operators=TEXT,
+        chat=FLAG,
+        embeddings=FLAG,
+        hears=FLAG,
+        sees=FLAG,
+        loaded=FLAG,
     )
     usage = _object(
         prompt_tokens=WHOLE,

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.embeddings import Wanted
@@ -220,4 +222,8 @@ async def _answer(process: Process) -> Told:
         prompt = array("i")
         prompt.frombytes(await stdout.readexactly(length * prompt.itemsize))
         prompts.append(prompt)
+    found["pictures"] = []
+    for height, width in found.pop("sizes"):
+        pixels = np.frombuffer(await stdout.readexactly(height * width * 3), np.uint8)
+        found["pictures"].append(pixels.reshape(height, width, 3))
     return found, prompts

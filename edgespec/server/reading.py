@@ -26,7 +26,9 @@ from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.text_form import TextForm
+from edgespec.runtimes.images.reading import Pixels
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.call_formats import AnswerShape
@@ -36,6 +38,7 @@ from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.embeddings import EmbeddingRequest, Wanted
 from edgespec.server.errors import Refusal, failure
+from edgespec.server.pictures import Sight
 from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tooling import Plan, plan_chat
@@ -61,6 +64,8 @@ class Known:
         calls: the notation of calls; None = that of the model's template.
         text: of an encoder-decoder that reads text: what stands around its texts, as in the manifest.
         most: tokens of its longest source.
+        image: how it sees, as JSON of the manifest; None = it reads text alone.
+        pictures: folder whose pictures requests may name; empty = none.
     """
 
     bundle: str
@@ -73,6 +78,8 @@ class Known:
     calls: str | None = None
     text: dict[str, Any] | None = None
     most: int = 0
+    image: str | None = None
+    pictures: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,7 @@ class Read:
         single: one call of a tool ends it.
         shape: how its texts are read.
         echo: what of it the answer repeats.
+        pictures: uint8 [h, w, 3] each; the only prompt has the image's token for each of their rows.
     """
 
     model: str
@@ -102,6 +110,7 @@ class Read:
     single: bool
     shape: AnswerShape
     echo: dict[str, Any]
+    pictures: list[Pixels]
 
     def each(self) -> list[Settings]:
         """List the settings of each choice of a prompt."""
@@ -119,6 +128,7 @@ class _Tokens:
         self.sources: SourceTexts | None = None
         if known.text is not None:
             self.sources = SourceTexts(Path(known.bundle), TextForm.model_validate(known.text), self.codec)
+        self.sight = Sight(ImagePart.model_validate_json(known.image), known.pictures) if known.image else None
 
     @cached_property
     def guidance(self) -> Guidance:
@@ -209,6 +219,7 @@ class Reader:
             "single": plan.single,
             "shape": asdict(plan.shape),
             "echo": sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {},
+            "pictures": plan.pictures,
         }, [array("i", prompt) for prompt in prompts]
 
 
@@ -216,7 +227,7 @@ def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]
     """Token ids, how many new tokens there are where the request says nothing, and how answers are read."""
     known = tokens.known
     if isinstance(asked, ChatRequest):
-        prompt, plan = plan_chat(asked, tokens.codec, known.calls)
+        prompt, plan = plan_chat(asked, tokens.codec, known.calls, tokens.sight)
         return [prompt], max(1, min(known.tokens, known.context - len(prompt))), plan
     assert isinstance(asked, CompletionRequest)
     given = asked.prompts
@@ -294,7 +305,7 @@ def understood(models: Mapping[str, Known], found: dict[str, Any], prompts: list
     model = found["model"]
     settings = settings_of(models[model].sampling, found["changes"], dict(found["biases"]), grammar)
     how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "echo")}
-    return Read(model, prompts, settings, shape=AnswerShape(**found["shape"]), **how)
+    return Read(model, prompts, settings, shape=AnswerShape(**found["shape"]), pictures=found["pictures"], **how)
 
 
 def _no_number(name: str) -> None:
@@ -353,8 +364,12 @@ def _told() -> Iterator[dict[str, Any]]:
 
 
 def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -> None:
-    head = json.dumps(told | {"lengths": [len(prompt) for prompt in prompts]}).encode()
+    pictures = told.pop("pictures", ())
+    sizes = {"lengths": [len(prompt) for prompt in prompts], "sizes": [one.shape[:2] for one in pictures]}
+    head = json.dumps(told | sizes).encode()
     stream.write(len(head).to_bytes(8, "little") + head + b"".join(prompt.tobytes() for prompt in prompts))
+    for one in pictures:
+        stream.write(one.tobytes())
     stream.flush()
 
 

@@ -21,7 +21,9 @@ MOST_LEVELS = 48  # of JSON
 MOST_NAME = 256  # characters
 WHOLE = 2**31 - 1
 SEED = 2**63 - 1
-TEXT_ALONE, NO_TOOLS = "this server reads text alone", "this server runs no tools itself"  # hints
+TEXT_ALONE = "this model reads text alone"  # hints
+TEXT_AND_PICTURES = "this server reads text and pictures"
+NO_TOOLS = "this server runs no tools itself"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]

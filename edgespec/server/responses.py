@@ -13,10 +13,11 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, extension
 from edgespec.server.errors import Failure
+from edgespec.server.pictures import part as picture
 from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
-    TEXT_ALONE,
+    TEXT_AND_PICTURES,
     ChatRequest,
     Count,
     Extension,
@@ -129,7 +130,7 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
     turn = made[-1] if made and made[-1]["role"] == "assistant" else None
     if kind == "message":
-        role, text = str(item.get("role")), _text(item.get("content"))
+        role, text = str(item.get("role")), _content(item.get("content"))
         if role not in _ROLES:
             raise InvalidRequest(f"a message of role {role[:80]!r}: expected {', '.join(_ROLES)}")
         if role == "assistant" and turn and turn.get("content") is None and "tool_calls" not in turn:
@@ -157,13 +158,26 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
         )
 
 
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    """Write texts and pictures, which are parts as chats have them."""
+    parts = content if isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
+        return _text(content)
+    return [
+        picture(part.get("image_url"))
+        if isinstance(part, dict) and part.get("type") == "input_image"
+        else {"type": "text", "text": _text([part])}
+        for part in parts
+    ]
+
+
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     if isinstance(content, list) and len(parts) == len(content) and all(part.get("type") in _TEXTS for part in parts):
         return "".join(str(part.get("text", "")) for part in parts)
-    raise InvalidRequest("an item's content is neither text nor parts of text", TEXT_ALONE)
+    raise InvalidRequest("an item's content is neither text nor parts of text", TEXT_AND_PICTURES)
 
 
 def _tools(tool: dict[str, Any], namespace: str | None = None) -> Iterator[dict[str, Any]]:

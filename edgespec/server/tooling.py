@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.images.prompt import apart
+from edgespec.runtimes.images.reading import Pixels
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
 from edgespec.runtimes.text.chat import choose_template
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.server.requests import TEXT_ALONE, ChatRequest, NamedTool
+from edgespec.server.pictures import Sight, has_pictures
+from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, ChatRequest, NamedTool
 
 
 @dataclass(frozen=True)
@@ -24,31 +28,38 @@ class Plan:
         grammar: of the whole answer.
         markers: special tokens that its text must keep.
         single: one call ends it.
+        pictures: uint8 [h, w, 3] each, whose rows stand in the prompt by the image's token.
     """
 
     shape: AnswerShape = field(default_factory=AnswerShape)
     grammar: Grammar | None = None
     markers: tuple[str, ...] = ()
     single: bool = False
+    pictures: Sequence[Pixels] = ()
 
 
-def plan_chat(asked: ChatRequest, codec: TextCodec, calls: str | None) -> tuple[list[int], Plan]:
+def plan_chat(
+    asked: ChatRequest, codec: TextCodec, calls: str | None, sight: Sight | None = None
+) -> tuple[list[int], Plan]:
     """Write the prompt of a chat -> its token ids, and how the answer is read.
 
     Args:
         asked: the request.
         codec: of the bundle.
         calls: the notation of calls; None = that of the model's template.
+        sight: of the model; None = it reads text alone.
 
     Raises:
-        InvalidRequest: no template, one that refuses the conversation, or tools that cannot be asked for.
+        InvalidRequest: no template, one that refuses the conversation, pictures that cannot be read, or tools that
+            cannot be asked for.
     """
     called = _callable(asked)
     tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or ()] if asked.tool_choice != "none" else None
     tools = tools if asked.tools is not None else None
     options = _options(asked)
+    messages, pictures = apart(said(asked, codec, sight))
     prompt = codec.write_chat(
-        said(asked, codec),
+        messages,
         tools,
         options=options,
         generation_prompt=not asked.continued,
@@ -70,7 +81,8 @@ def plan_chat(asked: ChatRequest, codec: TextCodec, calls: str | None) -> tuple[
             if not called:
                 raise InvalidRequest(f"tool_choice names {name!r}, and no tool is called so")
         grammar = calls_grammar(shape, called, not single and not isinstance(asked.tool_choice, NamedTool), special)
-    return codec.encode(prompt, special=False), Plan(shape, grammar, tuple(special), single)
+    text = prompt if sight is None else sight.written(prompt, pictures)
+    return codec.encode(text, special=False), Plan(shape, grammar, tuple(special), single, pictures)
 
 
 def _callable(asked: ChatRequest) -> list[dict[str, Any]]:
@@ -93,19 +105,28 @@ def _options(asked: ChatRequest) -> dict[str, Any]:
     return options | (asked.chat_template_kwargs or {})
 
 
-def said(asked: ChatRequest, codec: TextCodec) -> list[dict[str, Any]]:
+def said(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> list[dict[str, Any]]:
     """Write the messages for the model's template.
 
-    Parts of text are joined.  Arguments of calls are objects, as templates want them.  What developers say is the
-    system's word where the template does not know them, and such messages at the beginning are one.
+    Parts of text are joined; beside pictures they stay apart.  Arguments of calls are objects, as templates want them.
+    What developers say is the system's word where the template does not know them, and such messages at the beginning
+    are one.
 
     Raises:
-        InvalidRequest: a part that is no text.
+        InvalidRequest: a part that is no text, or a picture that this model does not see.
     """
     made: list[dict[str, Any]] = []
     developers = "developer" in "".join(codec.templates.values())
+    opener = sight.opener() if sight else None
     for message in asked.messages:
-        one = message | {"content": plain(message.get("content"))}
+        content: Any = message.get("content")
+        if has_pictures(content):
+            if opener is None or message.get("role") != "user":
+                hint = TEXT_ALONE if opener is None else "pictures are seen in messages of the user"
+                raise InvalidRequest("a message has a picture: expected text", hint)
+            made.append(message | {"content": opener.parts(content)})
+            continue
+        one = message | {"content": plain(content)}
         if one.get("role") == "developer" and not developers:
             one["role"] = "system"
         if isinstance(calls := one.get("tool_calls"), list):
@@ -139,4 +160,4 @@ def plain(content: Any) -> str | None:
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "".join(str(part.get("text", "")) for part in content)
-    raise InvalidRequest("a message's content is neither text nor parts of type text", TEXT_ALONE)
+    raise InvalidRequest("a message's content is neither text nor parts of type text", TEXT_AND_PICTURES)

@@ -10,6 +10,7 @@ import base64
 import binascii
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -145,9 +146,11 @@ def _opener(data: bytes, name: str) -> Any:
 
 @contextmanager
 def _failing(name: str) -> Iterator[None]:
-    """Make a clear error of what Pillow raises: of damaged files it raises nearly everything there is."""
+    """Make a clear error of what Pillow raises, which is nearly everything there is, and let it warn of nothing."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except MemoryError as error:
         raise InvalidRequest(f"{name} does not fit the memory", "make it smaller first") from error
     except Exception as error:

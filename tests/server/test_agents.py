@@ -319,7 +319,7 @@ def test_an_image_is_refused_clearly(server: Served, name: str) -> None:
         body["messages"][1]["content"] = [{"type": "image_url", "image_url": {"url": url}}]
     answer = post(server, path, body)
     assert answer.status_code == 400
-    assert "this server reads text alone" in answer.json()["error"]["message"]
+    assert "this model reads text alone" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, body) in AGENTS.items() if "tools" in body])

@@ -161,7 +161,7 @@ def test_a_message_that_is_begun_goes_on(claude: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content of type image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source of type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs no tools itself"),
         ({"tool_choice": {"type": "tool", "name": "Write"}}, "names 'Write'"),
         ({"tool_choice": {"type": "best"}}, "tool_choice"),

@@ -2,7 +2,7 @@
 
 import { Refused } from "./api.js";
 import { Meter } from "./figures.js";
-import { written } from "./files.js";
+import { content, written } from "./files.js";
 import { newConversation } from "./store.js";
 
 const KEEP = 2000; // milliseconds between two times that an answer on its way is kept
@@ -124,7 +124,7 @@ export class Chat {
     const { system } = this.settings;
     const messages = said.map((message) => ({
       role: message.role,
-      content: message.role === "user" ? written(message) : message.text,
+      content: message.role === "user" ? content(message) : message.text,
     }));
     if (system) messages.unshift({ role: "system", content: system });
     return ["v1/chat/completions", { model: this.model, messages, ...settings }];

@@ -4,7 +4,7 @@ import { Refused, Server } from "./api.js";
 import { Chat } from "./chat.js";
 import { button, byId, el, isSend } from "./dom.js";
 import { reason } from "./figures.js";
-import { readFiles } from "./files.js";
+import { readFiles, view } from "./files.js";
 import { Messages } from "./messages.js";
 import { Settings } from "./settings.js";
 import { Store, newConversation } from "./store.js";
@@ -96,7 +96,7 @@ function showRunning() {
 
 async function attach(files) {
   try {
-    const found = await readFiles(files, attached);
+    const found = await readFiles(files, attached, settings.sees);
     attached = [...attached, ...found];
     warn("");
   } catch (error) {
@@ -111,7 +111,7 @@ function showFiles() {
     showFiles();
     question.focus();
   };
-  const named = attached.map((file) => el("li", {}, button(`${file.name} ×`, () => drop(file), { "aria-label": `Remove ${file.name}` })));
+  const named = attached.map((file) => el("li", {}, file.picture ? view(file) : "", button(`${file.name} ×`, () => drop(file), { "aria-label": `Remove ${file.name}` })));
   byId("files").replaceChildren(...named);
 }
 
@@ -285,6 +285,8 @@ function use(model) {
   document.title = `${model.id} · edgespec`;
   settings.offer(model.edgespec);
   const chats = model.edgespec.chat;
+  byId("attach").textContent = settings.sees ? "Attach files" : "Attach text files";
+  byId("attach-files").ariaLabel = settings.sees ? "Pictures and text files to attach" : "Text files to attach";
   byId("question-label").textContent = chats ? "Message" : "Text to continue";
   question.placeholder = chats ? "Ask something" : "Begin a text";
   byId("empty").textContent = chats ? "" : "This model was not made for chats: it continues your text, and whatever you add to it.";

@@ -1,6 +1,7 @@
 // The messages of a conversation on the page, and what can be done with each.
 
 import { button, el, isSend } from "./dom.js";
+import { view } from "./files.js";
 import { figures, reason } from "./figures.js";
 import { show as showMarkdown } from "./markdown.js";
 
@@ -75,7 +76,7 @@ export class Messages {
     const change = button("Edit", () => this.#edit(message, text, row));
     row.append(change, ...copyButton(() => message.text));
     const files = (message.files ?? []).map((file) =>
-      el("details", { class: "attached" }, el("summary", { dir: "auto" }, file.name), code(file.text)),
+      file.picture ? view(file) : el("details", { class: "attached" }, el("summary", { dir: "auto" }, file.name), code(file.text)),
     );
     return { item: el("li", { class: "message user" }, el("h2", {}, "You"), ...files, text, row), text };
   }

@@ -14,6 +14,7 @@ export class Settings {
   // `changed` is called after every change.
   constructor(changed) {
     this.chat = true;
+    this.sees = false;
     const kept = restore();
     for (const id of PICKERS) if (id !== "method" && id in kept) byId(id).value = kept[id];
     byId("show-drafts").checked = kept["show-drafts"] ?? false;
@@ -34,8 +35,9 @@ export class Settings {
   }
 
   // Shows the methods of a model, and only what it can be told.
-  offer({ methods, chat }) {
+  offer({ methods, chat, sees }) {
     this.chat = chat;
+    this.sees = chat && sees;
     const names = [...new Set(["auto", ...methods, "ar"])];
     byId("method").replaceChildren(...names.map((name) => el("option", { value: name }, NAMES[name] ?? name)));
     byId("method").value = names.includes(this.wanted) ? this.wanted : "auto";

@@ -7,7 +7,10 @@ const FORMAT = "edgespec-conversation";
 
 export function asMarkdown(conversation) {
   const parts = conversation.messages.map((message) => {
-    if (message.role === "user") return `**You**\n\n${written(message)}`;
+    if (message.role === "user") {
+      const pictures = (message.files ?? []).filter((file) => file.picture).map(({ name }) => `(picture ${name})\n\n`);
+      return `**You**\n\n${pictures.join("")}${written(message)}`;
+    }
     const said = figures(message.figures, message.how);
     return `**${message.model ?? "Model"}**${said ? ` (${said})` : ""}\n\n${message.text}`;
   });
@@ -26,13 +29,19 @@ export function fromJson(text) {
   }
   const messages = found.messages.map((one) => {
     if (!["user", "assistant"].includes(one?.role) || typeof one.text !== "string") throw new Error("a message is broken");
-    const files = Array.isArray(one.files) ? one.files.map(({ name, text }) => ({ name: `${name}`, text: `${text}` })) : [];
+    const files = Array.isArray(one.files) ? one.files.map(fileOf) : [];
     if (one.role === "user") return { role: "user", text: one.text, files };
     const pieces = Array.isArray(one.pieces) ? one.pieces.map(([kind, piece]) => [`${kind}`, `${piece}`]) : [];
     const { thoughts = "", figures: counted = {}, how = {}, finish = "", model = "" } = one;
     return { role: "assistant", text: one.text, thoughts: `${thoughts}`, pieces, figures: counted, how, finish, model: `${model}` };
   });
   return { title: `${found.title ?? ""}`.slice(0, 200), messages };
+}
+
+function fileOf({ name, text, picture }) {
+  if (typeof picture !== "string") return { name: `${name}`, text: `${text}` };
+  if (!/^data:image\/[a-z]+;base64,[A-Za-z0-9+/=]+$/.test(picture)) throw new Error("a picture is broken");
+  return { name: `${name}`, picture };
 }
 
 export function download(name, kind, text) {
