@@ -20,7 +20,6 @@ from edgespec.runtimes.options import LoadOptions, RunOptions, WeightPrecision
 from edgespec.runtimes.ort.session import default_threads
 
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
-GOALS: tuple[Goal, ...] = ("auto", "chat", "batch", "memory", "quality")
 CONTEXT = 4096  # tokens that are planned for where none are asked for
 LEAST_CONTEXT = 512
 

@@ -20,7 +20,7 @@ from edgespec.runtimes.files.manifest import FeaturePart
 
 WINDOW, HOP = 400, 160  # samples: 25 ms every 10 ms
 SECONDS = 30  # that a model hears at once
-WINDOW_SAMPLES, WINDOW_FRAMES = SECONDS * RATE, SECONDS * RATE // HOP
+WINDOW_SAMPLES = SECONDS * RATE
 _SIDE = WINDOW // 2  # what the first and the last frame see beyond the ends is mirrored
 _AT_ONCE = 256  # frames: their spectra stay in a processor's cache
 _ROWS = 8

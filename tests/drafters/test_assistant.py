@@ -13,7 +13,6 @@ import pytest
 
 from edgespec.control.chain import Chain
 from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
-from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter
@@ -26,7 +25,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.any_drafter import AnyDrafter, Pair, Recorder, prompt, written
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, prompt
 from tests.support.assistant import (
     STEP,
     AssistantReference,
@@ -52,10 +51,6 @@ class Made(Pair):
         self.ids = np.arange(arch.facts.vocab) if tokens is None else tokens
         self.folder = folder
         super().__init__(folder, arch, drafter if tokens is None else cut_drafter(drafter, tokens))
-
-    def write(self, made: Recorder, prompt: list[int], count: int, **more: Any) -> tuple[list[int], Stats]:
-        """Prompt and text of a request."""
-        return written(made, prompt, count, **more)
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         norm = self.arch.source.read(self.arch.final_norm.weight).astype(np.float64)

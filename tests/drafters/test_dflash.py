@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.stats import Stats
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.read import read_drafter
-from tests.support.any_drafter import AnyDrafter, Pair, Recorder, prompt, written
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, prompt
 from tests.support.dflash import BLOCK, BlockReference, check_blocks, write_dflash
 from tests.support.mtp import write_mtp
 
@@ -42,10 +41,6 @@ class Made(Pair):
         self.head = head[self.ids]
         super().__init__(folder, arch, drafter if tokens is None else cut_drafter(drafter, tokens))
 
-    def write(self, made: Recorder, prompt: list[int], count: int, gamma: int = 5) -> tuple[list[int], Stats]:
-        """Prompt and text of a request."""
-        return written(made, prompt, count, gamma)
-
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         tapped = broken.pop("tapped", self.tapped)
         reference = BlockReference(self.checkpoint, **broken)
@@ -63,7 +58,7 @@ def test_guesses_are_the_arithmetics(native: None, opened: Callable[[str], Made]
     """In blocks that are shorter than trained, and in whole ones where more is asked for."""
     made = opened(kind)
     recorder = made.recorder()
-    _, stats = made.write(recorder, prompt(11), 14, gamma)
+    _, stats = made.write(recorder, prompt(11), 14, gamma=gamma)
     made.check(recorder, 8)
     assert max(len(proposal) for _, proposal in recorder.made) == min(gamma, BLOCK - 1)
     assert KINDS[kind].get("agrees", False) <= (0 < stats.accepted < stats.drafted)
@@ -85,7 +80,7 @@ class TestAgain(AnyDrafter):
 def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[[str], Made]) -> None:
     made = opened("that is accepted")
     recorder, other = made.recorder(), made.recorder()
-    text, stats = made.write(recorder, prompt(10), 24)
+    text, stats = made.write(recorder, prompt(10), 24, gamma=5)
     assert 0 < stats.accepted < stats.drafted
     made.write(other, text, 2)
     held, expected = recorder.slot.snapshot(), other.slot.snapshot()

@@ -39,7 +39,7 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, TARGET, use_operators
-from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, written
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses
 from tests.support.eagle import Reference, write_random
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -60,12 +60,6 @@ class Made(Pair):
         arch = open_model(resolve(TARGET), 96)
         self.checkpoint = write_random(folder / "checkpoint", arch, config, tokens, layers)
         super().__init__(folder, arch, read_drafter(self.checkpoint, arch), operators)
-
-    def write(
-        self, made: Recorder, prompt: list[int], count: int, around: Drafter | None = None, **more: Any
-    ) -> list[int]:
-        """Prompt and text of a request; what was proposed is checked."""
-        return written(made, prompt, count, around=around, **more)[0]
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         tapped = broken.pop("tapped", self.tapped)
@@ -123,7 +117,7 @@ def test_trees_are_the_arithmetics(
     """Every node continues its own path alone; the chain of first choices is what a chain would have been."""
     made = opened(kind, operators)
     recorder, chain = made.recorder(branch), made.recorder()
-    assert made.write(recorder, prompt(11), 5) == made.write(chain, prompt(11), 5)
+    assert made.write(recorder, prompt(11), 5)[0] == made.write(chain, prompt(11), 5)[0]
     assert any(proposal.parents is not None for _, proposal in recorder.made)
     made.check(recorder, 20)
     tree, first = recorder.made[0][1], chain.made[0][1]
@@ -161,14 +155,14 @@ class TestAgain(AnyDrafter):
 @pytest.mark.parametrize("every", [2, 5])
 def test_plain_rounds_between(original: Made, every: int) -> None:
     recorder = original.recorder()
-    original.write(recorder, prompt(6), 20, Sometimes(recorder, every))
+    original.write(recorder, prompt(6), 20, around=Sometimes(recorder, every))
     original.check(recorder, 8)
 
 
 def test_more_plain_rounds_than_taps_are_kept(original: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.drafters.hidden_state.MOST_OWED", 4)
     recorder = original.recorder()
-    original.write(recorder, prompt(6), 30, Sometimes(recorder, 13))
+    original.write(recorder, prompt(6), 30, around=Sometimes(recorder, 13))
     original.check(recorder, 4)
 
 
@@ -177,7 +171,7 @@ def test_rounds_that_others_won(original: Made) -> None:
     recorder = original.recorder()
     ngram, phrase = NGram(), prompt(5, 3)
     chain = Chain([Sometimes(ngram, 2), recorder])
-    original.write(recorder, phrase * 4, 16, chain)
+    original.write(recorder, phrase * 4, 16, around=chain)
     assert chain.won[1] > 2
     original.check(recorder, 8)
 
@@ -237,7 +231,7 @@ def test_taps_change_no_bit_of_the_target(original: Made) -> None:
 def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:
     """NaN in what was tapped: decoding goes on plainly, and the next request drafts again."""
     recorder = original.recorder()
-    expected = original.write(recorder, prompt(8), 12)
+    expected = original.write(recorder, prompt(8), 12)[0]
     recorder._states = np.full_like(recorder._states, np.nan)
     spoiled, whole = original.recorder(), original.recorder()
     absorb = spoiled.absorb
@@ -249,7 +243,7 @@ def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:
     assert "finite" in str(stats.dropped_reason)
     del spoiled.absorb
     spoiled.made.clear()
-    assert original.write(spoiled, prompt(8), 12) == expected == original.write(whole, prompt(8), 12)
+    assert original.write(spoiled, prompt(8), 12)[0] == expected == original.write(whole, prompt(8), 12)[0]
     original.check(spoiled, 8)
 
 

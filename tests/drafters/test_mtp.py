@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.stats import Stats
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, prompt, written
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, prompt
 from tests.support.mtp import MtpReference, write_mtp
 
 CUT = np.array([3, *range(9, 120), 150])
@@ -38,10 +37,6 @@ class Made(Pair):
         arch = open_model(self.checkpoint, 96)
         drafter = read_mtp(Checkpoint.open(self.checkpoint), arch)
         super().__init__(folder, arch, drafter if tokens is None else cut_drafter(drafter, tokens), operators)
-
-    def write(self, made: Recorder, prompt: list[int], count: int, **more: Any) -> tuple[list[int], Stats]:
-        """Prompt and text of a request."""
-        return written(made, prompt, count, **more)
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         tapped = broken.pop("tapped", self.tapped)

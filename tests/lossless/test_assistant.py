@@ -85,23 +85,3 @@ def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp
     hint = said_of(made)
     assert "would be right with the hidden state before the model's final norm, which this" in hint
     assert not made.output.exists()
-
-
-def test_embeddings_as_they_are_stored_are_said_where_they_would_help(native: None, tmp_path: Path) -> None:
-    """An assistant that was trained on them: it guesses by the hidden state, beside an embedding that says nothing.
-
-    Eight times as large, as the model sees it, that is three times the hidden state.
-    """
-    made = options(tmp_path, "fp32", agrees=True)
-    file = tmp_path / "drafter" / "model.safetensors"
-    tensors = load_file(file)
-    taken = tensors["pre_projection.weight"]
-    hidden = len(taken)
-    turned = np.linalg.qr(np.random.default_rng(0).standard_normal((hidden, hidden)))[0]
-    embedded = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"].astype(np.float32)
-    length = np.sqrt((embedded**2).sum(-1).mean())  # of a row; that of a normed hidden state is the root of its size
-    taken[:, :hidden] = turned * 0.375 * np.sqrt(hidden) / length
-    taken[:, hidden:] = np.eye(hidden)
-    save_file(tensors, file)
-    hint = said_of(made)
-    assert "would be right with embeddings as they are stored, not 8 times that" in hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -11,7 +11,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning import plan as candidates
 from edgespec.planning import profiles as quiet
 from edgespec.planning.footprint import Memory, MemoryPart
-from edgespec.planning.plan import GOALS, Goal, Option, Plan, PlanRequest, label, largest_context, make_plan
+from edgespec.planning.plan import Goal, Option, Plan, PlanRequest, label, largest_context, make_plan
 from edgespec.planning.prediction import Speed
 from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import Manifest
@@ -119,7 +119,7 @@ def test_a_busy_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_goals() -> None:
-    picks = {goal: picked(planned(4000 * MIB, "int4", "int8", "fp32", goal=goal)) for goal in GOALS}
+    picks = {goal: picked(planned(4000 * MIB, "int4", "int8", "fp32", goal=goal)) for goal in get_args(Goal)}
     fast = dict.fromkeys(("auto", "chat", "batch"), "int4 speculative")
     # int8 loses next to nothing, and is faster than fp32
     assert picks == {**fast, "memory": "int4 self-spec", "quality": "int8 speculative"}

@@ -111,6 +111,10 @@ class Pair:
         self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
         self.fresh = open_slot(self.model)
 
+    def write(self, made: Recorder, prompt: list[int], count: int, **more: Any) -> tuple[list[int], Stats]:
+        """Prompt and text of a request."""
+        return written(made, prompt, count, **more)
+
     def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
         return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
 
