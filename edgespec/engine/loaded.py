@@ -257,6 +257,7 @@ class LoadedBundle:
             session = self.sessions.any()  # its text stays
             try:
                 with self.lock:
+                    session.attend(None)
                     self._rows_exact = self.strict and rows_exact(session.target)
             finally:
                 self.sessions.give_back(session)

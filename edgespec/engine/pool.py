@@ -37,7 +37,7 @@ class _Found:
 
     def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
         self.session, text = session, session.target.tokens
-        same = session.owner == owner and not session.attends  # else keys and values are of another source
+        same = session.owner == owner  # that it is of the same source, too, its owner says
         self.common = common_prefix(text, prompt) if same else 0
         self.lent = min(self.common, max(len(prompt) - 1, 0))
         self.reused = session.target.cropped(self.lent)

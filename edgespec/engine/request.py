@@ -88,7 +88,8 @@ class Stream:
         if self._sampling.counts:
             self._sampling = replace(self._sampling, prompt=len(self._prompt))
         self._sessions, self._joint = sessions or engine.sessions, sessions is not None
-        self._owner = owner
+        # what is held of a text is of use beside the same source alone
+        self._owner = owner = owner if self._source is None else f"{owner or ''} {self._source.digest.hex()}"
         self._choice, admission, self._place = admit(engine, choice, self._prompt, settings, self._sessions, owner)
         self._room = Room(engine, self._choice, admission, self._place, settings)
         assert self._place.session is not None
@@ -407,7 +408,7 @@ class Stream:
             self._keep()
             if self._source is not None and not self._engine.closed:
                 with self._engine.lock:
-                    self._session.attend(None)  # its memory may make room for another one
+                    self._session.leave()  # its memory may make room for another one
             self._forget_images()
             self._sessions.give_back(self._session)
 

@@ -94,6 +94,12 @@ class Session:
             for name, slot in self.slots().items():
                 self._attend(name, slot, source)
 
+    def leave(self) -> None:
+        """Let all slots attend over no memory, so that it may make room; their texts stay, for the same source."""
+        self._source = None
+        for slot in self.slots().values():
+            slot.leave()
+
     def begin(self, tokens: Sequence[int]) -> str:
         """Take up a text -> why what is held of it cannot be vouched for, or ""."""
         # all texts of a model may begin with one token, which every later one looks at: it must not be a foreign one's

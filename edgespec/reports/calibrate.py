@@ -353,6 +353,7 @@ class Calibrator:
         """Lend a session of the engine, which is dropped afterwards: its drafters have seen nothing real."""
         session = self.engine.sessions.any()
         try:
+            session.attend(None)
             yield session
         finally:
             self.engine.sessions.drop(session)

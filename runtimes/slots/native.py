@@ -65,26 +65,29 @@ class NativeSlot(NativeRunner):
         self.remember()
         return True
 
-    def attend(self, memory: Memory | None) -> None:
+    def attend(self, memory: Memory) -> None:
         """Attend over this memory from now on; tokens that were read beside another source are forgotten."""
-        if memory is not None:
-            if not self.attends or memory.of.model is not self.model:
-                raise InvalidRequest("a memory of another model, or of one that attends over nothing but its own text")
-            memory.hold()
-        before, self.memory = self.memory, memory
-        if before is not None:
-            before.release()
-        if (before and before.digest) != (memory and memory.digest):
+        if not self.attends or memory.of.model is not self.model:
+            raise InvalidRequest("a memory of another model, or of one that attends over nothing but its own text")
+        memory.hold()
+        self.leave()
+        self.memory = memory
+        if self.beside != memory.digest:
             self.crop(0)
+            self.beside = memory.digest
 
-    def close(self) -> None:
+    def leave(self) -> None:
         if self.memory is not None:
             self.memory.release()
+        self.memory = None
+
+    def close(self) -> None:
+        self.leave()
         super().close()
 
     def begin_like(self, other: Slot, length: int) -> int:
         assert isinstance(other, NativeSlot)
-        if other.memory is not self.memory:
+        if other.beside != self.beside:
             return self.crop(0)
         # what is moved by the next pass does not lie where it should yet
         same = other.cropped(min([length, *(to for _, _, to in other._moves)]))

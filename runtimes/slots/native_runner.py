@@ -109,6 +109,7 @@ class NativeRunner(Slot):
         self._bound: dict[str, Bound] = {}
         self.attends = "sources" in model.given  # over memories
         self.memory: Memory | None = None
+        self.beside: bytes | None = None  # digest of the memory that the tokens were read beside
         part = model.part
         self._at = at = Gates(self.layers, len(part.heads), bool(part.tapped), part.planes, self.attends)
         self._columns_in = model.given["hidden_in"]  # columns of what a pass may begin with

@@ -70,6 +70,9 @@ class Slot(ABC):
         """Count the tokens that ``crop`` would leave: ``length``, fewer where states go back to a checkpoint."""
         return min(length, len(self.tokens))
 
+    def leave(self) -> None:  # noqa: B027, few attend over any
+        """Attend over no memory any more; what was read beside it stays, for the same one."""
+
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append tokens in chunks, without the LM head."""
         self.reserve(len(self.tokens) + len(tokens))

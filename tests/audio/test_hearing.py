@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.transcript import FORMATS
-from edgespec.engine.transcription import Transcription
+from edgespec.engine.transcription import Transcription, TranscriptionSettings
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.audio.features import encoder_rows, log_mel
 from edgespec.runtimes.audio.reading import pieces
 from edgespec.runtimes.slots.encoder import Encoder
+from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from tests.cli.conftest import Command
 from tests.cli.conftest import command as command
@@ -92,6 +93,31 @@ def test_digits_are_heard_in_four_languages(trained: Engine, method: str | None)
         accepted += found.how["accepted"]
     assert method != "speculative" or accepted > 5
     assert trained.transcribe(DIGITS / "fr.wav", language="French", task="translate").text == "three two zero zero six"
+
+
+@pytest.mark.parametrize("method", ["ar", "speculative"])
+def test_a_window_written_again_does_not_read_its_prompt_again(
+    digits: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    read, prefill = list[int](), NativeSlot.prefill
+
+    def counted(slot: NativeSlot, tokens: Sequence[int]) -> None:
+        read.append(len(tokens))
+        prefill(slot, tokens)
+
+    monkeypatch.setattr(NativeSlot, "prefill", counted)
+    asked = TranscriptionSettings(prompt="one two three " * 5, least_logprob=0.0, most_silence=None)
+    rows = []
+    for temperatures in ((0.0,), (0.0, 0.2, 0.4, 0.6)):
+        with load(digits, threads=1) as engine:  # one that holds nothing of the recording
+            engine.transcribe(DIGITS / "de.wav", settings=Settings(method=method))
+            read.clear()
+            found = engine.transcribe(DIGITS / "en.wav", asked.changed(temperatures=temperatures),
+                                      settings=Settings(method=method).changed(seed=1))  # fmt: skip
+        assert found.how["texts"] == len(temperatures)
+        rows.append(sum(read))
+    assert rows[0] > 10
+    assert rows[1] < rows[0] + 4
 
 
 def test_a_draft_with_the_targets_encoder_runs_it_once(model: Any, sound: Any, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Encoder-decoders through the engine: every method's text is plain decoding's, and float32 is transformers'."""
+"""Encoder-decoders through the engine: every method's text is plain decoding's.
+
+Those of float32, and beams, are compared with transformers' in ``tests/lossless/test_beams.py``.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,31 +107,6 @@ def test_drawn_texts_have_the_models_distribution(engine: Callable[[Format], Eng
     square, free = float((np.square(got - wanted) / np.maximum(wanted, 1e-9)).sum()), len(likely)
     assert len(likely) >= 5
     assert square < free + 4 * (2 * free) ** 0.5  # four deviations of chi-square
-
-
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
-def test_texts_and_beams_are_those_of_transformers(engine: Callable[[Format], Engine]) -> None:
-    import torch
-    from transformers import T5ForConditionalGeneration
-
-    from edgespec.export.source.source import resolve
-
-    it = engine("fp32")
-    model = T5ForConditionalGeneration.from_pretrained(resolve("builtin:restore"), dtype=torch.float32).eval()
-    for number, source in enumerate(SOURCES[:4]):
-        ids = it.encode(source)
-        assert isinstance(ids, Source)
-        given = torch.tensor([ids.tokens])
-        how = {"no_repeat_ngram_size": 0, "max_new_tokens": 60}
-        for beams, penalty in ((1, 1.0), (4, 1.0)) if number < 2 else ((3, 2.0),):
-            with torch.no_grad():
-                wanted = model.generate(given, num_beams=beams, length_penalty=penalty, do_sample=False, **how)[0]
-            settings = it.defaults.changed(max_new_tokens=60, beams=beams, method="ar" if beams == 1 else None)
-            if beams > 1:
-                settings = it.defaults.changed(max_new_tokens=60, beams=beams)
-                assert settings.beams is not None
-                settings = settings.changed(beams=type(settings.beams)(beams, penalty))
-            assert it.generate(source, settings).tokens == wanted[1:].tolist(), (beams, penalty)
 
 
 def test_what_is_refused(engine: Callable[[Format], Engine]) -> None:

@@ -1,4 +1,4 @@
-"""Beams of a hundred sources are those of transformers, by length penalties and ways to stop early."""
+"""Texts and beams of a hundred sources are those of transformers, by length penalties and ways to stop early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("native")]
 RESTORE, SOURCES, NEW = "builtin:restore", 50, 24
 LINES = (Path(__file__).parents[1] / "data" / "restore.txt").read_text("utf-8").lower().split()
 EARLY: tuple[bool | Literal["never"], ...] = (True, False, "never")
-HOW = list(product((2, 3, 5), (-0.5, 0.6, 1.0, 2.0), EARLY))
+HOW = list(product((1, 2, 3, 5), (-0.5, 0.6, 1.0, 2.0), EARLY))
 
 
 def trained(folder: Path) -> tuple[Path, Callable[[np.random.Generator], str]]:
@@ -63,7 +63,7 @@ def test_texts_and_scores_are_those_of_transformers(kind: Callable[[Path], Any],
     chance, lengths = np.random.default_rng(0), set()
     with load(tmp_path / "bundle", threads=1) as engine:
         for number in range(SOURCES):
-            beams, penalty, early = HOW[number % len(HOW)]
+            beams, penalty, early = HOW[number * 5 % len(HOW)]
             given = engine.encode(source(chance))
             assert isinstance(given, Source)
             with torch.no_grad():
@@ -71,9 +71,11 @@ def test_texts_and_scores_are_those_of_transformers(kind: Callable[[Path], Any],
                     torch.tensor([given.tokens]), num_beams=beams, length_penalty=penalty, early_stopping=early,
                     max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True, output_scores=True,
                 )  # fmt: skip
-            how = BeamOptions(beams, penalty, early)
+            how = BeamOptions(beams, penalty, early) if beams > 1 else None
             found = engine.generate(given, engine.defaults.changed(max_new_tokens=NEW, beams=how))
             assert found.tokens == wanted.sequences[0, 1:].tolist(), (number, how)
-            assert float(found.reason.split()[-1]) == pytest.approx(float(wanted.sequences_scores[0]), abs=1e-3)
+            if how is not None:
+                score = float(found.reason.split()[-1])
+                assert score == pytest.approx(float(wanted.sequences_scores[0]), abs=1e-3)
             lengths.add(len(found.tokens))
     assert len(lengths) > 3
