@@ -82,6 +82,14 @@ def test_no_file_is_long() -> None:
     assert {name: size for name, size in sizes.items() if size > LONGEST} == {}
 
 
+def test_files_of_the_core_stay_few() -> None:
+    """Those that a reader of the algorithm, or of an export, has to find the way among."""
+    root = structure.ROOT
+    assert len(list((root / "edgespec/decoding").glob("*.py"))) <= 12
+    assert len(list((root / "edgespec/drafters").glob("*.py"))) <= 16
+    assert len([folder for folder in (root / "export").iterdir() if (folder / "__init__.py").is_file()]) <= 11
+
+
 FENCED = re.compile(r"(?i)(?<![a-z])(swift|skip_search|resume[ds]?|paradecode|combs?|lossy)(?![a-z])")
 """Methods that stay behind a drafter's hooks: the path of every request does not know them."""
 
