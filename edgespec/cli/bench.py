@@ -248,7 +248,7 @@ def _show(
         click.echo(f"{busy}: times are too long, and ratios less certain")
     click.echo()
     short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
-    (_table if short else _long_table)(rows, padded)
+    _table(rows, padded, short)
     base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
     best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _helps(row) else 1))
     how = f" --method {best['method']}" if _helps(best) else ""
@@ -306,47 +306,32 @@ def _explain(rows: list[dict[str, Any]], strict: bool, advice: list[Advice]) -> 
         click.echo(f"  {item.situation:<8} {label(row, rows) if several else item.method}: {item.why}")
 
 
-def _table(rows: list[dict[str, Any]], padded: bool) -> None:
+def _table(rows: list[dict[str, Any]], padded: bool, short: bool) -> None:
+    """Print the methods of a bundle in 80 columns; more of several bundles, and where there are figures of batches."""
     from rich.table import Table
 
-    headings = ("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text", "extra")
-    table = Table(*headings, box=None, pad_edge=False, collapse_padding=True)  # fits into 80 columns
-    for row in rows:
-        name = "ar (strict)" if row["method"] == AR and padded else row["method"]
-        table.add_row(
-            name,
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
-            f"{row['tokens_per_round']:.2f}",
-            f"{100 * row['acceptance_rate']:.0f} %" if row["method"] not in ("plain", AR) else "-",
-            f"{row['same_text']}/{row['runs']}",
-            show_bytes(row["extra_bytes"]),
-        )
-    table_console().print(table)
-
-
-def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
-    """Methods of several bundles; with figures of batches where there are some."""
-    from rich.table import Table
+    def cells(row: dict[str, Any]) -> dict[str, str]:
+        plain = row["method"] in ("plain", AR)
+        return {
+            "bundle": label(row, rows).rsplit(" ", 1)[0],
+            "method": "ar (strict)" if row["method"] == AR and padded else row["method"],
+            "tokens/s": f"{row['tokens_per_second']:.1f}",
+            "speed-up": f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
+            "tok/round": f"{row['tokens_per_round']:.2f}",
+            "accepted": "-" if plain else f"{100 * row['acceptance_rate']:.0f} %",
+            "lossless": {True: "yes", False: "no", None: "?"}[row["lossless"]],
+            "same text" if short else "same": f"{row['same_text']}/{row['runs']}",
+            "extra": show_bytes(row["extra_bytes"]),
+            "together": f"{row['batch_tokens_per_second'] or 0:.1f}",
+        }
 
     together = any(row["batch_tokens_per_second"] for row in rows)
-    headings = ["bundle", "method", "tokens/s", "speed-up", "tok/round", "lossless", "same", "extra"]
-    table = Table(*headings, *(["together"] if together else []), box=None, pad_edge=False, collapse_padding=True)
+    out = ("bundle", "lossless", "together") if short else ("accepted", *(() if together else ("together",)))
+    shown = [name for name in cells(rows[0]) if name not in out]
+    table = Table(*shown, box=None, pad_edge=False, collapse_padding=True)
     for row in rows:
-        name = label(row, rows)
-        cells = [
-            name.rsplit(" ", 1)[0],
-            "ar (strict)" if row["method"] == AR and padded else row["method"],
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
-            f"{row['tokens_per_round']:.2f}",
-            {True: "yes", False: "no", None: "?"}[row["lossless"]],
-            f"{row['same_text']}/{row['runs']}",
-            show_bytes(row["extra_bytes"]),
-        ]
-        if together:
-            cells.append(f"{row['batch_tokens_per_second'] or 0:.1f}")
-        table.add_row(*cells)
+        table.add_row(*(cells(row)[name] for name in shown))
     console = table_console()
-    console.width = max(console.width, 100)  # a narrower terminal breaks lines, which cuts no figure
+    if not short:
+        console.width = max(console.width, 100)  # a narrower terminal breaks lines, which cuts no figure
     console.print(table)
