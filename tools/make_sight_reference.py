@@ -26,6 +26,8 @@ from transformers.models.idefics3.image_processing_idefics3 import Idefics3Image
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -53,6 +55,8 @@ PROCESSORS: dict[str, tuple[type, type]] = {
     "smolvlm": (Idefics3ImageProcessorPil, Idefics3ImageProcessor),
     "lfm2_vl": (ByPillow, Lfm2VlImageProcessor),
     "gemma3": (Gemma3ImageProcessorPil, Gemma3ImageProcessor),
+    "qwen3_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
+    "qwen3_5": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
 }
 
 
@@ -72,7 +76,7 @@ def processed(kind: str, processor: Any, picture: Any) -> dict[str, Any]:
     if isinstance(processor, ByPillow):
         TorchvisionBackend.resize = resize
     nested = [[picture]] if kind in ("idefics3", "smolvlm", "lfm2_vl") else [picture]
-    more = {} if kind == "gemma3" else {"return_row_col_info": True}
+    more = {"return_row_col_info": True} if kind in ("idefics3", "smolvlm", "lfm2_vl") else {}
     try:
         return dict(processor(nested, return_tensors="pt", **more))
     finally:
@@ -91,14 +95,17 @@ def text_of(kind: str, config: Any, processor: Any, given: dict[str, Any], rows:
         writer.image_start_token, writer.image_end_token = "<|image_start|>", "<|image_end|>"
         writer.image_thumbnail_token = "<|img_thumbnail|>"
         return writer.replace_image_token(given, 0, use_image_special_tokens=True)
+    if kind.startswith("qwen"):
+        return "<|image_pad|>" * rows
     return "\n\n<start_of_image>" + "<image_soft_token>" * rows + "<end_of_image>\n\n"
 
 
 def features(model: Any, given: dict[str, Any]) -> Any:
     """Compute the decoder's rows of one picture, [rows, width]."""
-    names = "pixel_values", "pixel_attention_mask", "spatial_shapes"
+    names = "pixel_values", "pixel_attention_mask", "spatial_shapes", "image_grid_thw"
     made = model.model.get_image_features(**{key: given[key] for key in names if key in given})
-    return torch.cat(list(made.pooler_output))
+    deep = getattr(made, "deepstack_features", None) or ()
+    return torch.cat([torch.cat(list(one)) for one in (made.pooler_output, *deep)], -1)
 
 
 def reference(name: str) -> dict[str, Any]:
@@ -125,7 +132,9 @@ def reference(name: str) -> dict[str, Any]:
     with torch.no_grad():
         rows = [features(model, one) for one in given]
         texts = [text_of(kind, config, mine, one, len(own)) for one, own in zip(given, rows, strict=True)]
-        prompt = BEFORE[0] + texts[SHOWN[0]] + BEFORE[1] + texts[SHOWN[1]] + BEFORE[2]
+        around = ("<|vision_start|>", "<|vision_end|>") if kind.startswith("qwen") else ("", "")
+        first, second = (texts[at].join(around) for at in SHOWN)
+        prompt = BEFORE[0] + first + BEFORE[1] + second + BEFORE[2]
         ids = tokenizer.encode(prompt).ids
         shown = torch.cat([rows[at] for at in SHOWN])
         assert ids.count(IMAGE) == len(shown), (ids.count(IMAGE), len(shown))
@@ -143,11 +152,15 @@ def run(model: Any, kind: str, ids: list[int], shown: Any, given: list[dict[str,
     for _ in range(NEW + 1):
         row = torch.tensor([tokens])
         embeds = text(row)
-        embeds[0, row[0] == IMAGE] = shown
-        more: dict[str, Any] = {}
+        embeds[0, row[0] == IMAGE] = shown[:, : embeds.shape[-1]]
+        more: dict[str, Any] = {"inputs_embeds": embeds}
         if kind == "gemma3":
             more["token_type_ids"] = (row == IMAGE).long()
-        out = model(inputs_embeds=embeds, use_cache=False, **more).logits[0]
+        if kind.startswith("qwen"):  # whose positions follow from the images
+            named = "pixel_values", "image_grid_thw"
+            more = {"input_ids": row, "mm_token_type_ids": (row == IMAGE).int()}
+            more |= {key: torch.cat([one[key] for one in given]) for key in named}
+        out = model(use_cache=False, **more).logits[0]
         logits = out if logits is None else logits
         tokens.append(int(out[-1].argmax()))
     assert logits is not None

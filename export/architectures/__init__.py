@@ -38,12 +38,12 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     what, text = senses(config, source.index), config.get("text_config")
     seen = describe(config) if what == "images" and not text_only else ""
     if what and not text_only and seen not in SIGHTS:
-        raise refuse_senses(source.path, what, text_kind(config))
+        raise refuse_senses(source.path, what, text_kind(config), SIGHTS)
     if describe(config) not in ARCHITECTURES:
         refuse_encoder(source.path, describe(config), config)
     if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
         shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        source.config = config = {**shared, **text}
+        source.config = config = {**text, **shared}
     name = describe(config)
     if name not in ARCHITECTURES:
         raise UnsupportedModel(f"{source.path}: {refusal(name)}", "docs/architectures.md says how to add one")

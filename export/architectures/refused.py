@@ -48,15 +48,17 @@ def senses(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
     return " and ".join(what for what, begins in SENSES.items() if any(map(begins.match, keys | parts)))
 
 
-def refuse_senses(path: Path, what: str, text_kind: str | None) -> NotText:
+def refuse_senses(path: Path, what: str, text_kind: str | None, known: Iterable[str]) -> NotText:
     """Make the error for a model that reads more than text.
 
     Args:
         what: it reads beside text.
         text_kind: the architecture of its text half; None = one that is not supported.
+        known: types of models whose images are read.
     """
-    hint = f"{OPTION} takes its text half alone" if text_kind else "take a model that reads text alone"
-    return NotText(f"{path}: this model reads {what}, and edgespec does not yet", hint)
+    hint = f"{OPTION} takes its text half alone" if text_kind else "take another model"
+    read = f"; images are read of {', '.join(sorted(known))}" if "images" in what else ""
+    return NotText(f"{path}: this model reads {what}, and edgespec does not yet{read}", hint)
 
 
 def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Sources: RoFormer (arXiv 2104.09864); linear and dynamic (NTK) scaling as transformers defines them; YaRN (arXiv
 2309.00071); LongRoPE (arXiv 2402.13753); the llama3 scaling is that of the Llama 3.1 release, whose constants every
 configuration carries.  Proportional rotation (Gemma 4, LFM3): a head's first channels turn, in steps as if all did.
+Axial rotation (arXiv 2409.12191): half of a head turns by the line of a patch, half by its column.
 """
 
 from __future__ import annotations
@@ -190,6 +191,8 @@ def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tupl
     inverse = theta**-exponents
     if kind == "linear":
         return inverse / float(parameters["factor"]), 1.0
+    if kind == "axial":  # the same steps for lines and for columns
+        return np.tile(theta ** -(np.arange(0, dims // 2, 2, dtype=np.float64) / (dims // 2)), 2), 1.0
     if kind == "proportional":  # steps as if all channels were turned, of which only the first are
         steps = theta ** -(np.arange(0, dims, 2) / float(parameters["channels"]))
         return steps / float(parameters.get("factor") or 1), 1.0

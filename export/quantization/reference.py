@@ -73,6 +73,14 @@ class NumpyOps(Pass[Array]):
         self.given: MutableMapping[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
         self._memory: dict[int, tuple[Array, Array]] = {}  # by layer, [B, kv_heads, S, head_dim] both
 
+    def turn_by(self, positions: NDArray[np.int64]) -> None:
+        """Turn heads by three positions of each row, [3, T], where rotations have axes."""
+        for name, rotary in self.arch.rotaries.items():
+            if rotary.axes:
+                at = positions[list(rotary.axes)].T  # [T, dims / 2]
+                cos, sin = rotary.tables(int(positions.max()) + 1, self.arch.facts.context)
+                self.angles[name] = np.take_along_axis(cos, at, 0), np.take_along_axis(sin, at, 0)
+
     def embed(self, weight: str, scale: float, positions: str | None) -> Array:  # [1, T, hidden]
         return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
 
@@ -343,9 +351,18 @@ def reference_logits(
     return logits
 
 
-def reference_rows(encoder: Architecture, given: Sequence[int] | Array) -> Array:  # [1, S, width]
-    """Compute what an encoder gives, in float32, from token ids or from float rows [S, columns]."""
+def reference_rows(
+    encoder: Architecture, given: Sequence[int] | Array, places: NDArray[np.int64] | None = None
+) -> Array:  # [1, S, width]
+    """Compute what an encoder gives, in float32, from token ids or from float rows [S, columns].
+
+    Args:
+        places: [2, S], line and column of each row, of a tower that turns heads by them.
+    """
     floats = given[None] if isinstance(given, np.ndarray) else None
     tokens = [0] * len(given) if isinstance(given, np.ndarray) else given
-    rows: Array = NumpyOps(encoder, tokens, floats=floats).run(encoder.trace())
+    ops = NumpyOps(encoder, tokens, floats=floats)
+    if places is not None:
+        ops.turn_by(np.concatenate([np.arange(len(given))[None], places]))
+    rows: Array = ops.run(encoder.trace())
     return rows

@@ -211,6 +211,11 @@ def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str
     with load(tmp_path / "bundle", threads=1) as engine:
         tokens = tokens_of(engine, parts)
         assert [sight.IMAGE if token >= INSERTED else token for token in tokens] == wanted["ids"].tolist()
+        slot = engine.open_slot()
+        slot.prefill(tokens[:-1])
+        logits = slot.forward(np.array(tokens[-1:], np.int64)).logits[0]
+        np.testing.assert_allclose(logits, wanted["logits"][-1], atol=1e-4, rtol=0)
+        slot.close()
         for method in ("ar", "ngram"):
             how: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "method": method}
             assert engine.generate(parts, **how).tokens == wanted["greedy"].tolist()

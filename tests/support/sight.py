@@ -3,8 +3,8 @@
 tests/data/reference/sight.npz has of each (tools/make_sight_reference.py makes it): ``saved``, JSON of config.json and
 of the names and shapes of tensors that transformers saves; ``ids`` int64 [T], a prompt with two of the pictures between
 words; ``rows`` int64 [R] and ``logits`` float32 [R, vocab] there; ``greedy`` int64 [12]; and for each picture
-``features.N`` float32 [rows // 7, width], every seventh row of the decoder's, and ``text.N``, the ids of what stands
-for it.  Weights are a function of names, shapes and a seed.
+``features.N`` float32 [rows // 7, width * (1 + deepstack)], every seventh row of the decoder's, and ``text.N``, the ids
+of what stands for it.  Weights are a function of names, shapes and a seed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,21 @@ TOWER: Config = {
 }  # fmt: skip
 SIGLIP: Config = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 48}
 SIGLIP2: Config = TOWER | {"model_type": "siglip2_vision_model", "vision_use_head": False, "num_patches": 36}
+QWEN: Config = {
+    "hidden_size": 64, "intermediate_size": 80, "depth": 3, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2,
+    "out_hidden_size": 64, "num_position_embeddings": 36,
+}  # fmt: skip
+QWEN3: Config = LLAMA | {
+    "model_type": "qwen3_vl_text",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
+}
+QWEN35: Config = LLAMA | {
+    "model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                        "mrope_interleaved": True, "mrope_section": [3, 3, 2]},
+}  # fmt: skip
 CASES: dict[str, tuple[Config, Config]] = {
     "idefics3": (
         {"model_type": "idefics3", "text_config": LLAMA, "vision_config": TOWER, "scale_factor": 2},
@@ -79,8 +94,29 @@ CASES: dict[str, tuple[Config, Config]] = {
          "vision_config": SIGLIP | {"image_size": 60, "patch_size": 10, "hidden_act": "relu", "layer_norm_eps": 1e-3}},
         {"size": {"height": 60, "width": 60}, "image_mean": [0.1, 0.2, 0.3]},
     ),
+    "qwen3_vl": (
+        {"model_type": "qwen3_vl", "text_config": QWEN3, "vision_config": QWEN | {"deepstack_visual_indexes": [0, 2]}},
+        {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}, "image_mean": [0.5] * 3,
+         "image_std": [0.5] * 3},
+    ),
+    "qwen3_vl_three": (
+        {"model_type": "qwen3_vl",
+         "text_config": QWEN3 | {"rope_parameters": QWEN3["rope_parameters"] | {"mrope_section": [4, 2, 2]}},
+         "vision_config": QWEN | {"deepstack_visual_indexes": [1], "hidden_size": 96, "num_heads": 3, "depth": 2,
+                                  "spatial_merge_size": 3, "hidden_act": "silu", "num_position_embeddings": 49}},
+        {"patch_size": 8, "merge_size": 3, "size": {"shortest_edge": 2000, "longest_edge": 12000}},
+    ),
+    "qwen3_5": (
+        {"model_type": "qwen3_5", "text_config": QWEN35, "vision_config": QWEN},
+        {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}},
+    ),
+    "qwen3_5_ten": (
+        {"model_type": "qwen3_5", "text_config": QWEN35 | {"num_attention_heads": 2, "tie_word_embeddings": True},
+         "vision_config": QWEN | {"hidden_size": 48, "num_heads": 3, "patch_size": 10, "intermediate_size": 72}},
+        {"patch_size": 10, "size": {"shortest_edge": 3000, "longest_edge": 15000}, "resample": 1},
+    ),
 }  # fmt: skip
-WORDS = {  # ids of words that stand around images
+WORDS: dict[str, dict[str, int]] = {  # ids of words that stand around images
     "gemma3": {"<start_of_image>": 98, "<image_soft_token>": IMAGE, "<end_of_image>": 97, "\n\n": 96},
     "idefics3": {"<image>": IMAGE, "<fake_token_around_image>": 98, "<global-img>": 97, "\n": 96,
                  **{f"<row_{y}_col_{x}>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
@@ -88,6 +124,7 @@ WORDS = {  # ids of words that stand around images
                 **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
 }  # fmt: skip
 WORDS["smolvlm"] = WORDS["idefics3"]
+WORDS["qwen3_vl"] = WORDS["qwen3_5"] = {"<|image_pad|>": IMAGE, "<|vision_start|>": 98, "<|vision_end|>": 97}
 
 
 def config_of(name: str) -> Config:
@@ -125,11 +162,11 @@ def weights(shapes: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
     for name, shape in shapes.items():
         noise, module = generator.standard_normal(shape), name.split(".")[-2]
         if "norm" in module and name.endswith("weight"):
-            values = (0.0 if "layers" in name and "language" in name else 1.0) + 0.2 * noise
+            values = 1.0 + 0.2 * noise
         elif len(shape) == 1:
             values = 0.2 * noise
         elif module == "embed_tokens":
-            values = 0.04 * noise  # so that a token does not follow itself where the LM head is the embedding
+            values = 0.1 * noise  # so that a token does not follow itself where the LM head is the embedding
         elif "embed" in module or module == "lm_head":
             values = 0.3 * noise
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from edgespec.runtimes.slots.shared import Model
 from tests.support import sight
 
 Array = NDArray[np.float32]
-Encode = Callable[[int, Array], Array]  # number of a side (tower, projectors), rows -> rows
+Encode = Callable[[int, Array, Any], Array]  # number of a side (tower, projectors), rows, places -> rows
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +37,24 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Architec
     return opener
 
 
-def rows_of(seen: Sight, found: Processed, places: Array | None, encode: Encode) -> Array:
-    """Compute the decoder's rows of a picture, [R, width * (1 + deepstack)]."""
-    made, taps = [], seen.tower.facts.hidden
+def rows_of(seen: Sight, found: Processed, learnt: Array | None, encode: Encode) -> Array:
+    """Compute the decoder's rows of a picture, [R, width * (1 + deepstack)]; without taps where there are none."""
+    made, width = [], seen.tower.facts.hidden
     for piece in found.pieces:
-        rows = encode(0, tower_rows(piece, seen.image, places))
-        apart = [merged(rows[:, at * taps : (at + 1) * taps], piece.grid, seen.image)
-                 for at in range(1 + seen.image.deepstack)]  # fmt: skip
-        made.append(np.concatenate([encode(1 + at, own) for at, own in enumerate(apart)], 1))
+        places = np.indices(piece.grid).reshape(2, -1) if seen.tower.rotaries else None
+        rows = encode(0, tower_rows(piece, seen.image, learnt), places)
+        apart = [merged(rows[:, at : at + width], piece.grid, seen.image) for at in range(0, rows.shape[1], width)]
+        made.append(np.concatenate([encode(1 + at, own, None) for at, own in enumerate(apart)], 1))
     return np.concatenate(made)
 
 
 def in_numpy(seen: Sight) -> Encode:
-    return lambda side, rows: reference_rows([seen.tower, *seen.projectors][side], rows)[0]
+    return lambda side, rows, places: reference_rows([seen.tower, *seen.projectors][side], rows, places)[0]
 
 
 def natively(folder: Path, part: ModelPart) -> Encode:
     sides = [Encoder(Model(folder, side, "native", 1)) for side in part.sides]
-    return lambda side, rows: sides[side].encode(rows)
+    return lambda side, rows, places: sides[side].encode(rows, places)
 
 
 @pytest.mark.parametrize("name", sight.CASES)
@@ -72,7 +73,8 @@ def test_rows_and_texts_equal_transformers(opened: Callable[[str], Architecture]
         for encode in (in_numpy(seen), native):
             rows = rows_of(seen, found, places, encode)
             assert len(rows) == known[f"text.{at}"].tolist().count(sight.IMAGE) <= seen.image.most
-            np.testing.assert_allclose(rows[:: sight.EVERY], features, atol=1e-4, rtol=0)
+            np.testing.assert_allclose(rows[:: sight.EVERY], features[:, : rows.shape[1]], atol=1e-4, rtol=0)
+        assert rows.shape[1] == features.shape[1] == arch.inserts
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "w8a8"])

@@ -1,0 +1,166 @@
+"""Vision towers of published shapes, of random weights: processor time of a picture, beside float32 elsewhere.
+
+    python benchmarks/towers.py [NAME ...]
+
+One thread each: native operators in int8 and float32, transformers' eager float32, and a float32 graph in ONNX Runtime
+(torch.onnx).  Times are processor time, least of ``REPEATS``, of the tower alone; ratios to int8.  Needs torch,
+transformers and onnx.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
+from edgespec.runtimes.slots.shared import Model
+
+REPEATS = 3
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 256, "head_dim": 16,
+}  # fmt: skip
+BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published shape.
+
+    Attributes:
+        model: as in config.json, without the text model, which is as small as can be.
+        pixels: preprocessor_config.json.
+        grid: of patches that is timed.
+    """
+
+    model: dict[str, Any]
+    pixels: dict[str, Any]
+    grid: tuple[int, int]
+
+
+SHAPES = {
+    "SmolVLM2-500M": Shape(
+        {"model_type": "smolvlm", "text_config": {"model_type": "llama", **TEXT}, "scale_factor": 4,
+         "vision_config": BASE | {"image_size": 512, "patch_size": 16}, "image_token_id": 99},
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}, (32, 32),
+    ),
+    "LFM2-VL-450M": Shape(
+        {"model_type": "lfm2_vl", "projector_hidden_size": 2560, "image_token_id": 99,
+         "text_config": {"model_type": "lfm2", "layer_types": ["full_attention"], "block_ff_dim": 96, **TEXT},
+         "vision_config": BASE | {"model_type": "siglip2_vision_model", "patch_size": 16, "vision_use_head": False}},
+        {}, (32, 32),
+    ),
+    "Qwen3-VL-2B": Shape(
+        {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", **TEXT}, "image_token_id": 99,
+         "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "depth": 24, "num_heads": 16,
+                           "out_hidden_size": 64, "deepstack_visual_indexes": [5, 11, 17]}},
+        {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 1 << 20}}, (32, 32),
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    for name in sys.argv[1:] or SHAPES:
+        print(name, json.dumps(measured(SHAPES[name])), flush=True)
+
+
+def measured(shape: Shape) -> dict[str, Any]:
+    """Time one shape -> milliseconds, sizes, and how far native float32 and int8 are from transformers' rows."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**shape.model)).float().eval()
+        model.save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(shape.pixels), "utf-8")
+        arch = open_model(folder, None)
+        assert arch.sight is not None
+        rows = shape.grid[0] * shape.grid[1]
+        source = np.random.default_rng(0).standard_normal((rows, arch.sight.tower.input_width)).astype(np.float32)
+        places = np.indices(shape.grid).reshape(2, -1) if arch.sight.tower.rotaries else None
+        found: dict[str, Any] = {"rows": rows, "threads": 1}
+        forms: tuple[Format, ...] = "int8", "fp32"
+        for form in forms:
+            own = folder / form
+            own.mkdir()
+            part = write_model(own, arch, ModelSpec(form)).part.tower
+            assert part is not None
+            encoder = Encoder(Model(own, part, "native", 1, encoder_attention(part)))
+            found[f"{form}_ms"] = least(lambda encoder=encoder: encoder.encode(source, places))  # type: ignore[misc]
+            found[f"{form}_mb"] = round((own / part.weights).stat().st_size / 1e6, 1)
+            encoder.close()
+        run, given = of_transformers(model, arch.sight.tower.columns, source, shape)  # type: ignore[attr-defined]
+        found["transformers_ms"] = least(run)
+        found["onnx_ms"] = of_onnxruntime(model, given, folder / "tower.onnx")
+    return found
+
+
+def least(run: Callable[[], Any]) -> float:
+    """Processor time of a call in milliseconds, the least of a few."""
+    found = []
+    for _ in range(REPEATS + 1):
+        begin = time.process_time()
+        run()
+        found.append(1e3 * (time.process_time() - begin))
+    return round(min(found[1:]), 1)
+
+
+def of_transformers(model: Any, columns: int, source: NDArray[np.float32], shape: Shape) -> tuple[Any, Any]:
+    """Make a call of transformers' tower on as many patches, and what it is given."""
+    import torch
+
+    height, width = shape.grid
+    kind = shape.model["model_type"]
+    patches = torch.from_numpy(source[:, :columns].copy())
+    if kind == "smolvlm":
+        given: Any = (torch.randn(1, 3, 16 * height, 16 * width),)
+        tower = model.model.vision_model
+    elif kind == "lfm2_vl":
+        tower = model.model.vision_tower
+        given = (patches[None], torch.ones(1, len(patches), dtype=torch.int32), torch.tensor([[height, width]]))
+    else:
+        tower = model.model.visual
+        given = (torch.cat([patches, patches], 1), torch.tensor([[1, height, width]]))
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return tower(*given)
+
+    return run, (tower, given)
+
+
+def of_onnxruntime(model: Any, given: Any, file: Path) -> float | None:
+    """Export transformers' tower as a float32 graph and time it; None = torch.onnx cannot."""
+    import onnxruntime as ort
+    import torch
+
+    tower, inputs = given
+    try:
+        torch.onnx.export(tower, inputs, str(file), dynamo=False, opset_version=17)
+    except Exception as error:  # of many kinds
+        print(f"torch.onnx: {str(error)[:200]}", file=sys.stderr)
+        return None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(file), options)
+    feed = {one.name: value.numpy() for one, value in zip(session.get_inputs(), inputs, strict=False)}
+    return least(lambda: session.run(None, feed))
+
+
+if __name__ == "__main__":
+    main()

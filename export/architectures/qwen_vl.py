@@ -1,0 +1,96 @@
+"""Qwen3-VL (arXiv 2511.21631) and Qwen3.5: a tower at native resolution, whose heads turn by line and column.
+
+Learnt positions are resampled as well.  Squares of rows go through a norm, two matrices and GELU; so do those of some
+layers inside the tower, for the first layers of the decoder (deepstack, arXiv 2406.04334).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+
+import numpy as np
+
+from edgespec.export.architectures.base import FINAL_NORM, LAYERS, QKV, Sight
+from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.settings import Settings
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole, linear_at
+from edgespec.export.source.derived import Extra, Floats, original, rows_of
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.images import ImagePart, ImageWords, MergePart, PlacesPart, Qwen2VlPixels
+
+MEAN, DEVIATION = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]  # of CLIP
+PLACES_FILE = "places.bin"
+
+
+class Qwen3VlTower(Tower):
+    """The tower of Qwen3-VL; its last norm is that of the projector."""
+
+    model_type = "qwen3_vl_vision"
+    aliases = {"num_hidden_layers": "depth", "num_attention_heads": "num_heads"}
+    defaults = {"hidden_size": 1152, "intermediate_size": 4304, "depth": 27, "num_heads": 16, "patch_size": 16}
+    layers_at = "blocks"
+    outer_names = {FINAL_NORM: "merger.norm"}
+    layer_names = {
+        "input_layernorm": "norm1",
+        "post_attention_layernorm": "norm2",
+        "self_attn.o_proj": "attn.proj",
+        "mlp.up_proj": "mlp.linear_fc1",
+        "mlp.down_proj": "mlp.linear_fc2",
+    }
+    patch_at = "patch_embed.proj"
+    places_at = "pos_embed.weight"
+    given = True
+
+    def rotations(self) -> dict[str, Rotary]:
+        quarter = self.facts.head_dim // 4
+        given = self.settings.get("rope_parameters") or {}
+        parameters = {"rope_type": "axial", "rope_theta": float(given.get("rope_theta", 10000.0))}
+        return {"rope": Rotary(parameters, 4 * quarter, (1,) * quarter + (2,) * quarter)}
+
+    def by_pixels(self, weight: Floats) -> Floats:  # [hidden, 3, 2, patch, patch]: both frames are the same picture
+        return super().by_pixels(weight.sum(2))
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        found, hidden = dict(super().derived(source)), self.facts.hidden
+        for layer in range(self.facts.layers):
+            for kind in ("weight", "bias"):
+                whole = original(source, f"{self.layers_at}.{layer}.attn.qkv.{kind}")
+                for at, module in enumerate(QKV):
+                    rows = np.arange(at * hidden, (at + 1) * hidden)
+                    found[f"{LAYERS}.{layer}.{module}.{kind}"] = rows_of(whole, rows)
+        return found
+
+
+def open_sight(whole: Whole) -> Sight:
+    """Open the tower and the projectors of Qwen3-VL or Qwen3.5."""
+    vision, pixels = Settings(whole.source.path, whole.vision, {}), whole.pixels
+    factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 16)
+    unit, size = patch * factor, pixels.get("size", {})
+    least = int(size.get("shortest_edge") or pixels.integer("min_pixels", 56 * 56))
+    most = int(size.get("longest_edge") or pixels.integer("max_pixels", 28 * 28 * 1280))
+    source = whole.below("patch_embed.proj.weight")
+    tower = Qwen3VlTower(source, whole.vision, most // patch**2)
+    columns = tower.facts.hidden * factor**2
+    layers = vision.layers("deepstack_visual_indexes")
+
+    def projector(at: str, norm: bool) -> Projector:
+        own = {ours: f"{at}.{theirs}" for ours, theirs in ((FIRST, "linear_fc1"), (SECOND, "linear_fc2"))}
+        tensors = {name: one for ours, theirs in own.items() for name, one in linear_at(source, ours, theirs).items()}
+        tensors |= linear_at(source, MERGED_NORM, f"{at}.norm") if norm else {}
+        sizes = columns, columns, whole.text.facts.hidden
+        return Projector(whole.below("patch_embed.proj.weight"), sizes, most // unit**2, tensors, norm or None)
+
+    projectors = [projector("merger", norm=False)]
+    projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in range(len(layers))]
+    token = "<|image_pad|>"
+    words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
+                       written=f"<|vision_start|>{token}<|vision_end|>")  # fmt: skip
+    how = Qwen2VlPixels(kind="qwen2-vl", least=least, most=most, **whole.common(patch, MEAN, DEVIATION, 3))
+    side = isqrt(vision.integer("num_position_embeddings", 2304))
+    image = ImagePart(
+        processor=how, words=whole.words(words), merge=MergePart(how="blocks", factor=factor), most=most // unit**2,
+        places=PlacesPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners"), positions="grid",
+        taps=[layer + 1 for layer in layers],
+    )  # fmt: skip
+    return Sight(image, tower, [*projectors], original(source, tower.places_at))
