@@ -4,7 +4,8 @@
 
 The context is filled without a prefill, which would take minutes: all of the cache is written, a row is run at every
 128th position, so that the angles of all positions are read, and the passes of a prefill are run wherever attention
-would get a split more.  ``--prefill`` does run it.
+would get a split more.  ``--prefill`` does run it.  An encoder-decoder reads a source that is as long as the context,
+or as it can be, and every sequence another one.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
+from edgespec.engine.encoding import Source
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
+from edgespec.planning.encoders import source_rows
+from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.native_runner import NativeRunner
+from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 from edgespec.runtimes.slots.stock import StockSlot
 
@@ -108,11 +113,28 @@ def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
         slot.prefill(text.tolist())
 
 
+def sourced(engine: Engine, prompt: list[int], number: int = 0) -> list[int] | Source:
+    """Give what a request of this prompt reads: of an encoder-decoder a source, behind which it stands."""
+    part = engine.bundle.manifest.target
+    if part.source is None:
+        return prompt
+    rows = source_rows(part, engine.context)
+    if part.source.kind == "text":
+        vocab = part.encoder.facts.vocab if part.encoder else part.facts.vocab
+        return Source.of(np.roll(zipf_text(vocab, rows), number), prompt)
+    assert engine.encoding is not None
+    assert part.encoder is not None
+    columns = Model(engine.bundle.path, part.encoder, NATIVE, 1).given["hidden_in"]
+    return Source.of(np.random.default_rng(number).standard_normal((rows, columns), np.float32), prompt)
+
+
 def slots_of(engine: Engine) -> Iterator[Slot]:
     """Give the slots that requests left behind: of the target, and of the draft if there is one."""
     batches = list(engine._batches._idle.values())
     sessions = [session for batch in batches for session in batch.pool._idle] if batches else engine.sessions._idle
-    for session in sessions:
+    for number, session in enumerate(sessions):
+        if isinstance(source := sourced(engine, [0], number), Source):
+            session.attend(source)
         yield session.target
         yield from (slot for slot, _ in session._drafts.values())
 
@@ -124,8 +146,9 @@ def decode(engine: Engine, prompt: list[int], arguments: argparse.Namespace, rou
     settings = settings.changed(temperature=1.0 if arguments.sampled else 0.0)
     if arguments.batch > 1:
         few = settings.changed(max_new_tokens=LEFT)
-        return engine.generate_batch([prompt] * arguments.batch, few)[0].stats
-    with engine.stream(prompt, settings) as stream:
+        each = [sourced(engine, prompt, number) for number in range(arguments.batch)]
+        return engine.generate_batch(each, few)[0].stats
+    with engine.stream(sourced(engine, prompt), settings) as stream:
         for _ in islice(stream, rounds):
             pass
     return stream.result.stats

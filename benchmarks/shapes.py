@@ -159,6 +159,15 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
     },
     "nllb-600m": {**_NLLB, **_sides(1024, 12, 4096)},
     "nllb-1.3b": {**_NLLB, **_sides(1024, 24, 8192)},
+    "whisper-small": {
+        **_sides(768, 12, 3072), "model_type": "whisper", "vocab_size": 51865, "num_mel_bins": 80,
+        "max_source_positions": 1500, "max_target_positions": 448, "scale_embedding": False, "pad_token_id": 50257,
+    },
+    "whisper-large-v3-turbo": {
+        **_sides(1280, 32, 5120), "model_type": "whisper", "decoder_layers": 4, "vocab_size": 51866,
+        "num_mel_bins": 128, "max_source_positions": 1500, "max_target_positions": 448, "scale_embedding": False,
+        "pad_token_id": 50257,
+    },
     "t5-small": {**_T5, "d_model": 512, "num_heads": 8, "num_layers": 6, "d_ff": 2048},
     "t5-large": {**_T5, "d_model": 1024, "num_heads": 16, "num_layers": 24, "d_ff": 4096},
     "flan-t5-base": {
@@ -166,7 +175,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""The same of encoder-decoders: OPUS-MT en-de, NLLB-200, T5 1.0, Flan-T5."""
+"""The same of encoder-decoders: OPUS-MT en-de, NLLB-200, Whisper, T5 1.0, Flan-T5."""
 
 
 def noise(shape: tuple[int, ...]) -> Extra:

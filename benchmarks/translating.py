@@ -110,7 +110,7 @@ def converted(config: dict[str, Any], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=TRANSLATORS)
+    parser.add_argument("shape", choices=[name for name in TRANSLATORS if not name.startswith("whisper")])
     parser.add_argument("--folder", type=Path, help="where models are kept from run to run")
     parser.add_argument("--only-write", action="store_true", help="write the models into the folder alone")
     parser.add_argument("--format", choices=FORMATS, default="int8")

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory import compare, measure
+from benchmarks.shapes import TRANSLATORS, write_shape
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.planning.footprint import memory_of
+from edgespec.planning.footprint import memory_of, process_bytes
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import RunOptions
@@ -108,6 +110,17 @@ def test_native_operators_need_less_memory_than_stock_ones(large: Path, peaks: d
             run(large, "ar", graph)  # a conversion is not what is compared
             peaks[operators] = run(large, "ar", graph)[0]
     assert peaks["native"] < peaks["stock"] - weights // 4
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("name, draft", [("opus-mt", None), ("flan-t5-base", "t5-small"), ("whisper-small", None)])
+def test_encoder_decoders_take_what_is_planned(tmp_path: Path, name: str, draft: str | None) -> None:
+    """Within 5 % of the peak, in the shapes of published models."""
+    write_shape(TRANSLATORS[name], tmp_path / "made", "int8", 448, TRANSLATORS[draft] if draft else None)
+    use = RunOptions("speculative" if draft else "ngram", "native", 448, gamma=4, threads=2)
+    predicted = memory_of(read_manifest(tmp_path / "made"), use, process_bytes())
+    assert abs(compare(predicted, measure(tmp_path / "made", use))["peak"]["error"]) < 0.05
 
 
 CLOSE = """

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shapes import TRANSLATORS
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.weights import WeightChoice
@@ -55,7 +56,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def get(name: str) -> Path:
         (folder / name).mkdir(exist_ok=True)
-        shutil.copyfile(CONFIGS / f"{name}.json", folder / name / "config.json")
+        if name in TRANSLATORS:
+            (folder / name / "config.json").write_text(json.dumps(TRANSLATORS[name]), "utf-8")
+        else:
+            shutil.copyfile(CONFIGS / f"{name}.json", folder / name / "config.json")
         return folder / name
 
     return get
@@ -102,7 +106,7 @@ def test_a_recipe_is_valid(name: str) -> None:
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_fits_its_device(model: Callable[[str], Path], name: str) -> None:
     recipe, tried = read_recipe(name), 0
-    for which in PARAMETERS:
+    for which in (*PARAMETERS, *TRANSLATORS):
         facts, (least, most) = facts_of(model(which)), recipe.models.parameters
         if facts.architecture not in recipe.models.architectures or not least <= facts.parameters <= most:
             continue
