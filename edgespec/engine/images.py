@@ -17,12 +17,13 @@ from edgespec import __version__
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planning.budget import prompt_limit
-from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.bundle import Bundle, sha256
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, root_of, touch, trim
 from edgespec.runtimes.images.prompt import apart, expanded
+from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
 from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows
 from edgespec.runtimes.slots.shared import Model
@@ -87,7 +88,7 @@ class Images:
         self._bundle, self._threads, self._left = bundle, threads, left
         self._limit = prompt_limit() if keep else 0
         self._sides: dict[str, Encoder] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
         sides = [[files.get(one.weights), one.high_alone] for one in target.sides]
         facts = [self.part.model_dump(mode="json"), sides]
@@ -208,7 +209,9 @@ class Images:
 
     def _folder(self, owner: str | None) -> PromptFolder | None:
         if owner not in self._folders:
-            root = root_of({"images": self._facts, "edgespec": __version__}, owner) if self._limit else None
+            facts, library = {"images": self._facts, "edgespec": __version__}, native_library().path
+            facts["library"] = "" if library is None else sha256(library)
+            root = root_of(facts, owner) if self._limit else None
             self._folders[owner] = None if root is None else PromptFolder(root)
         return self._folders[owner]
 
@@ -247,9 +250,10 @@ class Images:
 
     def close(self) -> None:
         """Free towers and projectors; they are opened again where they are needed."""
-        for one in self._sides.values():
-            one.close()
-        self._sides.clear()
+        with self._lock:
+            for one in self._sides.values():
+                one.close()
+            self._sides.clear()
 
 
 def _packed(made: Inserted) -> NDArray[np.uint8]:  # [bytes]

@@ -230,7 +230,13 @@ ModelFile read(const std::string& path, Bytes bytes) {
                                 std::to_string(nodes.size()) + (nodes.size() == 1 ? " other node" : " nodes"));
   Node& node = nodes[0];
   Weights places(path, model);
-  for (size_t i = kFixed; i < node.inputs.size(); ++i) {
+  size_t first = kFixed;
+  const auto given = [&](const char* name) {
+    return first < node.inputs.size() && node.inputs[first] == name && !weights.count(name);
+  };
+  if (given("memory")) throw std::invalid_argument("an encoder-decoder, which this interface does not run");
+  for (const char* name : {"inserted", "axes"}) first += given(name);  // of images: here are texts alone
+  for (size_t i = first; i < node.inputs.size(); ++i) {
     const auto found = weights.find(node.inputs[i]);
     if (found == weights.end()) throw std::invalid_argument("no weight " + node.inputs[i]);
     model.weights.push_back(places.place(found->second));

@@ -168,7 +168,8 @@ class Turns:
         Returns:
             int64 [3, n].
         """
-        if self._known < (end := min(past, len(text))):
+        self.crop(end := min(past, len(text)))
+        if self._known < end:
             self._note(np.array(text[self._known : end], np.int64), self._known)
             self._known = end
         found = np.full((3, len(tokens)), -self._off(), np.int64)
@@ -184,6 +185,11 @@ class Turns:
                 off += len(item.rows) - item.spread
                 found[:, start + count :] = -off
         return found
+
+    def behind(self, lengths: Ids) -> Ids:  # [n]
+        """Compute the same for tokens right behind beginnings of the text of so many tokens, [n]."""
+        ends, offs = [0, *(end for end, _ in self._behind)], np.array([0, *(off for _, off in self._behind)])
+        return -offs[np.searchsorted(ends, lengths, side="right") - 1]
 
     def _off(self) -> int:
         return self._behind[-1][1] if self._behind else 0

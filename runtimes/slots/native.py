@@ -322,6 +322,8 @@ class NativeSlot(NativeRunner):
         plan = self._plan(tokens, past)
         plan[VISIBLE], plan[PARENT] = visible, parents
         plan[POSITION] = visible + depths_of(parents.tolist())
+        if self._turns is not None:
+            self._offsets = self._turns.behind(visible)
         self._furthest = max(self._furthest, past + n)
         self._set_gates(skip)
         try:

@@ -172,6 +172,8 @@ class NativeRunner(Slot):
         for array in self._arrays(tokens):
             array[:] = 0  # untouched pages would cost no reading
         self.tokens, self._moves = [0] * tokens, []
+        if self._turns is not None:
+            self._turns.crop(0)
         if self._checkpoints:
             self._checkpoints.crop(0)
         self._held[:] = self._certain = tokens

@@ -201,11 +201,23 @@ def test_pictures_from_files_and_arrays(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "a.png").digest == Image.of(pixels).digest
 
 
+TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}PLACE{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+
+
 @pytest.mark.parametrize("name", sight.CASES)
 def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     source, wanted, shown = sight.write_case(tmp_path / "source", name), sight.reference(name), sight.pictures()
     (source / "calibration.txt").write_text("a picture of the sea and what it is " * 99, "utf-8")
     Exporter(ExportOptions(str(source), tmp_path / "bundle", [], "fp32", threads=1, quick=True)).run()
+    image_part = Bundle.open(tmp_path / "bundle").manifest.target.image
+    assert image_part is not None
+    words = image_part.words
+    template = TEMPLATE.replace("PLACE", words.written or words.placeholder)
+    (tmp_path / "bundle" / "chat_template.jinja").write_text(template, "utf-8")
     first, second = (Image.of(shown[number]) for number in sight.SHOWN)
     parts: Parts = ["a picture ", first, " and another ", second, " what is it"]
     with load(tmp_path / "bundle", threads=1) as engine:
@@ -221,3 +233,8 @@ def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str
             assert engine.generate(parts, **how).tokens == wanted["greedy"].tolist()
             both = engine.generate_batch([tokens, parts[2:], parts], **how)
             assert [both[0].tokens, both[2].tokens] == [wanted["greedy"].tolist()] * 2
+        chat = engine.conversation()
+        chat.ask([{"type": "image", "image": first}, {"type": "text", "text": "what"}], max_new_tokens=3)
+        asked = chat.ask("is it", max_new_tokens=3).stats
+        assert asked.image_rows == wanted["text.0"].tolist().count(sight.IMAGE)
+        assert asked.reused_tokens >= asked.image_rows

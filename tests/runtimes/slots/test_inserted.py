@@ -23,6 +23,7 @@ from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from tests.runtimes.files.test_images import IMAGE
+from tests.support.c_interface import F32, Native
 
 pytestmark = pytest.mark.usefixtures("native")
 HIDDEN, VOCAB = 64, 96
@@ -222,6 +223,11 @@ def test_rows_of_images_give_transformers_logits_in_whatever_pieces(cases: Calla
             slot.crop(length)
             slot.prefill(case.tokens[length:-20])
             np.testing.assert_array_equal(last(case, slot), kept[0])
+    known, at = slot.tokens, np.array([3, 18, 34, len(slot.tokens)])  # beginnings, that some tokens continue
+    for row, length in zip(slot.forward_hypotheses(np.arange(4), at, np.full(4, -1)).logits.copy(), at, strict=True):
+        other = NativeSlot(case.model, reserve=1)
+        other.prefill(known[:length])
+        np.testing.assert_array_equal(row, other.forward(np.array([list(at).index(length)])).logits[0])
     batch = NativeBatch(case.model, 2)
     for one in batch.slots:
         one.prefill(case.tokens[:-20])
@@ -246,3 +252,14 @@ def test_an_image_that_nobody_holds_and_a_draft_that_knows_none(cases: Callable[
     with pytest.raises(InvalidRequest, match="same number"):
         case.model.inserted.hold([same])
     case.model.inserted.let_go([other])
+
+
+def test_the_c_interface_reads_texts_of_a_model_of_images(cases: Callable[[str], Case]) -> None:
+    model, text = cases("grid").model, list(range(5, 30))
+    slot = NativeSlot(model, reserve=1)
+    slot.prefill(text)
+    with Native(model.folder / model.graph.file, attention=F32) as native:
+        native.prefill(text)
+        np.testing.assert_array_equal(native.forward([1, 2]).logits, slot.forward(np.array([1, 2])).logits)
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            native.forward([-1])
