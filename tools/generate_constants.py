@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import fill
 
 from edgespec.drafters.draft_cache import FIRST_ROWS
 from edgespec.drafters.registry import METHODS
@@ -19,6 +20,7 @@ from edgespec.runtimes.files.formats import KEYS, KINDS, NO_KEYS, SPECS, FormatS
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.options import GAMMA
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
+from edgespec.runtimes.text.languages import LISTED, MEMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "runtimes" / "native" / "constants.h"
@@ -131,6 +133,19 @@ def kotlin() -> str:
         *_map("KEYS", keys),
         "",
         *_map("ATTENTION", attention),
+        "",
+        "// languages by codes of ISO 639-1 and 639-3 and by name; members of macrolanguages that models have instead",
+        'internal const val LANGUAGES = """',
+        *LISTED.strip().splitlines(),
+        '"""',
+        "internal val MEMBERS = mapOf(",
+        *fill(
+            ", ".join(f'"{one}" to "{member}"' for one, member in MEMBERS.items()) + ",",
+            120,
+            initial_indent="    ",
+            subsequent_indent="    ",
+        ).splitlines(),
+        ")",
     ]
     return "\n".join(lines) + "\n"
 

@@ -75,6 +75,16 @@ def _encoded(shared: bool) -> dict[str, Any]:
     return {"source": source} | ({} if shared else {"encoder": _model({}, "int8", "f32") | {"heads": []}})
 
 
+TEXT = {
+    "source": ["from", "text", 2], "begin": [2, "to"], "languages": {"eng_Latn": 5, "kor_Hang": 6},
+    "prefixes": {"translation_en_to_de": "translate: "}, "default_from": "eng_Latn", "default_to": "kor_Hang",
+    "rules": {"suppressed": [3], "begin_suppressed": [4], "bad_words": [[5, 6]], "no_repeat": 3, "least": 1,
+              "most": 200, "forced_end": 2, "beams": 4, "length_penalty": 1.5, "early_stopping": True},
+}  # fmt: skip
+SPEECH = {"start": 7, "languages": {"en": 8}, "tasks": {"transcribe": 9}, "no_timestamps": 10, "previous": 11,
+          "no_speech": 12, "suppressed": [1], "suppressed_first": [2], "latest_first": 50}  # fmt: skip
+
+
 def manifests() -> Iterator[dict[str, Any]]:
     """Manifests with every key: all formats, attentions, methods and kinds of models; bytes of keys and values."""
     attentions, own = get_args(Attention), [kind for kind in needing("drafter") if kind != ASSISTANT]
@@ -121,6 +131,9 @@ def manifests() -> Iterator[dict[str, Any]]:
             "golden": [{"prompt": [1, 2], "method": "ar", "tokens": [3, 4]}],
             "files": {"model.data": {"size": 9, "sha256": HASH}},
         }
+        if number == 1:
+            data |= {"text": TEXT, "speech": SPEECH}
+            data["golden"] = [{"prompt": [1, 2], "begin": [7], "method": "ar", "tokens": [3, 4]}]
         made = Manifest.model_validate(data).target.facts
         sizes = {name: [kv.nbytes(made, tokens) for tokens in (1, 128, 1000)] for name, kv in ATTENTION.items()}
         yield {"manifest": data, "kv_bytes": sizes}
@@ -141,7 +154,9 @@ def uncovered() -> list[str]:
     for case in manifests():
         set_keys(Manifest.model_validate(case["manifest"]), found)
     parts = [one for one in Part.__subclasses__() if one.__module__.startswith("edgespec.runtimes.files.")]
-    return [f"{one.__name__}.{key}" for one in parts for key in one.model_fields if key not in found[one.__name__]]
+    return [
+        f"{one.__name__}.{key}" for one in parts for key in one.model_fields if key not in found.get(one.__name__, ())
+    ]
 
 
 if __name__ == "__main__":

@@ -95,26 +95,38 @@ def confidences() -> Iterator[dict[str, Any]]:
 
 
 def searches() -> Iterator[dict[str, Any]]:
-    """Give what a search believes after each scored set; the sets it would try are drawn by generators of their own."""
-    for layers in (4, 8, 12):
-        rng, inner = np.random.default_rng(layers), range(1, layers - 1)
+    """Give what a search believes after each scored set; the sets it would try are drawn by generators of their own.
+
+    With ``planes`` a sub-layer may also be read by its high plane alone.
+    """
+    for layers, planes in ((4, False), (8, False), (12, False), (5, True), (9, True)):
+        rng, inner, whole = np.random.default_rng(layers), range(1, layers - 1), tuple(range(layers))
         initial = SkipSet((1,), (2,))
-        cost, curve = StepCost(0.4 / layers, 0.5 / layers), CostModel({1: 1.0, 2: 1.2, 8: 2.1})
+        if planes:
+            initial = SkipSet((1,), (), tuple(layer for layer in whole if layer != 1), whole, True)
+        cost = StepCost(0.4 / layers, 0.5 / layers, 0.0, 0.18 / layers, 0.22 / layers, 0.05)
+        curve = CostModel({1: 1.0, 2: 1.2, 8: 2.1})
         search, steps = OnlineSearch(layers, initial, cost, curve.v), []
-        pool = [initial, *(_some(rng, list(inner)) for _ in range(7))]
+        pool = [initial, *(_some(rng, list(inner), planes) for _ in range(7))]
         for _ in range(60):
             skip = pool[int(rng.integers(len(pool)))]
             matched = int(rng.binomial(16, max(0.1, 0.97 - 0.04 * (len(skip.attention) + len(skip.mlp)))))
             changed = search.tell(skip, matched, 16)
-            best = search.best
             steps.append({
-                "attention": list(skip.attention), "mlp": list(skip.mlp), "matched": matched, "changed": changed,
-                "acceptance": search.acceptance(skip), "speed": search.speed(skip),
-                "best": [list(best.attention), list(best.mlp)],
+                "skip": _lists(skip), "matched": matched, "changed": changed, "acceptance": search.acceptance(skip),
+                "speed": search.speed(skip), "best": _lists(search.best),
             })  # fmt: skip
-        yield {"layers": layers, "steps": steps}
+        yield {"layers": layers, "initial": _lists(initial), "high_head": initial.high_head, "steps": steps}
 
 
-def _some(rng: np.random.Generator, inner: list[int]) -> SkipSet:
+def _lists(skip: SkipSet) -> list[list[int]]:
+    return [list(some) for some in (skip.attention, skip.mlp, skip.high_attention, skip.high_mlp)]
+
+
+def _some(rng: np.random.Generator, inner: list[int], planes: bool) -> SkipSet:
     attention, mlp = ([layer for layer in inner if rng.random() < 0.4] for _ in range(2))
-    return SkipSet(tuple(attention), tuple(mlp) or (inner[0],))
+    mlp = mlp or [inner[0]]
+    if not planes:
+        return SkipSet(tuple(attention), tuple(mlp))
+    high = [[0, *(layer for layer in inner if layer not in left and rng.random() < 0.5)] for left in (attention, mlp)]
+    return SkipSet(tuple(attention), tuple(mlp), tuple(high[0]), tuple(high[1]), True)

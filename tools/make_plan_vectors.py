@@ -34,7 +34,7 @@ def _bundles() -> Iterator[dict[str, Any]]:
     """Small and large models of every kind for native operators, and one of every format for stock ones."""
     for number, case in enumerate([*manifests()][: len(KINDS)]):
         data = case["manifest"]
-        for part in ("target", "draft"):  # Kotlin runs no encoder-decoders, and plans none
+        for part in ("target", "draft"):
             for of in ("source", "encoder"):
                 data[part].pop(of, None)
         facts = FACTS | KINDS[number]
@@ -44,6 +44,7 @@ def _bundles() -> Iterator[dict[str, Any]]:
             data["drafter"]["decoder"]["columns"] = 3 * WIDE["hidden"]
         data["target"]["facts"] = facts
         yield data
+    yield next(case["manifest"] for case in manifests() if "source" in case["manifest"]["target"])
     for number, form in enumerate(FORMATS):
         data = next(manifests())["manifest"]
         data["draft"]["facts"] = data["drafter"]["facts"] = FACTS | WIDE

@@ -34,6 +34,7 @@ from tools.make_bundle_vectors import manifests
 from tools.make_control_vectors import controls, guards
 from tools.make_drafter_vectors import confidences, drawing, searches
 from tools.make_plan_vectors import plans, turns
+from tools.make_source_vectors import features, languages, rules
 from tools.vector_rows import params_of, row
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
@@ -317,6 +318,9 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "searches": searches,
     "controls": controls,
     "guards": guards,
+    "rules": rules,
+    "languages": languages,
+    "features": features,
 }
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from edgespec.errors import InvalidRequest
 
-_LISTED = """
+LISTED = """
 af afr Afrikaans|am amh Amharic|ar ara Arabic|as asm Assamese|az aze Azerbaijani|ba bak Bashkir|be bel Belarusian
 bg bul Bulgarian|bn ben Bengali|bo bod Tibetan|br bre Breton|bs bos Bosnian|ca cat Catalan|cs ces Czech|cy cym Welsh
 da dan Danish|de deu German|el ell Greek|en eng English|eo epo Esperanto|es spa Spanish|et est Estonian|eu eus Basque
@@ -30,7 +30,7 @@ tt tat Tatar|ug uig Uyghur|uk ukr Ukrainian|ur urd Urdu|uz uzb Uzbek|vi vie Viet
 yi yid Yiddish|yo yor Yoruba|zh zho Chinese|zu zul Zulu
 """
 # macrolanguages of ISO 639-3: the member that a model with finer codes has in its place
-_MEMBERS = {
+MEMBERS = {
     "ara": "arb", "aze": "azj", "fas": "pes", "lav": "lvs", "mlg": "plt", "mon": "khk", "msa": "zsm", "nep": "npi",
     "nor": "nob", "ori": "ory", "pus": "pbt", "sqi": "als", "swa": "swh", "uzb": "uzn", "yid": "ydd",
 }  # fmt: skip
@@ -41,9 +41,9 @@ _WRAPPED = re.compile(r"^(?:>>(.+)<<|__(.+)__|<2(.+)>|<\|(.+)\|>)$")
 def _aliases() -> Mapping[str, frozenset[str]]:
     """All names of a language by each of them, in lower case."""
     found: dict[str, frozenset[str]] = {}
-    for line in _LISTED.strip().replace("\n", "|").split("|"):
+    for line in LISTED.strip().replace("\n", "|").split("|"):
         two, three, name = line.split(" ", 2)
-        names = {two, three, name.lower(), _MEMBERS.get(three, three)}
+        names = {two, three, name.lower(), MEMBERS.get(three, three)}
         found |= dict.fromkeys(names, frozenset(names))
     return found
 

@@ -22,7 +22,7 @@ from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS
-from tests.support import arm64, golden, hf
+from tests.support import arm64, golden, hf, sourced
 from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
 from tests.support.dflash import write_dflash
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
@@ -111,6 +111,8 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
             made.append(serve(options.output, "native", asked, LENGTH))
         made.append(serve(options.output, "native", [({"method": method}, STORY)], LENGTH, "high"))
         assert made[-1]["cases"][0]["tokens"] != made[-2]["cases"][0]["tokens"]
+    made += [*sourced.restored(path.parent, LENGTH), *sourced.kinds(path.parent, LENGTH)]
+    (path.parent / "forms").mkdir()
     coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
     Exporter(coded).run()
     long: list[golden.Long] = [
@@ -126,6 +128,8 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
         "conversation": golden.conversation(full, path.parent),
+        "forms": sourced.forms(path.parent / "forms"),
+        "heard": sourced.heard(path.parent / "digits"),
     }
     path.write_text(json.dumps({"library": str(native_library().path), "bundles": made, **more}), "utf-8")
     return sum(len(one["cases"]) for one in made)
@@ -227,7 +231,7 @@ def test_the_manifest_is_the_projects(app: Path) -> None:
     assert "sdkVersion:'26'" in said
     assert "launchable-activity: name='dev.edgespec.app.MainActivity'" in said
     assert "native-code: 'arm64-v8a'" in said
-    assert "uses-permission" not in said
+    assert re.findall("uses-permission: name='(.*)'", said) == ["android.permission.RECORD_AUDIO"]
 
 
 @pytest.mark.nightly

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import load
+from edgespec.engine.encoding import Source
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.formats import FORMATS, Format
@@ -80,12 +81,13 @@ def serve(
     for settings, text in requests:
         # of others, those of native operators are whose guesses are not drawn, trees or not
         fixed = settings["method"] in FIXED or (operators == "native" and "temperature" not in settings)
-        prompt = engine.codec.encode(text)
+        read = engine.encode(text)
+        prompt = read.tokens if isinstance(read, Source) else read
         changes = {name: value for name, value in settings.items() if name not in ("method", "proposers")}
         changes |= {"proposers": tuple(settings["proposers"])} if "proposers" in settings else {}
         own = settings["method"] == "proposer"
         changes |= {"proposer": LastToken()} if own else {"method": settings["method"]}
-        result = engine.generate(prompt, max_new_tokens=length, ignore_eos=True, **changes)
+        result = engine.generate(read, max_new_tokens=length, ignore_eos=True, **changes)
         assert result.stats.dropped_reason is None
         assert len(result.tokens) == length
         guesses: dict[str, Any] = {"drafted": result.stats.drafted, "histogram": result.stats.histogram}

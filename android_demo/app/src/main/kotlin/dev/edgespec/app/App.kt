@@ -2,6 +2,9 @@ package dev.edgespec.app
 
 import android.app.*
 import android.content.*
+import android.Manifest.permission.RECORD_AUDIO
+import android.content.pm.PackageManager.PERMISSION_GRANTED
+import android.media.*
 import android.os.Build
 import android.os.Bundle
 import android.os.Handler
@@ -12,6 +15,8 @@ import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.FrameLayout
 import android.widget.LinearLayout
 import android.widget.TextView
+import dev.edgespec.EdgespecError
+import dev.edgespec.audio.*
 import dev.edgespec.engine.Trim
 import dev.edgespec.planning.MemoryFacts
 import java.io.File
@@ -23,6 +28,33 @@ class PhoneMemory(context: Context) : MemoryFacts {
     override val total: Long = info.totalMem
     override val available: Long = maxOf(0, info.availMem - info.threshold)
     override val low: Boolean = info.lowMemory
+}
+
+private const val LONGEST = 600 * RATE // samples of a recording
+
+/** The phone's microphone; its permission must be given. */
+class Microphone : SoundSource {
+    override fun read(stopped: () -> Boolean): FloatArray {
+        val (mono, form) = AudioFormat.CHANNEL_IN_MONO to AudioFormat.ENCODING_PCM_16BIT
+        val piece = ShortArray(RATE / 10)
+        val size = maxOf(AudioRecord.getMinBufferSize(RATE, mono, form), 2 * RATE)
+        val record = AudioRecord(MediaRecorder.AudioSource.VOICE_RECOGNITION, RATE, mono, form, size)
+        var found = FloatArray(0)
+        var count = 0
+        try {
+            if (record.state != AudioRecord.STATE_INITIALIZED) throw EdgespecError(say("The microphone may not be used"))
+            record.startRecording()
+            while (!stopped() && count < LONGEST) {
+                val read = record.read(piece, 0, piece.size)
+                if (read < 0) break
+                if (count + read > found.size) found = found.copyOf(2 * found.size + piece.size)
+                for (at in 0 until read) found[count++] = piece[at] / 32768f
+            }
+        } finally {
+            record.release()
+        }
+        return found.copyOf(count)
+    }
 }
 
 /** The process: what it is doing outlives its screens. */
@@ -54,6 +86,7 @@ class App : Application() {
 }
 
 private const val PICK = 1
+private const val ALLOW = 2
 private const val SHOWN = "shown"
 
 /** The app's one window: a row of screens, the one chosen, and what the app is doing.  All it knows is in [App.state]. */
@@ -67,14 +100,14 @@ class MainActivity : Activity() {
     override fun onCreate(saved: Bundle?) {
         super.onCreate(saved)
         screens = listOf(
-            ChatScreen(this, state), BenchScreen(this, state), PlanScreen(this, state, PhoneMemory(this).available),
-            ProofScreen(this, state),
+            ChatScreen(this, state), TranslateScreen(this, state), ListenScreen(this, state, ::microphone), BenchScreen(this, state),
+            PlanScreen(this, state, PhoneMemory(this).available), ProofScreen(this, state),
         )
         place = FrameLayout(this)
         status = text().apply { setTextIsSelectable(true) }
         val names = screens.mapIndexed { at, screen -> button(screen.name) { choose(at) } }
         val bring = button("Import") { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) }
-        bring.contentDescription = "Import a bundle: pick its folder"
+        bring.contentDescription = say("Import a bundle: pick its folder")
         setContentView(
             LinearLayout(this).apply {
                 orientation = LinearLayout.VERTICAL
@@ -92,6 +125,13 @@ class MainActivity : Activity() {
             },
         )
         choose(saved?.getInt(SHOWN) ?: 0)
+    }
+
+    /** The microphone, or a question for it. */
+    private fun microphone(): SoundSource? {
+        if (checkSelfPermission(RECORD_AUDIO) == PERMISSION_GRANTED) return Microphone()
+        requestPermissions(arrayOf(RECORD_AUDIO), ALLOW)
+        return null
     }
 
     private fun choose(at: Int) {

@@ -2,6 +2,7 @@ package dev.edgespec.app
 
 import com.google.gson.GsonBuilder
 import dev.edgespec.*
+import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.*
 import dev.edgespec.planning.*
@@ -38,6 +39,19 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     var refused = false // guesses are shown
     var prompts = "The\nOnce upon a time\nIn the morning,"
     var budget = 0.5 // of the free memory
+    var source = "" // a text to translate, and its languages; empty = as the model has them
+    var from = ""
+    var to = ""
+    var translated = Transcript()
+        private set
+    var asked = TranscriptionSettings()
+    var heard: List<Segment> = emptyList()
+        private set
+    var hearing = "" // the text of the window at hand
+        private set
+    @Volatile
+    var recording = false
+        private set
     var benched: List<MethodFigures> = emptyList()
         private set
     var proved: List<Proved> = emptyList()
@@ -54,11 +68,11 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
                 work()
                 null
             } catch (_: CancellationException) {
-                "Stopped"
+                say("Stopped")
             } catch (error: EdgespecError) {
                 error.message
             } catch (error: OutOfMemoryError) {
-                "Out of memory: choose a shorter text or a smaller bundle"
+                say("Out of memory: choose a shorter text or a smaller bundle")
             }
             change {
                 job = null
@@ -85,15 +99,14 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     fun load() {
         if (engine != null) return
         if (!around.bundle.isDirectory) {
-            status = "Import a bundle: a folder made by `edgespec export`"
+            status = say("Import a bundle: a folder made by `edgespec export`")
             return changed()
         }
-        begin("Loading", { open() })
+        begin(say("Loading"), { open() })
     }
 
     private fun open() {
-        val library = around.library?.takeIf { it.isFile }
-        val made = Edgespec.load(around.bundle, library = library, cache = around.cache, memory = around.memory())
+        val made = Edgespec.load(around.bundle, library = around.library, cache = around.cache, memory = around.memory())
         change {
             engine = made
             status = "${made.operators.kind} operators, ${made.context} tokens of context"
@@ -101,7 +114,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     }
 
     /** Replace the bundle: copied, checked, renamed, and only then is the old one gone. */
-    fun take(source: () -> BundleSource) = begin("Copying", {
+    fun take(source: () -> BundleSource) = begin(say("Copying"), {
         importBundle(source(), around.bundle) { copied -> change { status = "${showBytes(copied)} copied" } }
         val old = engine
         change { engine = null }
@@ -119,29 +132,80 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             status = error.message ?: ""
             return changed()
         }
-        begin("Reading the prompt", {
-            stream.collect { chunk ->
-                show {
-                    chat.add(chunk, made::decode)
-                    live.add(chunk)
-                    val result = chunk.result
-                    status = if (result == null) live.line else "${result.methodUsed}: ${lineOf(result.stats)}; ${result.reason}"
-                }
-            }
+        begin(say("Reading the prompt"), {
+            stream.collect { chunk -> show { tell(chunk, live) { chat.add(chunk, made::decode) } } }
         }, { chat.end() })
     }
+
+    private fun tell(chunk: Chunk, live: Live, add: () -> Unit) {
+        add()
+        live.add(chunk)
+        val result = chunk.result
+        status = if (result == null) live.line else "${result.methodUsed}: ${lineOf(result.stats)}; ${result.reason}"
+    }
+
+    /** Write what the model makes of [source], a line at a time. */
+    fun translate() {
+        val made = engine
+        if (made == null || source.isBlank() || busy) return
+        val languages = made.defaults.copy(sourceLanguage = from.ifEmpty { null }, targetLanguage = to.ifEmpty { null })
+        val settings = languages.copy(method = chat.method.takeIf { it in methods && it != AUTO })
+        translated = Transcript()
+        begin(say("Reading the text"), {
+            source.lines().forEachIndexed { at, line ->
+                val live = Live()
+                if (at > 0) show { translated.add("\n", Kind.MODEL) }
+                if (line.isNotBlank()) made.stream(line, settings).collect { chunk ->
+                    show { tell(chunk, live) { translated.add(chunk, made::decode) } }
+                }
+            }
+        })
+    }
+
+    /** Write down what a microphone hears until [stop] is called, or a file holds. */
+    fun listen(sound: SoundSource) {
+        val made = engine
+        if (made == null || busy) return
+        heard = emptyList()
+        hearing = ""
+        recording = true
+        begin(say("Recording: press Stop when all is said"), {
+            val samples = sound.read { !recording || !isActive }
+            recording = false
+            show { status = say("Transcribing") }
+            made.transcription(samples, asked).collect { one ->
+                show {
+                    hearing = one.text
+                    one.segment?.let {
+                        heard = heard + it
+                        status = "${it.result.methodUsed}: ${lineOf(it.result.stats)}"
+                    }
+                }
+            }
+        }, {
+            recording = false
+            hearing = ""
+        })
+    }
+
+    /** What was heard, a line a segment, with its times where it has them. */
+    val transcript: String
+        get() = heard.joinToString("") { one ->
+            (if (asked.timestamps) "%.1f-%.1f ".format(Locale.ROOT, one.start, one.end) else "") + one.text.trim() + "\n"
+        } + hearing.trim()
 
     private fun lineOf(stats: dev.edgespec.decoding.Stats) = "%.1f tokens/s, %.0f %% of %d guesses accepted".format(
         Locale.ROOT, stats.tokensPerSecond, 100 * stats.acceptanceRate, stats.drafted,
     )
 
+    /** End what is being recorded, so that it is heard; else what is being done. */
     fun stop() {
-        job?.cancel()
+        if (recording) recording = false else job?.cancel()
     }
 
     fun measure(prompts: List<String>, settings: Settings, repeats: Int) {
         val made = engine ?: return
-        begin("Measuring", {
+        begin(say("Measuring"), {
             val found = bench(made, prompts, settings, repeats) { done, of, method ->
                 ensureActive()
                 change { status = "$done of $of: $method" }
@@ -155,7 +219,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     fun prove() {
         val made = engine ?: return
-        begin("Comparing", {
+        begin(say("Comparing"), {
             val found = proof(made) { done, of ->
                 ensureActive()
                 change { status = "$done of $of" }

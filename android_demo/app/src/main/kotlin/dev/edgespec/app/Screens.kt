@@ -9,6 +9,7 @@ import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.*
+import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
 import dev.edgespec.planning.showBytes
 
@@ -20,13 +21,40 @@ interface Screen {
     fun show()
 }
 
+/** A choice among a few words; [chosen] is told each that is picked. */
+private class Choice(context: Context, label: String, private val chosen: (String) -> Unit) {
+    private var offered: List<String> = emptyList()
+    val view = Spinner(context).apply {
+        contentDescription = say(label)
+        onItemSelectedListener = object : AdapterView.OnItemSelectedListener {
+            override fun onItemSelected(parent: AdapterView<*>?, view: View?, position: Int, id: Long) = chosen(offered[position])
+            override fun onNothingSelected(parent: AdapterView<*>?) = Unit
+        }
+    }
+
+    /** Offer these, or nothing at all. */
+    fun show(options: List<String>, now: String, named: (String) -> String = { it }) {
+        view.visibility = if (options.isEmpty()) View.GONE else View.VISIBLE
+        if (offered == options) return
+        offered = options
+        view.adapter = ArrayAdapter(view.context, android.R.layout.simple_spinner_dropdown_item, options.map(named))
+        view.setSelection(maxOf(0, options.indexOf(now)))
+    }
+}
+
+private fun Context.switch(says: String, on: Boolean, turned: (Boolean) -> Unit) = Switch(this).apply {
+    text = say(says)
+    isChecked = on
+    setOnCheckedChangeListener { _, now -> turned(now) }
+}
+
 private fun Context.share(report: String) {
     val send = Intent(Intent.ACTION_SEND).setType("application/json").putExtra(Intent.EXTRA_TEXT, report)
-    startActivity(Intent.createChooser(send, "Share the report"))
+    startActivity(Intent.createChooser(send, say("Share the report")))
 }
 
 private fun Context.edit(hint: String, text: String, changed: (String) -> Unit) = EditText(this).apply {
-    this.hint = hint
+    this.hint = say(hint)
     setText(text)
     addTextChangedListener(object : TextWatcher {
         override fun beforeTextChanged(now: CharSequence?, start: Int, count: Int, after: Int) = Unit
@@ -37,29 +65,15 @@ private fun Context.edit(hint: String, text: String, changed: (String) -> Unit) 
 
 /** Chat: text as it is written, which method, how fast, and why. */
 class ChatScreen(context: Context, private val state: AppState) : Screen {
-    override val name = "Chat"
+    override val name = say("Chat")
     private val text = context.text().apply { setTextIsSelectable(true) }
     private val scroll = ScrollView(context).apply { addView(text) }
-    private val refused = Switch(context).apply {
-        text = "Show refused guesses"
-        isChecked = state.refused
-        setOnCheckedChangeListener { _, on ->
-            state.refused = on
-            show()
-        }
+    private val refused = context.switch("Show refused guesses", state.refused) {
+        state.refused = it
+        show()
     }
     private val prompt = context.edit("Your message", state.chat.typed) { state.chat.typed = it }
-    private val methods = Spinner(context).apply {
-        contentDescription = "Decoding method"
-        onItemSelectedListener = object : AdapterView.OnItemSelectedListener {
-            override fun onItemSelected(parent: AdapterView<*>?, view: View?, position: Int, id: Long) {
-                state.chat.method = state.methods[position]
-            }
-
-            override fun onNothingSelected(parent: AdapterView<*>?) = Unit
-        }
-    }
-    private var offered: List<String> = emptyList()
+    private val methods = Choice(context, "Decoding method") { state.chat.method = it }
     private val send = context.button("Send") {
         state.ask(prompt.text.toString())
         if (state.busy) prompt.setText("")
@@ -69,14 +83,10 @@ class ChatScreen(context: Context, private val state: AppState) : Screen {
         state.chat.clear()
         show()
     }
-    override val view: View = context.column(scroll, refused, prompt, context.row(methods, send, stop, fresh))
+    override val view: View = context.column(scroll, refused, prompt, context.row(methods.view, send, stop, fresh))
 
     override fun show() {
-        if (offered != state.methods) {
-            offered = state.methods
-            methods.adapter = ArrayAdapter(view.context, android.R.layout.simple_spinner_dropdown_item, offered)
-            methods.setSelection(maxOf(0, offered.indexOf(state.chat.method)))
-        }
+        methods.show(state.methods, state.chat.method)
         text.text = view.context.spanned(state.chat.transcript.pieces(state.refused))
         send.isEnabled = state.engine != null && !state.busy
         stop.isEnabled = state.busy
@@ -85,12 +95,68 @@ class ChatScreen(context: Context, private val state: AppState) : Screen {
     }
 }
 
+/** Translations, and whatever else models make of a text: line by line, as they are written. */
+class TranslateScreen(context: Context, private val state: AppState) : Screen {
+    override val name = say("Translate")
+    private val text = context.text().apply { setTextIsSelectable(true) }
+    private val source = context.edit("Text, a line at a time", state.source) { state.source = it }
+    private val from = Choice(context, "From") { state.from = it }
+    private val to = Choice(context, "To") { state.to = it }
+    private val methods = Choice(context, "Decoding method") { state.chat.method = it }
+    private val run = context.button("Translate") { state.translate() }
+    private val stop = context.button("Stop") { state.stop() }
+    override val view: View =
+        context.column(ScrollView(context).apply { addView(text) }, source, context.row(from.view, to.view, methods.view, run, stop))
+
+    override fun show() {
+        val made = state.engine
+        val reads = made?.sources
+        from.show(reads?.origins ?: emptyList(), state.from)
+        to.show(reads?.targets ?: emptyList(), state.to)
+        methods.show(state.methods, state.chat.method)
+        val shown = view.context.spanned(state.translated.pieces(state.refused))
+        text.text = if (made != null && reads == null) say("This bundle's model does not read texts to translate") else shown
+        run.isEnabled = reads != null && !state.busy
+        stop.isEnabled = state.busy
+    }
+}
+
+private const val ANY = "" // language
+
+/** Speech to text; [microphone] gives none where it may not be used. */
+class ListenScreen(context: Context, private val state: AppState, private val microphone: () -> SoundSource?) : Screen {
+    override val name = say("Listen")
+    private val text = context.text().apply { setTextIsSelectable(true) }
+    private val language = Choice(context, "Spoken language") { state.asked = state.asked.copy(language = it.ifEmpty { null }) }
+    private val english = context.switch("Translate into English", state.asked.task == "translate") {
+        state.asked = state.asked.copy(task = if (it) "translate" else "transcribe")
+    }
+    private val times = context.switch("Show times", state.asked.timestamps) { state.asked = state.asked.copy(timestamps = it) }
+    private val record = context.button("Record") { microphone()?.let(state::listen) }
+    private val stop = context.button("Stop") { state.stop() }
+    override val view: View =
+        context.column(ScrollView(context).apply { addView(text) }, context.row(english, times), context.row(language.view, record, stop))
+
+    override fun show() {
+        val made = state.engine
+        val speech = made?.bundle?.manifest?.speech
+        language.show(speech?.languages?.keys?.sorted()?.let { listOf(ANY) + it } ?: emptyList(), state.asked.language ?: ANY) {
+            if (it == ANY) say("any language") else it
+        }
+        text.text = if (made != null && speech == null) say("This bundle's model does not hear") else state.transcript
+        record.isEnabled = speech != null && !state.busy
+        english.isEnabled = speech?.tasks?.contains("translate") == true
+        stop.isEnabled = state.busy
+    }
+}
+
 /** A screen whose table a run fills, and a report shares. */
-abstract class RunScreen(context: Context, protected val state: AppState, override val name: String, says: String) : Screen {
+abstract class RunScreen(context: Context, protected val state: AppState, private val kind: String, says: String) : Screen {
+    override val name = say(kind)
     private val table = Table(context)
     private val run = context.button(says) { begin() }
     private val stop = context.button("Stop") { state.stop() }
-    private val share = context.button("Share") { context.share(state.report(name.lowercase())) }
+    private val share = context.button("Share") { context.share(state.report(kind.lowercase())) }
     override val view: LinearLayout = context.column(table, context.row(run, stop, share))
     protected abstract val rows: List<List<String>> // headings first; empty before the first run
 
@@ -123,13 +189,13 @@ class ProofScreen(context: Context, state: AppState) : RunScreen(context, state,
 private const val STEPS = 200
 
 class PlanScreen(context: Context, private val state: AppState, private val available: Long) : Screen {
-    override val name = "Plan"
+    override val name = say("Plan")
     private val table = Table(context)
     private val says = context.text()
     private val slider = SeekBar(context).apply {
         max = STEPS
         progress = (state.budget * STEPS).toInt()
-        contentDescription = "Memory budget"
+        contentDescription = say("Memory budget")
         setOnSeekBarChangeListener(object : SeekBar.OnSeekBarChangeListener {
             override fun onProgressChanged(bar: SeekBar?, progress: Int, fromUser: Boolean) {
                 state.budget = progress.toDouble() / STEPS
@@ -152,7 +218,7 @@ class PlanScreen(context: Context, private val state: AppState, private val avai
 /* Small views that the screens share.  Sizes are the system's own, so large fonts stay large. */
 
 fun Context.button(says: String, click: () -> Unit) = Button(this).apply {
-    text = says
+    text = say(says)
     setAllCaps(false)
     setOnClickListener { click() }
 }

@@ -1,6 +1,8 @@
 package dev.edgespec.app
 
 import com.google.gson.*
+import dev.edgespec.InvalidRequest
+import dev.edgespec.audio.*
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Trim
 import java.io.File
@@ -121,6 +123,60 @@ class AppStateTest {
         state.ask("My lord,")
         assertTrue("is not in this bundle" in state.status, state.status)
         assertNull(state.engine!!.let { if (state.busy) "busy" else null })
+        state.close()
+    }
+
+    @Test
+    fun `a text is translated line by line, in the languages that a model has`() {
+        val restore = state(bundles.first { "restore" in it["path"].asString }["path"].asString.let(::File))
+        restore.load()
+        restore.run()
+        assertEquals(emptyList<String>(), restore.engine!!.sources!!.origins)
+        restore.source = "art thou his father\n\nwhat say you my lord"
+        restore.chat.method = "ngram"
+        restore.translate()
+        restore.run()
+        val lines = listOf(0, 2).map { restore.engine!!.generate(restore.source.lines()[it]).text }
+        assertEquals("${lines[0]}\n\n${lines[1]}", restore.translated.text)
+        assertTrue("ngram: " in restore.status, restore.status)
+        restore.to = "ko"
+        restore.translate()
+        restore.run()
+        assertTrue("cannot be told to write ko" in restore.status, restore.status)
+        restore.close()
+        val nllb = state(bundles.first { "m2m_100" in it["path"].asString }["path"].asString.let(::File))
+        nllb.load()
+        nllb.run()
+        val reads = nllb.engine!!.sources!!
+        assertEquals(listOf("ko", "en") to listOf("en", "ko"), reads.origins to reads.targets)
+        nllb.close()
+    }
+
+    /** Records until it is told to stop. */
+    private class Endless(private val file: File, private val begun: () -> Unit) : SoundSource {
+        override fun read(stopped: () -> Boolean): FloatArray {
+            begun()
+            while (!stopped()) Thread.sleep(1)
+            return WavFile(file).read(stopped)
+        }
+    }
+
+    @Test
+    fun `what a microphone hears until it is stopped is written down`() {
+        val case = golden["heard"].asJsonObject["cases"].asJsonArray.map { it.asJsonObject }.first { it["method"].asString == "speculative" }
+        val state = state(File(golden["heard"].asJsonObject["path"].asString))
+        state.load()
+        state.run()
+        state.asked = state.asked.copy(timestamps = false)
+        state.listen(Endless(File(case["file"].asString)) { queue.add(state::stop) })
+        assertTrue(state.recording)
+        state.run()
+        val said = case["segments"].asJsonArray.joinToString("") { it.asJsonObject["text"].asString.trim() + "\n" }
+        assertEquals(said, state.transcript)
+        assertTrue("tokens/s" in state.status, state.status)
+        state.listen { throw InvalidRequest("no microphone") }
+        state.run()
+        assertEquals("no microphone" to "", state.status to state.transcript)
         state.close()
     }
 }

@@ -6,6 +6,7 @@ import dev.edgespec.engine.Chunk
 import java.io.File
 import java.io.InputStream
 import java.nio.file.Path
+import java.util.Locale
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.io.TempDir
@@ -66,5 +67,22 @@ class AppTest {
         assertTrue(File(target, "old").isFile)
         assertEquals(listOf("bundle"), folder.toFile().list()!!.toList())
         assertFalse(File(folder.toFile().parentFile, "outside").exists())
+    }
+
+    @Test
+    fun `all that the app says is there in Korean`() {
+        val words = Regex("(?:say|button|edit|switch|Choice|column)\\((?:context, )?\"([^\"]+)\"")
+        val files = File("src/main/kotlin/dev/edgespec/app").listFiles()!!.filter { it.name != "Words.kt" }
+        val said = files.flatMap { file -> words.findAll(file.readText()).map { it.groupValues[1] } } + listOf("Bench", "Proof", "Measure", "Compare")
+        assertTrue(said.size > 30, "$said")
+        assertEquals(KOREAN.keys, said.toSet())
+        val before = Locale.getDefault()
+        try {
+            Locale.setDefault(Locale.KOREA)
+            assertEquals("번역" to "auto", say("Translate") to say("auto"))
+        } finally {
+            Locale.setDefault(before)
+        }
+        assertEquals("Translate", say("Translate"))
     }
 }

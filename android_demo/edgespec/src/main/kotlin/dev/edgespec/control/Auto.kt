@@ -295,7 +295,7 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         }
         drafter = mine
         if (which !in entered) entered.add(which)
-        return mine.begin(DraftRequest(tokens, request.params, request.noise, request.stats))
+        return mine.begin(DraftRequest(tokens, request.params, request.noise, request.stats, request.source))
     }
 
     /** The method in use, `plain` if none is. */

@@ -11,9 +11,10 @@ import kotlin.math.abs
 
 private const val OFF = 1e-3 // how far the probabilities of a guess may sum from 1
 
-/** A request as its drafter sees it: the prompt, or all text so far where a drafter is taken up in the middle. */
+/** A request as its drafter sees it: the prompt, or all text so far where a drafter is taken up in the middle; what an encoder read. */
 class DraftRequest(
     val tokens: Tokens, val params: SamplingParams = SamplingParams(), val noise: Noise = Noise(0), val stats: Stats = Stats(),
+    val source: IntArray = NONE,
 )
 
 /** States of the target that a drafter may need: of the last layer, or auxiliary ones of every token. */

@@ -28,14 +28,14 @@ internal fun since(start: Long): Double = (System.nanoTime() - start) / 1e6
 /** The rounds of a request over [target]; [next] makes one.  To end early is to stop asking: the slot then holds a prefix. */
 class Rounds(
     private val target: Target, drafter: Drafter, prompt: IntArray, private val settings: Settings, private val gamma: Int,
-    private val eos: Set<Int> = emptySet(), private val stats: Stats = Stats(),
+    private val eos: Set<Int> = emptySet(), private val stats: Stats = Stats(), private val source: IntArray = NONE,
 ) {
     private val tokens = Tokens(prompt)
     private val params = settings.sampling
     private val noise = Noise(params.seed)
     private val guard = Guard(drafter, stats, eos, target)
     private val shadow = settings.shadow ?: if (settings.accept.lossless) 0 else SHADOW_EVERY
-    private var left = settings.maxNewTokens
+    private var left = settings.length
     private var begun = false
     private var shown: AuxHiddenTarget? = null // while the drafter is shown auxiliary hidden states of the prompt
     private val prompted = prompt.size - 1 // tokens of the prompt that are to be read
@@ -56,8 +56,8 @@ class Rounds(
     private val onlyBest = params.plainGreedy && !settings.logprobs && settings.accept.rule != "top-k" && target is GreedyTarget
 
     init {
-        if (settings.maxNewTokens < 1 || gamma < 1) {
-            val got = "got max_new_tokens ${settings.maxNewTokens} and gamma $gamma"
+        if (settings.length < 1 || gamma < 1) {
+            val got = "got max_new_tokens ${settings.length} and gamma $gamma"
             throw InvalidRequest("expected max_new_tokens >= 1 and gamma >= 1, $got")
         }
         val known = "the vocabulary has ${target.vocabSize}"
@@ -79,7 +79,7 @@ class Rounds(
     private fun begin() {
         begun = true
         val start = System.nanoTime()
-        val known = guard.begin(DraftRequest(tokens, params, noise, stats))
+        val known = guard.begin(DraftRequest(tokens, params, noise, stats, source))
         val told = System.nanoTime()
         stats.draftMs += (told - start) / 1e6
         shown = if (known == null) null else target as AuxHiddenTarget
@@ -151,7 +151,7 @@ class Rounds(
         target.keep(rows)
         val logprobs = if (settings.logprobs) DoubleArray(rows.size) { sampler.logprob(rows[it], emitted[it]) } else null
         if (shadow > 0 && stats.rounds % shadow == 0) { // the rows of this very pass say it
-            stats.compare(settings.maxNewTokens - left, IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
+            stats.compare(settings.length - left, IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
         }
         tokens.push(emitted)
         left -= emitted.size

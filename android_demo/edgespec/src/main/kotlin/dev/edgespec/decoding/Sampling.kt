@@ -11,12 +11,24 @@ private const val FIRST_NUCLEUS = 64 // top-p sorts this many candidates first, 
 private const val MANY = 4096 // in a larger support, tokens NEAR nats below the best are looked at by noise alone
 private const val NEAR = 8.0
 
+/**
+ * Tokens that a text may have.  It is asked for any prefix, in any order, and answers by the prefix and the model's row there, which
+ * the prefix decides: every lossless method stays so.
+ */
+interface Constraint {
+    val scored: Boolean get() = false // log-probabilities are told under it; else they are the unadjusted model's
+
+    /** [vocab]: which tokens may follow [prefix], prompt included; [row]: the logits there, after bias and penalties. */
+    fun allowed(prefix: List<Int>, row: FloatArray): BooleanArray
+}
+
 /** How a token is chosen; applied in this order.  Fields and ranges are those of the Python side. */
 data class SamplingParams(
     val temperature: Double = 0.0, val topK: Int = 0, val topP: Double = 1.0, val minP: Double = 0.0,
     val repetitionPenalty: Double = 1.0, val logitBias: Map<Int, Double> = emptyMap(), val seed: Long? = null,
     val acceptance: String = "rejection", val verification: String = "token", val presencePenalty: Double = 0.0,
     val frequencyPenalty: Double = 0.0, val prompt: Int = 0, // tokens that these two do not count; a request sets it
+    val constraint: Constraint? = null, // which tokens may come where; the others have no chance
 ) {
     init {
         fun need(valid: Boolean, name: String, value: Any?, allowed: String) {
@@ -41,7 +53,7 @@ data class SamplingParams(
     val greedy: Boolean get() = temperature == 0.0 // whether there is nothing random
 
     val counts: Boolean get() = presencePenalty != 0.0 || frequencyPenalty != 0.0 // whether it matters how often a token is in the text
-    val readsPrefix: Boolean get() = repetitionPenalty != 1.0 || counts // whether the tokens before decide too
+    val readsPrefix: Boolean get() = repetitionPenalty != 1.0 || counts || constraint != null // whether the tokens before decide too
     val adjusts: Boolean get() = logitBias.isNotEmpty() || readsPrefix // whether single logits are changed
     val plainGreedy: Boolean get() = greedy && !adjusts // whether the token is the argmax of the raw row
 
@@ -71,7 +83,7 @@ fun argmax(row: FloatArray, size: Int = row.size): Int {
     return best
 }
 
-/** [vocab]: [logits] after logit bias and penalties; the same array if there are none. */
+/** [vocab]: [logits] after logit bias, penalties and constraint; the same array if there are none. */
 fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): FloatArray {
     if (!params.adjusts) return logits
     val row = logits.copyOf()
@@ -85,6 +97,10 @@ fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Flo
         for (at in params.prompt until prefix.size) times.merge(prefix[at], 1, Int::plus)
         for ((token, count) in times) row[token] -= (params.presencePenalty + params.frequencyPenalty * count).toFloat()
     }
+    val allowed = params.constraint?.allowed(prefix, row) ?: return row
+    // a row of a draft that has no token which is allowed stays as it is: its guess will be refused
+    if (row.indices.none { allowed.getOrElse(it) { false } && row[it] != Float.NEGATIVE_INFINITY }) return row
+    for (at in row.indices) if (!allowed.getOrElse(at) { false }) row[at] = Float.NEGATIVE_INFINITY
     return row
 }
 
@@ -280,8 +296,12 @@ class RowSampler(
         return logits.indices.count { logits[it] > mine || (it < token && logits[it] == mine) }
     }
 
-    /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation. */
-    fun logprob(row: Int, token: Int): Double = logSoftmaxAt(output.logits.row(row), token, output.logits.columns)
+    /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation, but for a scored constraint. */
+    fun logprob(row: Int, token: Int): Double {
+        val logits = output.logits.row(row)
+        val scored = if (params.constraint?.scored == true) adjusted(logits, params, seen(row)) else logits
+        return logSoftmaxAt(scored, token, output.logits.columns)
+    }
 }
 
 /* Counter-based randomness, Python's numbers: hashes of (seed, position, stream, token), whatever pass reaches a position. */

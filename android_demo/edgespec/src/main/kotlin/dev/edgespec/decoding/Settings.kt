@@ -32,13 +32,19 @@ data class DraftOptions(
     }
 }
 
-/** What one request may set; each field has the default and the meaning of the Python side's.  [prediction]: text that is expected. */
+/**
+ * What one request may set; each field has the default and the meaning of the Python side's.  [prediction]: text that is expected;
+ * [maxNewTokens]: null = as many as an encoder-decoder wants, else [MAX_NEW_TOKENS]; the languages are those of a translation.
+ */
 data class Settings(
-    val method: String? = null, val maxNewTokens: Int = MAX_NEW_TOKENS, val gamma: Int? = null, val fallback: Boolean = true,
+    val method: String? = null, val maxNewTokens: Int? = null, val gamma: Int? = null, val fallback: Boolean = true,
     val adaptive: Boolean = true, val sampling: SamplingParams = SamplingParams(), val drafts: DraftOptions = DraftOptions(),
     val stop: List<String> = emptyList(), val ignoreEos: Boolean = false, val logprobs: Boolean = false,
     val shadow: Int? = null, val accept: Accept = Accept.EXACT, val proposer: Proposer? = null, val prediction: String? = null,
+    val sourceLanguage: String? = null, val targetLanguage: String? = null,
 ) {
+    val length: Int get() = maxNewTokens ?: MAX_NEW_TOKENS // most tokens to write
+
     init {
         if (shadow != null && shadow < 0) throw InvalidRequest("shadow $shadow: expected a number of rounds, or 0 for no comparison")
         if (gamma != null && gamma < 1) {

@@ -32,6 +32,8 @@ class Stats {
     val histogram = arrayListOf(0) // histogram[j] = rounds that accepted j guesses
     val offered = ArrayList<Int>() // offered[i] = rounds that put a guess at position i to the test
     val acceptedAt = ArrayList<Int>() // acceptedAt[i] = those of them that accepted it
+    var sourceRows = 0 // of an encoder-decoder: tokens, or rows of features, that its encoder was given
+    var encodeMs = 0.0
     var prefillMs = 0.0
     var draftMs = 0.0
     var verifyMs = 0.0
@@ -134,7 +136,7 @@ class Stats {
             "every" to shadowEvery, "checked" to shadowChecked, "agreeing" to shadowAgreeing,
             "agreement" to if (shadowChecked > 0) shadowAgreeing.toDouble() / shadowChecked else 1.0, "first_disagreement" to shadowFirst,
         ),
-    )
+    ) + if (sourceRows > 0) mapOf("source_rows" to sourceRows, "encode_ms" to encodeMs) else emptyMap()
 
     private fun ratio(part: Int, whole: Int): Double = if (whole > 0) part.toDouble() / whole else 0.0
 

@@ -21,7 +21,8 @@ class NGram(
 ) : Drafter {
     override val name = "ngram"
     override val cheap = true
-    private val text = Tokens()
+    private var lead = NONE // what an encoder-decoder reads: it stands before the text
+    private val text = Tokens() // the lead, and the text behind it
 
     private data class Key(val low: Long, val high: Long)
 
@@ -55,18 +56,25 @@ class NGram(
         more = List(nMax + 1) { HashMap() }
     }
 
+    /** What an encoder reads is the first text: names, numbers and quotes come again in its translation or summary. */
     override fun begin(request: DraftRequest): Int? {
+        if (!lead.contentEquals(request.source)) clear()
+        lead = request.source
         follow(request.tokens)
         return null
     }
 
     /** Make the index one of [tokens]; if these are not a continuation, by starting anew. */
     private fun follow(tokens: Tokens) {
-        if (text.commonPrefix(tokens) < text.size) clear()
-        for (at in text.size until tokens.size) {
-            index(tokens.at(at))
-            text.push(tokens.at(at))
-        }
+        val known = text.size - lead.size
+        if (known > tokens.size || (0 until known).any { text.at(lead.size + it) != tokens.at(it) }) clear()
+        for (at in text.size until lead.size) push(lead[at])
+        for (at in text.size - lead.size until tokens.size) push(tokens.at(at))
+    }
+
+    private fun push(token: Int) {
+        index(token)
+        text.push(token)
     }
 
     private fun index(token: Int) {

@@ -26,6 +26,8 @@ private const val KEPT = 64 // records that are kept
 private const val ATTENTION_LOSS = 0.03 // prior loss of log acceptance: attention is about twice as skippable
 private const val MLP_LOSS = 0.06
 private const val SPREAD = 0.06 // of that loss
+private const val HIGH_LOSS = 0.003 // the same of reading the high plane alone
+private const val HIGH_SPREAD = 0.01
 
 /** What a set has shown: guesses that were right, that were scored, and times it was scored. */
 class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows: Int = 0) {
@@ -40,14 +42,12 @@ class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows:
 }
 
 /**
- * Proposes sets and keeps the one of the highest predicted speed; the first and the last layer are never left out.  With [planes]
- * what is not left out is read by its high planes.
+ * Proposes sets and keeps the one of the highest predicted speed; the first and the last layer are never left out.  Where [initial]
+ * names high planes, they are a choice; those of the first and the last layer and of the head stay as they are in it.
  */
 class OnlineSearch(
-    val layers: Int, first: SkipSet, private val cost: (SkipSet) -> Double, private val verify: (Int) -> Double, seed: Long = 0,
-    private val planes: Boolean = false,
+    val layers: Int, val initial: SkipSet, private val cost: (SkipSet) -> Double, private val verify: (Int) -> Double, seed: Long = 0,
 ) {
-    val initial = read(first)
     var best = initial
         private set
     val records = LinkedHashMap<SkipSet, SkipRecord>()
@@ -60,13 +60,18 @@ class OnlineSearch(
     private var since = 0 // candidates since the lead changed
     private var sinceBest = 0 // candidates since the leading set was scored
     private var challenger: SkipSet? = null
+    val planes = initial.highAttention.isNotEmpty() || initial.highMlp.isNotEmpty()
     private val inner = maxOf(0, layers - 2)
-    private val variables = 2 * inner
+    private val skippable = 2 * inner // sub-layers that may be left out
+    private val variables = if (planes) 2 * skippable else skippable
     private var precision = diagonal()
-    private var loss = DoubleArray(variables) { prior(it) } // of log acceptance, by sub-layer
 
-    private fun diagonal() = Array(variables) { i -> DoubleArray(variables) { if (it == i) 1 / (SPREAD * SPREAD) else 0.0 } }
-    private fun prior(at: Int) = if (at < inner) ATTENTION_LOSS else MLP_LOSS
+    // of log acceptance, by sub-layer that is left out, then by one that is read by its high plane
+    private var loss = DoubleArray(variables) { prior(it) }
+
+    private fun weight(at: Int) = (if (at < skippable) SPREAD else HIGH_SPREAD).let { 1 / (it * it) }
+    private fun diagonal() = Array(variables) { i -> DoubleArray(variables) { if (it == i) weight(i) else 0.0 } }
+    private fun prior(at: Int) = if (at < inner) ATTENTION_LOSS else if (at < skippable) MLP_LOSS else HIGH_LOSS
     fun acceptance(skip: SkipSet): Double = (records[skip] ?: SkipRecord()).acceptance(exp(-dot(loss, bits(skip))))
 
     fun speed(skip: SkipSet, acceptance: Double = acceptance(skip)): Double {
@@ -87,7 +92,7 @@ class OnlineSearch(
                 random.nextDouble() < UNIFORM -> uniform()
                 else -> mutated()
             }
-            if (found.size > 0 && found !in records) return found
+            if (found != SkipSet() && found !in records) return found
         }
         return uniform()
     }
@@ -116,14 +121,8 @@ class OnlineSearch(
         return false
     }
 
-    /** The set as it is read: by high planes where there are such. */
-    private fun read(skip: SkipSet): SkipSet {
-        fun others(left: List<Int>) = (0 until layers) - left.toSet()
-        return if (planes) SkipSet(skip.attention, skip.mlp, others(skip.attention), others(skip.mlp), true) else skip
-    }
-
     fun goOnFrom(known: Map<SkipSet, SkipRecord>) {
-        for ((skip, record) in known.mapKeys { read(it.key) }) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
+        for ((skip, record) in known) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
         fit()
         best = records.filter { (skip, record) -> record.windows >= CONFIRM || skip == initial }.keys.maxByOrNull(::speed) ?: best
         since = 0
@@ -140,7 +139,7 @@ class OnlineSearch(
                 maxOf(loss[at] - sqrt(solve(lower, unit)[at]), 0.0)
             }
             val inSight = fastest(hoped)
-            val promise = if (inSight.size > 0) speed(inSight, exp(-dot(hoped, bits(inSight)))) else 0.0
+            val promise = if (inSight != SkipSet()) speed(inSight, exp(-dot(hoped, bits(inSight)))) else 0.0
             if (promise <= IN_SIGHT * speed(best)) patience = SURE_PATIENCE
         }
         if (challenger == null && (since >= patience || candidates >= MOST_CANDIDATES)) {
@@ -150,31 +149,39 @@ class OnlineSearch(
 
     private fun bits(skip: SkipSet): BooleanArray {
         val bits = BooleanArray(variables)
-        skip.attention.forEach { bits[it - 1] = true }
-        skip.mlp.forEach { bits[inner + it - 1] = true }
+        val kinds = listOf(skip.attention, skip.mlp, skip.highAttention, skip.highMlp)
+        kinds.take(if (planes) 4 else 2).forEachIndexed { kind, layers ->
+            for (layer in layers) if (layer in 1..inner) bits[kind * inner + layer - 1] = true
+        }
         return bits
     }
 
-    private fun set(bits: BooleanArray) =
-        read(SkipSet((0 until inner).filter { bits[it] }.map { it + 1 }, (0 until inner).filter { bits[inner + it] }.map { it + 1 }))
+    /** The set of these choices; of what is left out, no plane is named. */
+    private fun set(bits: BooleanArray): SkipSet {
+        fun chosen(kind: Int) = (1..inner).filter { bits.getOrElse(kind * inner + it - 1) { false } }
+        fun high(kind: Int, left: List<Int>, first: List<Int>) = (first.filter { it !in 1..inner } + chosen(kind) - left.toSet()).sorted()
+        val (attention, mlp) = chosen(0) to chosen(1)
+        return SkipSet(attention, mlp, high(2, attention, initial.highAttention), high(3, mlp, initial.highMlp), initial.highHead)
+    }
 
     /** Any set; its size is drawn first, or nearly all would have half of the sub-layers. */
-    private fun uniform(): SkipSet = switched(SkipSet(), 1 + random.nextInt(maxOf(1, (0.75 * variables).toInt())))
+    private fun uniform(): SkipSet {
+        val bits = bits(initial).also { it.fill(false, 0, skippable) }
+        return switched(bits, 1 + random.nextInt(maxOf(1, (0.75 * skippable).toInt())), skippable)
+    }
 
-    /** The leading set with one to three sub-layers switched. */
-    private fun mutated(): SkipSet = switched(best, minOf(1 + random.nextInt(3), variables))
+    /** The leading set with one to three choices changed. */
+    private fun mutated(): SkipSet = switched(bits(best), minOf(1 + random.nextInt(3), skippable), variables)
 
-    private fun switched(from: SkipSet, count: Int): SkipSet {
-        val bits = bits(from)
-        (0 until variables).shuffled(random).take(count).forEach { bits[it] = !bits[it] }
+    private fun switched(bits: BooleanArray, count: Int, among: Int): SkipSet {
+        (0 until among).shuffled(random).take(count).forEach { bits[it] = !bits[it] }
         return set(bits)
     }
 
     /** Bayesian linear regression of the log acceptance on what is left out. */
     private fun fit() {
-        val weightOfPrior = 1 / (SPREAD * SPREAD)
         val made = diagonal()
-        val moment = DoubleArray(variables) { weightOfPrior * prior(it) }
+        val moment = DoubleArray(variables) { weight(it) * prior(it) }
         for ((skip, record) in records) {
             if (record.seen <= 0) continue
             val x = bits(skip)
@@ -198,18 +205,17 @@ class OnlineSearch(
 
     /** The fastest new set if sub-layers cost these losses: of every size the sub-layers of the least loss for the time. */
     private fun fastest(losses: DoubleArray): SkipSet {
-        val none = cost(read(SkipSet()))
-        val saved = doubleArrayOf(none - cost(read(SkipSet(listOf(1)))), none - cost(read(SkipSet(emptyList(), listOf(1)))))
-        val order = losses.indices.sortedBy { losses[it] / maxOf(saved[if (it < inner) 0 else 1], 1e-3) }
+        val one = listOf(1)
+        val singles = listOf(SkipSet(one), SkipSet(mlp = one), SkipSet(highAttention = one), SkipSet(highMlp = one))
+        val saved = singles.map { maxOf(1 - cost(it), 1e-3) }
+        val order = losses.indices.sortedBy { losses[it] / saved[it / inner] }
         val bits = BooleanArray(variables)
         var found = SkipSet()
         var speed = 0.0
-        var total = 0.0
         for (at in order) {
             bits[at] = true
-            total += losses[at]
             val skip = set(bits)
-            val here = speed(skip, exp(-total))
+            val here = speed(skip, exp(-dot(losses, bits(skip))))
             if (here > speed && skip !in records) {
                 found = skip
                 speed = here
@@ -291,12 +297,9 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
     /** Replace the file by what [search] knows; a folder that cannot be written is no failure. */
     fun save(search: OnlineSearch) {
         val records = search.records.map { (skip, record) ->
-            mapOf(
-                "attention" to skip.attention, "mlp" to skip.mlp, "matched" to record.matched, "seen" to record.seen,
-                "windows" to record.windows,
-            ) + if (skip.highHead) mapOf(
-                "high_attention" to skip.highAttention, "high_mlp" to skip.highMlp, "high_head" to true,
-            ) else emptyMap()
+            val layers = layersOf(skip).filter { (name, some) -> name in FEWEST || some.isNotEmpty() }
+            val counts = mapOf("matched" to record.matched, "seen" to record.seen, "windows" to record.windows)
+            layers + counts + if (skip.highHead) mapOf("high_head" to true) else emptyMap()
         }
         val data = Gson().toJson(mapOf("version" to SKIP_VERSION, "layers" to search.layers, "records" to records))
         try {
@@ -315,12 +318,19 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
     }
 
     private fun record(item: JsonObject, layers: Int): Pair<SkipSet, SkipRecord> {
-        val (attention, mlp) = listOf("attention", "mlp").map { name -> item[name].asJsonArray.map { it.asInt } }
-        for (found in listOf(attention, mlp)) {
-            require(found == found.distinct().sorted() && found.all { it in 1 until layers - 1 }) { "it leaves out layers that cannot be" }
+        val found = layersOf(SkipSet()).keys.map { name ->
+            val first = if (name in FEWEST) 1 else 0 // never left out, but read by its high plane
+            (item[name]?.asJsonArray?.map { it.asInt } ?: emptyList()).also { some ->
+                require(some == some.distinct().sorted() && some.all { it in first until layers - first }) { "it leaves out layers that cannot be" }
+            }
         }
         val record = SkipRecord(item["matched"].asDouble, item["seen"].asDouble, item["windows"].asInt)
         require(record.matched in 0.0..record.seen && record.seen <= 1e6 && record.windows in 0..1_000_000) { "its counts make no sense" }
-        return SkipSet(attention, mlp) to record
+        return SkipSet(found[0], found[1], found[2], found[3], item["high_head"]?.asBoolean ?: false) to record
     }
 }
+
+private val FEWEST = setOf("attention", "mlp") // every record has these, of inner layers
+
+private fun layersOf(skip: SkipSet): Map<String, List<Int>> =
+    mapOf("attention" to skip.attention, "mlp" to skip.mlp, "high_attention" to skip.highAttention, "high_mlp" to skip.highMlp)

@@ -208,6 +208,7 @@ class Swift(
     override val reason: String
         get() {
             var words = "leaves out ${skip.attention.size} attentions and ${skip.mlp.size} MLPs"
+            if (search.planes) words += ", reads high planes of ${skip.highAttention.size} attentions and ${skip.highMlp.size} MLPs"
             if (reproducible) {
                 words += ": the set to start from, because the text is seeded"
             } else if (skip in search.records) {
@@ -240,9 +241,13 @@ internal fun buildSwift(parts: Parts, part: MethodPart, options: DraftOptions): 
     val stepCost = stepCost(parts.manifest)
     val costs = parts.costs()
     val planes = target.model.part.planes && !target.model.part.highAlone && target.model.native
-    val first = SkipSet(inner(given.attention), inner(given.mlp))
-    val other = if (planes || first.size > 0) first else (1 until target.layers - 1 step 2).toList().let { SkipSet(it, it) }
-    val search = OnlineSearch(target.layers, other, stepCost::invoke, costs::v, planes = planes)
+    val inner = given.copy(attention = inner(given.attention), mlp = inner(given.mlp))
+    val first = when {
+        planes -> inner
+        given.size > 0 -> SkipSet(inner.attention, inner.mlp)
+        else -> (1 until target.layers - 1 step 2).toList().let { SkipSet(it, it) }
+    }
+    val search = OnlineSearch(target.layers, first, stepCost::invoke, costs::v)
     val identity = parts.manifest.files[parts.manifest.target.weights]?.sha256?.take(24) ?: "unknown"
     val store = parts.cache?.let { SkipStore(it.resolve("swift"), identity, target.model.graph.operators, options.kind) }
     return Swift(target, search, stepCost, costs, options.search, options.branch, store)

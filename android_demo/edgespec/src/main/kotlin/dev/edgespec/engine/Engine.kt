@@ -38,6 +38,8 @@ class Engine internal constructor(
     val context: Int = context ?: manifest.target.facts.context
     val attention: AttentionChoice
     internal val codec: TextCodec
+    internal val encoding: Encoding? // of an encoder-decoder
+    val sources: SourceTexts? // and how the encoder's texts become tokens; null = it reads features
     private val store: NGramStore?
 
     /** What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy. */
@@ -72,13 +74,16 @@ class Engine internal constructor(
             store?.require(codec.vocabularySha256(), codec.vocabSize)
             val graph = operators.graph(manifest.target, strict)
             model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv)
+            val source = manifest.target.source
+            encoding = source?.let { Encoding(bundle) { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv) } }
+            sources = manifest.text?.takeIf { source?.kind == "text" }?.let { SourceTexts(bundle.path, it, codec) }
         } catch (error: Throwable) {
             codec.close()
             throw error
         }
-        lanes = LanePool { Lane(bundle, model, ::draft, this.context, times, store, cache) }
-        // of files that were not checked nobody could say later whose keys and values those were
-        val kept = cache?.takeIf { promptCache > 0 && check }
+        lanes = LanePool { Lane(bundle, model, ::draft, this.context, times, store, cache, encoding) }
+        // of files that were not checked nobody could say later whose keys and values those were; beside another source they are no use
+        val kept = cache?.takeIf { promptCache > 0 && check && encoding == null }
         prompts = kept?.let { PromptCache(bundle, library, it, promptCache, paces) { copy -> onDecodeThread(copy) } }
     }
 
@@ -95,17 +100,38 @@ class Engine internal constructor(
     /**
      * Complete [prompt] as a stream of text.  Nothing runs before it is collected, decoding is at most a round ahead of the
      * collector, and cancelling the collection ends the request after the round, or the piece of the prompt, at hand; its KV
-     * stays for the next one.
+     * stays for the next one.  Of an encoder-decoder the prompt is what its encoder reads, as text or as token ids.
      */
     fun stream(prompt: String, settings: Settings = defaults): Flow<Chunk> {
         if (prompt.isBlank()) throw InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
-        return stream(codec.encode(prompt), settings)
+        if (encoding == null) return stream(codec.encode(prompt), settings)
+        val texts = sources ?: throw InvalidRequest("got a text, but this model reads rows of features", "use transcribe")
+        return stream(texts.encode(prompt, settings.sourceLanguage, settings.targetLanguage), settings)
     }
 
     fun stream(prompt: IntArray, settings: Settings = defaults): Flow<Chunk> {
+        if (encoding != null) return stream(Source.of(prompt, begin(settings)), settings)
+        if (settings.sourceLanguage != null || settings.targetLanguage != null) {
+            throw InvalidRequest("languages are for encoder-decoders, and this model is a decoder alone")
+        }
+        return stream(prompt, null, settings)
+    }
+
+    /** The same of a source that was made before. */
+    fun stream(source: Source, settings: Settings = defaults): Flow<Chunk> {
+        val reads = encoding ?: throw InvalidRequest("got a source, but this model is a decoder alone: expected a prompt")
+        reads.check(source)
+        return stream(source.begin, source, settings)
+    }
+
+    /** Tokens that a text begins with in the languages of the settings. */
+    private fun begin(settings: Settings): IntArray =
+        sources?.begin(settings.sourceLanguage, settings.targetLanguage) ?: manifest.speech?.begin() ?: IntArray(0)
+
+    private fun stream(prompt: IntArray, source: Source?, settings: Settings): Flow<Chunk> {
         chooseFor(settings) // what cannot be served is refused here and now
         return flow {
-            begin(prompt, settings).use { request ->
+            begin(prompt, source, settings).use { request ->
                 while (true) {
                     currentCoroutineContext().ensureActive()
                     checkOpen()
@@ -121,14 +147,25 @@ class Engine internal constructor(
         }.buffer(Channel.RENDEZVOUS).flowOn(dispatcher)
     }
 
-    private fun begin(prompt: IntArray, settings: Settings): Request {
+    private fun begin(prompt: IntArray, source: Source?, settings: Settings): Request {
         checkOpen()
-        return Request(this, prompt, settings)
+        return Request(this, prompt, source, if (source == null) settings else ruled(settings, prompt.size))
+    }
+
+    /** A request of an encoder-decoder, with the length and by the rules of writing that its model has. */
+    private fun ruled(settings: Settings, begin: Int): Settings {
+        val rules = manifest.text?.rules
+        val length = settings.maxNewTokens ?: maxOf(1, minOf(rules?.most ?: context, context) - begin)
+        if (rules?.needed != true) return settings.copy(maxNewTokens = length)
+        val (kept, ends) = if (settings.ignoreEos) rules.endless() to emptySet() else rules to eos
+        val bound = RuledText(kept, manifest.target.facts.vocab, ends, begin, minOf(context, begin + length))
+        return settings.copy(maxNewTokens = length, sampling = settings.sampling.copy(constraint = bound))
     }
 
     /** Complete a prompt; not for the main thread of an app. */
     fun generate(prompt: String, settings: Settings = defaults): Result = collect(stream(prompt, settings))
     fun generate(prompt: IntArray, settings: Settings = defaults): Result = collect(stream(prompt, settings))
+    fun generate(source: Source, settings: Settings = defaults): Result = collect(stream(source, settings))
 
     internal fun collect(stream: Flow<Chunk>): Result = runBlocking {
         var result: Result? = null
@@ -172,7 +209,7 @@ class Engine internal constructor(
         }
     }
 
-    fun kvBytes(): Long = onDecodeThread { lanes.kvBytes }
+    fun kvBytes(): Long = onDecodeThread { lanes.kvBytes + (encoding?.nbytes ?: 0) }
 
     /**
      * Give memory back, without losing any text: [Trim.SOME] keeps the latest conversation's keys and values, [Trim.ALL]
@@ -183,6 +220,7 @@ class Engine internal constructor(
         if (level == Trim.ALL && lanes.inUse == 0) {
             draftModels.values.forEach { it.close() }
             draftModels.clear()
+            encoding?.clear()
         }
     }
 
@@ -194,7 +232,9 @@ class Engine internal constructor(
             lanes.clear()
             if (lanes.inUse == 0) {
                 draftModels.values.forEach { it.close() }
+                encoding?.clear()
                 model.close()
+                sources?.close()
                 codec.close()
             } // else a request is suspended in between rounds: its memory goes with the garbage
         }

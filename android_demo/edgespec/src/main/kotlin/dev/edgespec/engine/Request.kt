@@ -10,7 +10,9 @@ import dev.edgespec.runtimes.*
 import kotlin.math.abs
 
 /** A running request, a round at a time; made, run and closed on the decode thread. */
-internal class Request(private val engine: Engine, private val prompt: IntArray, private val settings: Settings) : AutoCloseable {
+internal class Request(
+    private val engine: Engine, private val prompt: IntArray, private val source: Source?, private val settings: Settings,
+) : AutoCloseable {
     private var choice: MethodChoice
     private val admission: Admission
     private val stats = Stats()
@@ -31,6 +33,12 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
         admission = admitted
         lane = taken
         try {
+            if (source != null) {
+                val start = System.nanoTime()
+                lane.attend(source)
+                stats.sourceRows = source.count
+                stats.encodeMs = since(start)
+            }
             lane.asked = endOfQuestion(prompt, engine.eos)
             lane.chunk = admission.chunk
             val ends = endsOfTurns(prompt, engine.eos)
@@ -47,9 +55,9 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
                 predicted = Chain(listOf(Predicted(expected, prompt.size), drafter))
             }
             val how = settings.copy(sampling = settings.sampling.copy(prompt = prompt.size))
-            rounds = Rounds(lane.target, predicted ?: drafter, prompt, how, settings.gamma ?: choice.gamma, eos, stats)
+            rounds = Rounds(lane.target, predicted ?: drafter, prompt, how, settings.gamma ?: choice.gamma, eos, stats, source?.tokens ?: NONE)
             decoder = StreamDecoder(engine.codec::decode, prompt, settings.stop)
-            lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
+            lane.target.reserve(minOf(lane.target.context, prompt.size + settings.length))
             takeUp(lane.target, ends, draft = false)
             lane.onDraft = { takeUp(it, ends, draft = true) }
         } catch (error: Throwable) {
@@ -60,7 +68,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
 
     /** Let a slot hold what the disk has of the prompt. */
     private fun takeUp(slot: Slot, ends: List<Int>, draft: Boolean) {
-        val found = engine.prompts?.takeUp(slot, prompt, prompt.size + settings.maxNewTokens, draft) ?: return
+        val found = engine.prompts?.takeUp(slot, prompt, prompt.size + settings.length, draft) ?: return
         kept[draft] = found.also { it.watch(prompt, ends) }
     }
 
@@ -116,6 +124,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     private fun leave() {
         lane.onDraft = null
         kept.values.forEach { it.close() }
+        if (source != null) lane.attend(null) // its memory may make room for another one
         engine.lanes.giveBack(lane)
     }
 

@@ -19,11 +19,12 @@ private class Latest<K> : LinkedHashMap<K, Drafter>(16, 0.75f, true) {
  * A target slot, the draft's slot if one is needed, and a drafter per method.  Drafters and their adaptive control stay
  * from request to request: what a method learned about its acceptance and its cost is worth keeping.
  */
-class Lane(
+class Lane internal constructor(
     private val bundle: Bundle, model: Model, private val draft: (String) -> Model, context: Int,
-    private val times: MutableMap<String, Map<Int, Double>>, store: NGramStore?, cache: File?,
+    private val times: MutableMap<String, Map<Int, Double>>, store: NGramStore?, cache: File?, private val encoding: Encoding? = null,
 ) : AutoCloseable {
-    val target: Slot = openSlot(model, context)
+    private var source: Source? = null
+    val target: Slot = openSlot(model, context).also { encoding?.attend("target", it, null) }
     var asked = 0 // tokens of the last prompt, up to the end of its last turn
     var shared = 0 // tokens of it that another lane's text begins with, too: others are likely to
     private val drafts = HashMap<String, Slot>() // open ones
@@ -32,6 +33,12 @@ class Lane(
     private val made = Latest<List<Any?>>() // whole drafters, by what they were asked for with
     private val inherited = HashMap<List<Any?>, Any>() // what drafters that are not made yet begin with
     private var own: Pair<List<Any?>, Drafter>? = null
+
+    /** Let all slots attend over a source from now on; null = over nothing in particular, and no text is held. */
+    fun attend(source: Source?) {
+        this.source = source
+        for ((name, slot) in drafts + ("target" to target)) encoding?.attend(name, slot, source)
+    }
 
     fun drafter(choice: MethodChoice, gamma: Int?, adaptive: Boolean, fallback: Boolean, options: DraftOptions): Drafter {
         if (choice.proposers.isNotEmpty()) {
@@ -104,6 +111,7 @@ class Lane(
     private fun openDraft(name: String): Slot = drafts.getOrPut(name) {
         openSlot(draft(name)).also {
             it.chunk = target.chunk
+            encoding?.attend(name, it, source)
             if (name == "draft") onDraft?.invoke(it)
         }
     }

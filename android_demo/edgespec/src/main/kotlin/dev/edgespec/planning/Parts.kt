@@ -61,7 +61,20 @@ private fun model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: St
         MemoryPart("${lead}kv", kvBytes(part, use, native, draft, host)),
         MemoryPart("${lead}scratch", if (native) nativeScratch(part, use, rows, draft) else stockScratch(part, use, rows)),
         MemoryPart("${lead}logits", logitsBytes(part, use, native, draft) + headLogits(part, native, groups)),
-    )
+    ) + sourceParts(manifest, part, use, lead)
+}
+
+/** What reading a source takes: its memory and the last one's, and the encoder's session and pass. */
+private fun sourceParts(manifest: Manifest, part: ModelPart, use: RunOptions, lead: String): List<MemoryPart> {
+    val source = part.source ?: return emptyList()
+    val rows = if (source.kind == "features") source.most else minOf(source.most, use.context)
+    val kv = modelKv(part, use, lead.isNotEmpty())
+    val memories = MemoryPart("${lead}memories", 2 * memoryFormat(kv).nbytes(part.facts, up(rows, KV_BLOCK)))
+    val encoder = part.encoder ?: return listOf(memories)
+    val graph = manifest.files[encoder.graphs["native"]?.file]?.size ?: 0
+    val scratch = nativeScratch(encoder, use.copy(context = rows), rows, false) +
+        kv.nbytes(encoder.facts, up(rows, KV_BLOCK)) / encoder.facts.kvLayers + 8L * rows * encoder.facts.hidden
+    return listOf(memories, MemoryPart("${lead}encoder session", SESSION + 2 * graph), MemoryPart("${lead}encoder scratch", scratch))
 }
 
 /* Bytes of running: keys and values, and the scratch space and outputs of the largest passes. */

@@ -3,6 +3,7 @@ package dev.edgespec.reports
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Engine
 import dev.edgespec.engine.Result
+import dev.edgespec.engine.Source
 import dev.edgespec.engine.ofAll
 import dev.edgespec.formulas.median
 import java.util.Locale
@@ -93,7 +94,8 @@ class Proved(val method: String, val expected: IntArray, val got: IntArray) {
 fun proof(engine: Engine, progress: (Int, Int) -> Unit = { _, _ -> }): List<Proved> {
     val golden = engine.bundle.manifest.golden
     return golden.mapIndexed { at, vector ->
-        val result = engine.generate(vector.prompt, Settings(vector.method, vector.tokens.size))
+        val settings = Settings(vector.method, vector.tokens.size)
+        val result = vector.begin?.let { engine.generate(Source.of(vector.prompt, it), settings) } ?: engine.generate(vector.prompt, settings)
         Proved(vector.method, vector.tokens, result.tokens).also { progress(at + 1, golden.size) }
     }
 }

@@ -54,3 +54,27 @@ val ATTENTION = mapOf(
     "nomad" to KvFormat("nomad1", "int8", window = 64, sinks = 4),
     "nomad2" to KvFormat("nomad2", "int8", window = 128, sinks = 4),
 )
+
+// languages by codes of ISO 639-1 and 639-3 and by name; members of macrolanguages that models have instead
+internal const val LANGUAGES = """
+af afr Afrikaans|am amh Amharic|ar ara Arabic|as asm Assamese|az aze Azerbaijani|ba bak Bashkir|be bel Belarusian
+bg bul Bulgarian|bn ben Bengali|bo bod Tibetan|br bre Breton|bs bos Bosnian|ca cat Catalan|cs ces Czech|cy cym Welsh
+da dan Danish|de deu German|el ell Greek|en eng English|eo epo Esperanto|es spa Spanish|et est Estonian|eu eus Basque
+fa fas Persian|fi fin Finnish|fo fao Faroese|fr fra French|fy fry Frisian|ga gle Irish|gd gla Scottish Gaelic
+gl glg Galician|gu guj Gujarati|ha hau Hausa|he heb Hebrew|hi hin Hindi|hr hrv Croatian|ht hat Haitian Creole
+hu hun Hungarian|hy hye Armenian|id ind Indonesian|ig ibo Igbo|is isl Icelandic|it ita Italian|ja jpn Japanese
+jv jav Javanese|ka kat Georgian|kk kaz Kazakh|km khm Khmer|kn kan Kannada|ko kor Korean|ky kir Kyrgyz|la lat Latin
+lb ltz Luxembourgish|lo lao Lao|lt lit Lithuanian|lv lav Latvian|mg mlg Malagasy|mi mri Maori|mk mkd Macedonian
+ml mal Malayalam|mn mon Mongolian|mr mar Marathi|ms msa Malay|mt mlt Maltese|my mya Burmese|ne nep Nepali|nl nld Dutch
+nn nno Norwegian Nynorsk|no nor Norwegian|oc oci Occitan|or ori Odia|pa pan Punjabi|pl pol Polish|ps pus Pashto
+pt por Portuguese|ro ron Romanian|ru rus Russian|sa san Sanskrit|sd snd Sindhi|si sin Sinhala|sk slk Slovak
+sl slv Slovenian|sn sna Shona|so som Somali|sq sqi Albanian|sr srp Serbian|su sun Sundanese|sv swe Swedish
+sw swa Swahili|ta tam Tamil|te tel Telugu|tg tgk Tajik|th tha Thai|tk tuk Turkmen|tl tgl Tagalog|tr tur Turkish
+tt tat Tatar|ug uig Uyghur|uk ukr Ukrainian|ur urd Urdu|uz uzb Uzbek|vi vie Vietnamese|wo wol Wolof|xh xho Xhosa
+yi yid Yiddish|yo yor Yoruba|zh zho Chinese|zu zul Zulu
+"""
+internal val MEMBERS = mapOf(
+    "ara" to "arb", "aze" to "azj", "fas" to "pes", "lav" to "lvs", "mlg" to "plt", "mon" to "khk", "msa" to "zsm",
+    "nep" to "npi", "nor" to "nob", "ori" to "ory", "pus" to "pbt", "sqi" to "als", "swa" to "swh", "uzb" to "uzn",
+    "yid" to "ydd",
+)

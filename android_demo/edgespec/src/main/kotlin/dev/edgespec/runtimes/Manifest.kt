@@ -42,9 +42,6 @@ class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask:
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
 
-/** What a decoder attends over: [most] rows of [width] at most, which an encoder makes of a text or of features. */
-class SourcePart(val kind: String, val most: Int, val width: Int)
-
 /** A model of the bundle: its facts, its format and its graphs over one weight file. */
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
@@ -72,15 +69,24 @@ class MethodPart(
 
 class FileEntry(val size: Long, val sha256: String)
 
-/** A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same. */
-class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArray)
+/**
+ * A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same.  [begin]: of an
+ * encoder-decoder, whose prompt is what the encoder reads: what the decoder's text begins with.
+ */
+class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArray, val begin: IntArray?)
 
-/** The whole manifest; [sampling]: how the model itself asks for tokens to be chosen. */
+/**
+ * The whole manifest; [sampling]: how the model itself asks for tokens to be chosen; [text] and [speech]: what stands around the
+ * texts of an encoder-decoder, and what transcripts begin with.
+ */
 class Manifest(
     val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?,
-    val eos: List<Int>, val sampling: SamplingParams,
+    val eos: List<Int>, val sampling: SamplingParams, val text: TextForm?, val speech: SpeechPart?,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
 ) {
+    /** Every model of the bundle, the target first; encoders stand last. */
+    val models: List<ModelPart> get() = listOfNotNull(target, draft, drafter).let { all -> all + all.mapNotNull { it.encoder } }
+
     /**
      * What of this can run: with [high], the high planes of int8 alone, of which nothing else was measured.  Only native operators
      * ([native]) that have low planes, too, can draft by leaving these out.
@@ -90,10 +96,10 @@ class Manifest(
             "precision high: expected int8 weights in two planes and native operators, got ${target.format}",
             "export with `--format int8`, or leave it out",
         )
-        listOfNotNull(target, draft, drafter).forEach { it.highAlone = high && it.planes }
+        models.forEach { it.highAlone = high && it.planes }
         val kept = methods.filter { (name, part) -> name != "self-spec" || part.skip?.size != 0 || (native && target.planes && !high) }
         val (measured, wrote) = if (high) JsonObject() to emptyList() else cost to golden
-        return Manifest(target, draft, drafter, kept, bos, eos, sampling, measured, provenance, wrote, files)
+        return Manifest(target, draft, drafter, kept, bos, eos, sampling, text, speech, measured, provenance, wrote, files)
     }
 
     /** A number among the measured costs; null if it is not there. */
@@ -109,7 +115,7 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
     private val read = HashSet<String>()
 
     private fun at(name: String) = if (where.isEmpty()) name else "$where.$name"
-    fun wrong(name: String, what: String): BundleError = BundleError("$file: ${at(name)}: $what", EXPORT_AGAIN)
+    fun wrong(name: String, what: String, hint: String? = EXPORT_AGAIN): BundleError = BundleError("$file: ${at(name)}: $what", hint)
 
     private fun <T> find(name: String, value: (String, JsonElement) -> T): T? {
         read.add(name)
@@ -174,18 +180,32 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
     fun <T> partOrNull(name: String, make: Reader.() -> T): T? = find(name) { _, it -> part(name, it, make) }
     fun <T> part(name: String, make: Reader.() -> T): T = need(name, partOrNull(name, make))
 
+    private fun <T> named(name: String, value: (String, JsonElement) -> T): Map<String, T> =
+        jsonOrNull(name)?.entrySet()?.associate { (key, it) -> key to value("$name.$key", it) } ?: emptyMap()
+
     fun <T> members(name: String, make: Reader.(String) -> T): Map<String, T> =
-        jsonOrNull(name)?.entrySet()?.associate { (key, value) -> key to part("$name.$key", value) { make(key) } } ?: emptyMap()
+        named(name) { at, it -> part(at, it) { make(at.removePrefix("$name.")) } }
+
+    fun namedInts(name: String): Map<String, Int> = named(name) { at, it -> whole(at, it, 0, MOST_TOKEN).toInt() }
+    fun namedTexts(name: String): Map<String, String> = named(name, ::string)
 
     fun <T> parts(name: String, make: Reader.() -> T): List<T> =
         (find(name, ::array) ?: emptyList()).mapIndexed { at, value -> part("$name.$at", value, make) }
 
+    fun intsOrNull(name: String): List<Int>? = if (data[name] == null) null else ints(name)
     fun ints(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): List<Int> =
         each(name) { _, it -> whole(name, it, least.toLong(), most.toLong()).toInt() }
+
+    /** Tokens, and places for which -1 - their index in [places] stands. */
+    fun tokensOr(name: String, places: List<String>): List<Int> = each(name) { _, it ->
+        val at = places.indexOf((it as? JsonPrimitive)?.takeIf { word -> word.isString }?.asString)
+        if (at < 0) whole(name, it, 0, MOST_TOKEN).toInt() else -1 - at
+    }
 
     fun texts(name: String): List<String> = each(name, ::string)
     fun numbers(name: String): List<Double> = each(name, ::number)
     fun lists(name: String): List<List<Double>> = each(name) { _, row -> array(name, row).map { number(name, it) } }
+    fun tokenLists(name: String): List<List<Int>> = each(name) { _, row -> array(name, row).map { whole(name, it, 0, MOST_TOKEN).toInt() } }
     fun ignore(vararg names: String) = read.addAll(names) // let keys stand that this runtime has no use for
 
     /** Unknown keys are errors, so that a typo in a manifest cannot pass silently. */
@@ -230,7 +250,7 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun Reader.manifest(): Manifest {
-    ignore("schema_version", "parity", "memory", "pooling", "text", "speech")
+    ignore("schema_version", "parity", "memory", "pooling")
     text("edgespec_version")
     val (bos, eos) = part("tokenizer") {
         flag("chat_template")
@@ -241,8 +261,11 @@ private fun Reader.manifest(): Manifest {
         target, partOrNull("draft") { model() }, partOrNull("drafter") { model() },
         members("methods") { method() }.filterKeys { it in METHODS }, bos, eos,
         partOrNull("sampling") { sampling(this@manifest) } ?: SamplingParams(),
+        partOrNull("text") { textForm() }, partOrNull("speech") { speech() },
         jsonOrNull("cost") ?: JsonObject(), jsonOrNull("provenance") ?: JsonObject(),
-        parts("golden") { GoldenVector(ints("prompt").toIntArray(), text("method"), ints("tokens").toIntArray()) },
+        parts("golden") {
+            GoldenVector(ints("prompt").toIntArray(), text("method"), ints("tokens").toIntArray(), intsOrNull("begin")?.toIntArray())
+        },
         members("files") { name ->
             this@manifest.checkInside("files", name)
             FileEntry(long("size"), text("sha256"))
@@ -260,6 +283,7 @@ private fun Reader.manifest(): Manifest {
 }
 
 private fun Reader.model(): ModelPart {
+    if (jsonOrNull("image") != null) throw wrong("image", "a model that reads images, which this library does not run", null)
     ignore("quantizer", "fine", "converted", "final_norm")
     if (jsonOrNull("image") != null) throw wrong("image", "a model that reads images, which this library does not run")
     val decoder = partOrNull("decoder") {
@@ -297,8 +321,9 @@ private fun Reader.model(): ModelPart {
         textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("tapped", 0), decoder,
         textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), (numberOrNull("low_bytes") ?: 0.0) > 0,
         partOrNull("source") {
-            ignore("features", "shares_encoder")
-            SourcePart(text("kind", listOf("text", "features")), int("most", 1), int("width", 1, MOST_WIDTH))
+            fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)
+            val features = partOrNull("features") { FeaturePart(width("bands"), width("frames"), width("columns")) }
+            SourcePart(text("kind", listOf("text", "features")), int("most", 1), width("width"), features, flag("shares_encoder"))
         },
         partOrNull("encoder") { model() },
     )
@@ -338,6 +363,7 @@ private fun Reader.method(): MethodPart {
 
 /* What decoding and planning need to know of a model: its sizes. */
 
+private const val MOST_TOKEN = Int.MAX_VALUE.toLong()
 private const val MOST_LAYERS = 1 shl 10 // every number of a manifest becomes a size, a count or an offset
 internal const val MOST_WIDTH = 1 shl 20
 private const val MOST_VOCAB = 1 shl 24
@@ -445,7 +471,6 @@ class Bundle private constructor(val path: File, val manifest: Manifest) {
         /** Open a bundle; presence and size of every file are always checked, with [check] their SHA-256 too. */
         fun open(folder: File, check: Boolean = true): Bundle {
             val manifest = readManifest(folder)
-            if (manifest.target.source != null) throw BundleError("$folder: an encoder-decoder, which this library does not run")
             for (name in listOfNotNull(manifest.target, manifest.draft, manifest.drafter).flatMap { it.named() }) {
                 if (name !in manifest.files) throw BundleError("${File(folder, MANIFEST)}: uses '$name' but does not list it under files")
             }

@@ -23,16 +23,34 @@ private const val READ_CODES = 4
 private const val WINDOW = 5
 private const val SINKS = 6
 
-/** A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees. */
-class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context), GreedyTarget {
+/** Keys and values of one source, for all layers of a decoder that attends over it: filled once, and never written again. */
+class Memory internal constructor(val digest: String, val rows: Int, part: ModelPart, kv: KvFormat) {
+    internal val bound = Bound.of(OnnxJavaType.UINT8, 1, memoryFormat(kv).nbytes(part.facts, rows).toInt())
+    internal var users = 0 // slots that refer to it, and whoever keeps it
+        set(count) {
+            field = count
+            if (count == 0) bound.close()
+        }
+
+    val nbytes: Long get() = bound.bytes.capacity().toLong()
+}
+
+/**
+ * A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees.
+ * [encodes]: of an encoder, whose layers take turns with the room of one.
+ */
+class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes: Boolean = false) : Slot(model, context), GreedyTarget {
     override val exactTrees get() = true
     private val kv = model.kv
     private val io = Binding(model.session)
     private val facts = model.facts
-    private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty(), model.part.planes)
-    private val plainGates = ByteArray(at.count) { if (it <= at.embed || it == at.lm || (it >= at.planes && !model.part.highAlone)) 1 else 0 }
+    val attends = "sources" in model.session.inputNames // over a memory
+    private var memory: Memory? = null
+    private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty(), model.part.planes, attends)
+    private val plainGates =
+        ByteArray(at.count) { if (it <= at.embed || it == at.lm || (it in at.planes until at.fill && !model.part.highAlone)) 1 else 0 }
     private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
-    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, givenSize)
+    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, model.givenSize)
     private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
     private val noMoves = Bound.of(OnnxJavaType.INT64, if (facts.delta == null) 0 else 1, 3)
     private var moves = ArrayList<IntArray>() // (from, to), before the next pass
@@ -65,7 +83,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         if (minOf(need, most) <= capacity) return
         need = minOf(up(most, KV_BLOCK), maxOf(need, up(capacity * 3 / 2, KV_BLOCK)))
         // a block of tokens lies together: what is there already is the beginning of the larger cache
-        val memory = Bound.memory(kv.nbytes(model.facts, need))
+        val memory = Bound.memory(kv.nbytes(model.facts, need) / if (encodes) model.facts.kvLayers else 1)
         val fresh = Bound.over(memory, OnnxJavaType.UINT8, 1, memory.capacity())
         cache?.let { held ->
             val used = minOf(kv.nbytes(facts, maxOf(this.tokens.size, furthest)), held.bytes.capacity().toLong()).toInt()
@@ -81,6 +99,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     private val bytes: ByteBuffer get() = cache!!.bytes
 
     override fun close() {
+        if (attends) attend(null)
         listOf(gates, noHiddenIn, control, noMoves).forEach { it.close() }
         cache?.close()
         cache = null
@@ -180,6 +199,61 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
             to.put(PLACE * n + row, (past + row).toLong())
         }
         io.input("plan", bound)
+        if (attends) see(n, memory)
+    }
+
+    /** Let the next pass's [n] rows attend over a memory. */
+    private fun see(n: Int, memory: Memory?, fill: Boolean = false) {
+        if (memory == null && n > 0) throw InvalidRequest("this model attends over a source, and is given none")
+        val bound = model.buffer("sources", OnnxJavaType.INT64, 2, n)
+        for (row in 0 until n) {
+            bound.longs.put(row, 0)
+            bound.longs.put(n + row, if (fill) row.toLong() else memory!!.rows.toLong())
+        }
+        io.input("sources", bound)
+        memory?.let { io.input("memory", it.bound) }
+    }
+
+    /** Attend over this memory from now on; tokens that were read beside another source are forgotten. */
+    fun attend(memory: Memory?) {
+        val before = this.memory
+        memory?.let { it.users++ }
+        this.memory = memory
+        if (before?.digest != memory?.digest) crop(0)
+        before?.let { it.users-- }
+    }
+
+    /** A pass of [n] rows, of which each sees all: those of a block, or of a source. */
+    private fun planBlock(tokens: IntArray) {
+        val n = tokens.size
+        plan(tokens, this.tokens.size, parents = IntArray(n) { -1 })
+        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, n).longs
+        for (row in 0 until n) {
+            plan.put(POSITION * n + row, this.tokens.size + row.toLong())
+            plan.put(VISIBLE * n + row, this.tokens.size + n.toLong())
+        }
+    }
+
+    /** Run an encoder over token ids, or over rows of features [n * columns] -> [n * width]. */
+    fun encode(tokens: IntArray, rows: FloatArray?): FloatArray {
+        planBlock(tokens)
+        rows?.let { loadRows(it, tokens.size) }
+        return parts(0, layers, rows != null) { launch(tokens.size, 0, hidden = true, columns = 0).hidden!!.copy() }
+    }
+
+    /** Make the memory of a source of what an encoder gave, [n * width]. */
+    fun fill(digest: String, rows: FloatArray, n: Int): Memory = Memory(digest, n, model.part, kv).also { made ->
+        nowhere(n, made, fill = true)
+        loadRows(rows, n)
+        gated({ if (it == at.fill) 1 else if (it in at.planes until at.fill) plainGates[it] else 0 }) { launch(n, 0) }
+    }
+
+    /** Plan rows that no layer runs over. */
+    private fun nowhere(n: Int, over: Memory? = memory, fill: Boolean = false) {
+        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, n)
+        for (at in 0 until 6 * n) plan.longs.put(at, if (at / n == PARENT) -1 else 0)
+        io.input("plan", plan)
+        if (attends) see(n, over, fill)
     }
 
     /**
@@ -268,20 +342,21 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
     private fun loadRows(rows: FloatArray, n: Int) {
-        if (rows.size != n * givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, $givenSize]")
-        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, givenSize)
+        if (rows.size != n * model.givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, ${model.givenSize}]")
+        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, model.givenSize)
         bound.floats.duplicate().put(rows)
         io.input("hidden_in", bound)
     }
 
     /** A pass over these layers only, from tokens or hidden states, to the LM head or a group of heads. */
     private fun <T> parts(first: Int, last: Int, loaded: Boolean, lmHead: Boolean = false, number: Int? = null, run: () -> T): T {
-        for (gate in plainGates.indices) {
-            gates.bytes.put(gate, if (gate >= at.planes) plainGates[gate] else if (gate in 2 * first until 2 * last) 1 else 0)
-        }
-        gates.bytes.put(if (loaded) at.load else at.embed, 1)
-        gates.bytes.put(at.lm, if (lmHead) 1 else 0)
-        if (number != null) gates.bytes.put(at.group(number), 1)
+        val ends = setOf(if (loaded) at.load else at.embed, if (lmHead) at.lm else -1, number?.let(at::group))
+        return gated({ if (it >= at.planes) plainGates[it] else if (it in 2 * first until 2 * last || it in ends) 1 else 0 }, run)
+    }
+
+    /** A pass with these gates. */
+    private fun <T> gated(how: (Int) -> Byte, run: () -> T): T {
+        for (gate in plainGates.indices) gates.bytes.put(gate, how(gate))
         try {
             return run()
         } finally {
@@ -323,6 +398,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun beginLike(other: Slot, length: Int): Int {
         check(other is NativeSlot)
+        if (other.memory !== memory) return crop(0)
         // what is moved by the next pass does not lie where it should yet
         val same = other.cropped(minOf(length, other.moves.minOfOrNull { it[1] } ?: length))
         if (same == 0) return crop(0)
@@ -408,9 +484,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Heads {
         val (number, found) = group(group)
-        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, rows)
-        for (at in 0 until 6 * rows) plan.longs.put(at, if (at / rows == PARENT) -1 else 0) // no layer runs: the rows stand nowhere
-        io.input("plan", plan)
+        nowhere(rows)
         loadRows(hidden, rows)
         val output = parts(0, 0, true, number = number) {
             top(top) { launch(rows, rows, times = found.count, columns = headSize) }
@@ -468,12 +542,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass {
         loadRows(given, n)
-        verifying(IntArray(n), IntArray(n) { -1 })
-        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, n).longs
-        for (row in 0 until n) {
-            plan.put(POSITION * n + row, tokens.size + row.toLong())
-            plan.put(VISIBLE * n + row, tokens.size + n.toLong())
-        }
+        planBlock(IntArray(n))
         return parts(0, layers, true, lmHead = true) { best(best) { launch(n, n - 1, first = 1) } }
     }
 
@@ -537,9 +606,9 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 /**
  * Where the gates of a native graph stand: two a layer, four for what comes before and after, one a group of heads.  A target
  * whose layers are [tapped] has one more.  A drafter that is conditioned on it fuses what was tapped with [embed] on, and
- * goes on with its own hidden state with [load] on.
+ * goes on with its own hidden state with [load] on.  One that [attends] over memories has the last to fill them.
  */
-internal class Gates(layers: Int, groups: Int, tapped: Boolean, hasPlanes: Boolean) {
+internal class Gates(layers: Int, groups: Int, tapped: Boolean, hasPlanes: Boolean, attends: Boolean) {
     val embed = 2 * layers // look tokens up
     val load = embed + 1 // begin with the rows of `hidden_in` instead
     val hidden = embed + 2 // give the residual stream after the last layer
@@ -547,7 +616,8 @@ internal class Gates(layers: Int, groups: Int, tapped: Boolean, hasPlanes: Boole
     private val first = embed + 4
     val auxHidden = first + groups // give the auxiliary hidden states, behind the columns of `hidden`
     val planes = auxHidden + if (tapped) 1 else 0 // read low planes: of 2 a layer, of the head, of the embedding
-    val count = planes + if (hasPlanes) 2 * layers + 2 else 0
+    val fill = planes + if (hasPlanes) 2 * layers + 2 else 0 // make keys and values of a memory of `hidden_in`, and nothing else
+    val count = fill + if (attends) 1 else 0
 
     fun group(number: Int): Int = first + number
 }

@@ -174,6 +174,8 @@ class Model(
     val kv: KvFormat = kv ?: ATTENTION.getValue(exactAttention(part))
     internal val session = makeSession(File(folder, this.graph.file), threads, library.takeIf { native })
     internal val keyTables: Bound
+    /** Columns of what a pass may begin with. */
+    val givenSize: Int = (session.inputInfo["hidden_in"]?.info as? TensorInfo)?.shape?.last()?.toInt() ?: 0
     private val held = HashMap<String, Held>()
     private val rows = HashMap<Int, FloatArray>()
 

@@ -123,8 +123,6 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     /** Append rows [n, columns] with auxiliary hidden states, of which nothing is guessed. */
     abstract fun absorbGiven(given: FloatArray, n: Int)
 
-    protected val givenSize: Int = model.part.decoder?.columns ?: model.facts.hidden // columns of what a pass may begin with
-
     protected fun noHidden() = InvalidRequest(
         "this graph has no hidden states", "export with the method that needs them, and use the graph for all methods",
     )

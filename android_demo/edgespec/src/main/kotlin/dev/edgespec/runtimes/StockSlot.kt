@@ -24,7 +24,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     private val gateAttn = if (model.graph.gated) ones("gate_attn", layers) else null
     private val gateMlp = if (model.graph.gated) ones("gate_mlp", layers) else null
     private val gateEmbed = if (model.graph.hidden) ones("gate_embed") else null
-    private val noHiddenIn = if (model.graph.hidden) given("hidden_in", OnnxJavaType.FLOAT, 1, 1, givenSize) else null
+    private val noHiddenIn = if (model.graph.hidden) given("hidden_in", OnnxJavaType.FLOAT, 1, 1, model.givenSize) else null
     private val gateLm = if (model.graph.hidden && model.part.heads.isNotEmpty()) ones("gate_lm") else null
     private val gateHeads = if (gateLm != null) given("gate_heads", OnnxJavaType.BOOL, model.part.heads.size) else null
 
@@ -139,8 +139,8 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         gateEmbed.bytes.put(0, if (look) 1 else 0)
         try {
             if (hidden != null) {
-                val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, rows, givenSize)
-                bound.floats.duplicate().put(hidden, 0, rows * givenSize)
+                val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, rows, model.givenSize)
+                bound.floats.duplicate().put(hidden, 0, rows * model.givenSize)
                 io.input("hidden_in", bound)
             }
             return run()

@@ -11,15 +11,15 @@ import java.security.MessageDigest
 
 private const val REPLACEMENT = "\ufffd"
 
-class TextCodec(private val folder: File) : AutoCloseable {
+class TextCodec(private val folder: File, name: String = "tokenizer.json") : AutoCloseable {
     private val tokenizer: HuggingFaceTokenizer
     private val bytes: ByteTokens?
     private val names = HashMap<Int, String>() // all tokens by id, and those that are special
     private val special = HashSet<Int>()
 
     init {
-        val file = File(folder, "tokenizer.json")
-        if (!file.isFile) throw BundleError("$folder: has no tokenizer.json", "download the model's tokenizer files too")
+        val file = File(folder, name)
+        if (!file.isFile) throw BundleError("$folder: has no $name", "download the model's tokenizer files too")
         try {
             val data = JsonParser.parseString(file.readText()).asJsonObject
             readVocabulary(data)

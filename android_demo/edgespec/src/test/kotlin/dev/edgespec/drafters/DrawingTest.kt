@@ -58,17 +58,19 @@ class DrawingTest {
 
     @Test
     fun `a search believes what the Python side does`() {
+        fun lists(step: JsonObject, name: String) = step[name].asJsonArray.map { it.ints().asList() }
         for (case in vectors("searches")) {
             val layers = case.int("layers")
-            val cost = StepCost(0.4 / layers, 0.5 / layers)
+            fun set(lists: List<List<Int>>) = SkipSet(lists[0], lists[1], lists[2], lists[3], case.flag("high_head"))
+            val cost = StepCost(0.4 / layers, 0.5 / layers, Triple(0.18 / layers, 0.22 / layers, 0.05))
             val curve = CostModel(mapOf(1 to 1.0, 2 to 1.2, 8 to 2.1), null)
-            val search = OnlineSearch(layers, SkipSet(listOf(1), listOf(2)), cost::invoke, curve::v)
+            val search = OnlineSearch(layers, set(lists(case, "initial")), cost::invoke, curve::v)
             for (step in case["steps"].asJsonArray.map { it.asJsonObject }) {
-                val skip = SkipSet(step.ints("attention").asList(), step.ints("mlp").asList())
+                val skip = set(lists(step, "skip"))
                 assertEquals(step.flag("changed"), search.tell(skip, step.int("matched"), 16), "$step")
                 assertEquals(step["acceptance"].asDouble, search.acceptance(skip), 1e-9, "$step")
                 assertEquals(step["speed"].asDouble, search.speed(skip), 1e-9, "$step")
-                assertEquals(step["best"].asJsonArray.map { it.ints().asList() }, listOf(search.best.attention, search.best.mlp), "$step")
+                assertEquals(set(lists(step, "best")), search.best, "$step")
             }
         }
     }

@@ -1,0 +1,100 @@
+package dev.edgespec.engine
+
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.NONE
+import dev.edgespec.drafters.hex
+import dev.edgespec.runtimes.*
+import java.nio.ByteBuffer
+import java.security.MessageDigest
+
+/* What an encoder-decoder reads: sources, and the memories that decoders attend over. */
+
+private const val TIMED = 64 // rows of the memory that stands in for one where passes are only timed
+
+/**
+ * What one request's encoder reads, token ids or [rows] of features [count * columns], and the tokens that its decoder's text
+ * [begin]s with, at least one.
+ */
+class Source private constructor(
+    val tokens: IntArray, val rows: FloatArray?, val count: Int, val begin: IntArray, internal val digest: String,
+) {
+    /** The same source, for another text. */
+    fun beginning(begin: IntArray) = Source(tokens, rows, count, begin, digest)
+
+    companion object {
+        fun of(tokens: IntArray, begin: IntArray) =
+            Source(tokens, null, tokens.size, begin, digest(tokens.size) { it.asIntBuffer().put(tokens) })
+
+        fun of(rows: FloatArray, columns: Int, begin: IntArray) =
+            Source(NONE, rows, rows.size / columns, begin, digest(rows.size) { it.asFloatBuffer().put(rows) })
+
+        private fun digest(numbers: Int, put: (ByteBuffer) -> Unit): String {
+            val bytes = ByteArray(4 * numbers)
+            put(ByteBuffer.wrap(bytes))
+            return hex(MessageDigest.getInstance("SHA-256").digest(bytes))
+        }
+    }
+}
+
+/** Encoders of a bundle, opened by [open] as they are needed, and the memories of its decoders: the last of each is kept. */
+internal class Encoding(private val bundle: Bundle, private val open: (ModelPart, KvFormat) -> Model) {
+    private val encoders = HashMap<String, NativeSlot>() // by the model that attends over what they give
+    private val encoded = HashMap<String, Pair<String, FloatArray>>() // what each gave last, by digest of its source
+    private val memories = HashMap<String, Memory>()
+
+    /** Refuse what no encoder of this bundle reads. */
+    fun check(source: Source) {
+        val part = bundle.manifest.target
+        val wanted = part.source!!
+        val features = source.rows != null
+        if (features && wanted.kind == "text") throw InvalidRequest("got features, but this model reads a text or token ids")
+        if (!features && wanted.kind != "text") throw InvalidRequest("got a text, but this model reads rows of features", "use transcribe")
+        if (source.count !in 1..wanted.most) throw InvalidRequest(
+            "a source of ${source.count} ${if (features) "rows" else "tokens"}: expected 1 to ${wanted.most}", "cut it into parts",
+        )
+        val vocab = (part.encoder ?: part).facts.vocab
+        if (source.tokens.any { it !in 0 until vocab }) {
+            throw InvalidRequest("the source has a token outside the vocabulary of $vocab", "check the tokenizer")
+        }
+    }
+
+    /** Let a slot of the model [name] attend over a source; null = over nothing in particular, as where passes are timed. */
+    fun attend(name: String, slot: Slot, source: Source?) {
+        if (slot !is NativeSlot || !slot.attends) return
+        if (source == null) return slot.attend(Memory("", minOf(TIMED, slot.model.part.source!!.most), slot.model.part, slot.model.kv))
+        slot.attend(memories[name]?.takeIf { it.digest == source.digest } ?: fill(name, slot, source))
+    }
+
+    private fun fill(name: String, slot: NativeSlot, source: Source) = slot.fill(source.digest, rows(name, source), source.count).also {
+        it.users++
+        memories.put(name, it)?.let { before -> before.users-- }
+    }
+
+    /** What the encoder of a model gives, or has just given of the same source: [S * width]. */
+    private fun rows(name: String, source: Source): FloatArray {
+        if (bundle.part(name).source?.sharesEncoder == true) return rows("target", source)
+        encoded[name]?.let { (digest, rows) -> if (digest == source.digest) return rows }
+        val encoder = encoders.getOrPut(name) {
+            val part = bundle.part(name).encoder!!
+            // those of int4 and int8 lose nothing by keys of int8, and passes over hundreds of rows are faster
+            NativeSlot(open(part, ATTENTION.getValue(if (part.format == "fp32") "f32" else "int8")), null, 0, encodes = true)
+        }
+        val tokens = if (source.rows == null) source.tokens else IntArray(source.count)
+        return encoder.encode(tokens, source.rows).also { encoded[name] = source.digest to it }
+    }
+
+    /** Bytes of memories that are kept, and of what encoders work with. */
+    val nbytes: Long get() = memories.values.sumOf { it.nbytes } + encoders.values.sumOf { it.kvBytes }
+
+    /** Forget all; [encoders]: these too. */
+    fun clear() {
+        memories.values.forEach { it.users-- }
+        memories.clear()
+        encoded.clear()
+        encoders.values.forEach {
+            it.close()
+            it.model.close()
+        }
+        encoders.clear()
+    }
+}

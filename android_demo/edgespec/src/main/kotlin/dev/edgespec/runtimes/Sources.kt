@@ -1,0 +1,207 @@
+package dev.edgespec.runtimes
+
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.Constraint
+import java.io.File
+
+/* What a manifest says of encoder-decoders, and their source texts: languages, what stands around texts, rules of writing. */
+
+/**
+ * How sound becomes rows that an encoder reads: frames of [bands] features, [frames] of a whole recording.  A row is made of three
+ * parts of [columns] each: see [dev.edgespec.audio.encoderRows].
+ */
+class FeaturePart(val bands: Int, val frames: Int, val columns: Int)
+
+/**
+ * What a decoder attends over: [most] rows of [width] at most, which an encoder makes of a text or of [features].  [sharesEncoder]:
+ * of a draft that reads what the target's encoder gives.
+ */
+class SourcePart(val kind: String, val most: Int, val width: Int, val features: FeaturePart?, val sharesEncoder: Boolean)
+
+/** Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with. */
+class WritingRules(
+    val suppressed: List<Int>, val beginSuppressed: List<Int>, val badWords: List<List<Int>>, val noRepeat: Int, val least: Int,
+    val most: Int?, val forcedEnd: Int?,
+) {
+    /** The same for a text that nothing ends but its length. */
+    internal fun endless() = WritingRules(suppressed, beginSuppressed, badWords, noRepeat, least, most, null)
+
+    /** Whether they say anything of which tokens may come. */
+    val needed: Boolean
+        get() = listOf(suppressed, beginSuppressed, badWords).any { it.isNotEmpty() } || noRepeat > 0 || least > 0 || forcedEnd != null
+}
+
+private val PLACES = listOf("text", "from", "to") // in the lists of a [TextForm]: -1, -2, -3
+private const val TEXT = -1
+private const val FROM = -2
+
+/**
+ * Texts of an encoder-decoder.  [source]: what the encoder reads, [begin]: what the decoder's text begins with, tokens and places of
+ * the text and of the languages from and to which it is translated; [languages]: the token of each; [prefixes]: words before a
+ * source, by task; [from] and [to]: where a request says nothing.
+ */
+class TextForm(
+    val source: List<Int>, val begin: List<Int>, val languages: Map<String, Int>, val prefixes: Map<String, String>, val from: String?,
+    val to: String?, val rules: WritingRules,
+) {
+    /** Whether the model is told by a token which language it reads, and which it writes. */
+    val needsFrom: Boolean get() = FROM in source + begin
+    val needsTo: Boolean get() = (source + begin).any { it < FROM }
+}
+
+internal fun Reader.textForm() = TextForm(
+    tokensOr("source", PLACES), tokensOr("begin", PLACES), namedInts("languages"), namedTexts("prefixes"), textOrNull("default_from"),
+    textOrNull("default_to"),
+    partOrNull("rules") { rules() } ?: WritingRules(emptyList(), emptyList(), emptyList(), 0, 0, null, null),
+).also { form ->
+    if (form.source.count { it == TEXT } != 1) throw wrong("source", "expected one place of the text")
+    if (form.languages.isEmpty() && (form.needsFrom || form.needsTo)) throw wrong("source", "a place of a language without languages")
+}
+
+internal fun Reader.rules(): WritingRules {
+    ignore("beams", "length_penalty", "early_stopping") // of beam search
+    return WritingRules(
+        ints("suppressed", 0), ints("begin_suppressed", 0), tokenLists("bad_words"), intOrNull("no_repeat", 0) ?: 0,
+        intOrNull("least", 0) ?: 0, intOrNull("most", 0), intOrNull("forced_end", 0),
+    )
+}
+
+/** A model of Whisper's kind (arXiv 2212.04356): the tokens that a transcript begins with; times stand behind [noTimestamps]. */
+class SpeechPart(
+    val start: Int, val languages: Map<String, Int>, val tasks: Map<String, Int>, val noTimestamps: Int, val previous: Int?,
+    val noSpeech: Int?, val suppressed: List<Int>, val suppressedFirst: List<Int>, val latestFirst: Int?,
+) {
+    /** Tokens that a text begins with; [language]: one of [languages], null = English or the first. */
+    fun begin(language: String? = null, task: String = "transcribe", timestamps: Boolean = false): IntArray {
+        val spoken = language ?: if ("en" in languages) "en" else languages.keys.firstOrNull()
+        return listOfNotNull(start, languages[spoken], tasks[task], noTimestamps.takeUnless { timestamps }).toIntArray()
+    }
+}
+
+internal fun Reader.speech() = SpeechPart(
+    int("start", 0), namedInts("languages"), namedInts("tasks"), int("no_timestamps", 0), intOrNull("previous", 0),
+    intOrNull("no_speech", 0), ints("suppressed", 0), ints("suppressed_first", 0), intOrNull("latest_first", 0),
+)
+
+private val ALIASES: Map<String, Set<String>> by lazy { // all names of a language by each of them
+    LANGUAGES.trim().split("|", "\n").map { it.trim().split(" ", limit = 3) }.flatMap { (two, three, name) ->
+        val names = setOf(two, three, name.lowercase(), MEMBERS[three] ?: three)
+        names.map { it to names }
+    }.toMap()
+}
+
+/** All names of a language, in lower case, script and country left out; of one that is not listed, its own. */
+internal fun namesOf(language: String): Set<String> {
+    val base = language.lowercase().split("_", "-")[0]
+    return ALIASES[language.lowercase()] ?: ALIASES[base] ?: setOf(base)
+}
+
+/** The code that a model has for a language, which is [wanted] by that code, by another one, or by its English name. */
+internal fun chooseLanguage(wanted: String, known: Collection<String>): String {
+    known.firstOrNull { it.equals(wanted.trim(), ignoreCase = true) }?.let { return it }
+    val names = namesOf(wanted.trim())
+    val found = known.filter { it.lowercase() in names || it.lowercase().split("_", "-")[0] in names }
+    if (found.size == 1) return found[0]
+    if (found.isNotEmpty()) throw InvalidRequest("language '$wanted' is several of this model's", "say which: ${found.joinToString(", ")}")
+    throw InvalidRequest("this model has no language '$wanted'; it has: ${known.sorted().joinToString(", ")}")
+}
+
+private fun same(one: String?, other: String): Boolean = one == null || namesOf(one).any { it in namesOf(other) }
+
+internal const val SOURCE_TOKENIZER = "source_tokenizer.json" // of a model whose sources have a tokenizer of their own
+
+/** What an encoder reads, and what the decoder's text begins with, in the languages of a request. */
+class SourceTexts(folder: File, val form: TextForm, shared: TextCodec) : AutoCloseable {
+    private val pairs = form.prefixes.keys.map { it.split("_") }.filter { it[0] == "translation" && it.size == 4 } // translation_en_to_de
+    private val own = if (File(folder, SOURCE_TOKENIZER).isFile) TextCodec(folder, SOURCE_TOKENIZER) else null
+    private val codec = own ?: shared
+
+    /** Languages that a request may choose from, the model's own first; empty where there is no choice. */
+    val origins: List<String> = choices(form.needsFrom, form.from, 1)
+    val targets: List<String> = choices(form.needsTo, form.to, 3)
+
+    private fun choices(told: Boolean, first: String?, at: Int): List<String> =
+        if (told) (listOfNotNull(first?.let { chooseLanguage(it, form.languages.keys) }) + form.languages.keys.sorted()).distinct()
+        else pairs.map { it[at] }.distinct()
+
+    fun encode(text: String, from: String? = null, to: String? = null): IntArray =
+        filled(form.source, codec.encode(prefix(from, to) + text, withSpecial = false), from, to)
+
+    fun begin(from: String? = null, to: String? = null): IntArray = filled(form.begin, IntArray(0), from, to)
+
+    private fun filled(places: List<Int>, words: IntArray, from: String?, to: String?): IntArray = places.flatMap { place ->
+        when (place) {
+            TEXT -> words.asList()
+            FROM -> listOf(language("from", from ?: form.from))
+            else -> listOf(if (place >= 0) place else language("to", to ?: form.to))
+        }
+    }.toIntArray()
+
+    private fun language(way: String, wanted: String?): Int {
+        val known = form.languages.keys.sorted()
+        wanted ?: throw InvalidRequest(
+            "this model must be told the language that it translates $way",
+            "${if (way == "from") "source" else "target"}Language: it has ${known.take(8).joinToString(", ")}" +
+                if (known.size > 8) " and ${known.size - 8} more" else "",
+        )
+        return form.languages.getValue(chooseLanguage(wanted, known))
+    }
+
+    /** Words before the source that tell the languages, where they do; languages that nothing can tell are refused. */
+    private fun prefix(from: String?, to: String?): String {
+        if (from == null && to == null) return ""
+        pairs.firstOrNull { same(from, it[1]) && same(to, it[3]) }?.let { return form.prefixes.getValue(it.joinToString("_")) }
+        if (pairs.isNotEmpty()) throw InvalidRequest(
+            "this model does not translate $from to $to; it knows: ${pairs.joinToString(", ") { "${it[1]} to ${it[3]}" }}",
+        )
+        if (!form.needsTo && to != null && (form.to == null || !same(to, form.to))) throw InvalidRequest(
+            "this model cannot be told to write $to" + if (form.to != null) "; it writes ${form.to}" else ": it has no languages to choose from",
+        )
+        val fixed = form.from?.takeIf { form.languages.isEmpty() }
+        if (from != null && fixed != null && !same(from, fixed)) throw InvalidRequest("this model reads $fixed, not $from")
+        return ""
+    }
+
+    override fun close() = own?.close() ?: Unit
+}
+
+/**
+ * [WritingRules] as a constraint of sampling, so that every method keeps them.  [ends]: tokens that end a text; [prompt]: tokens that
+ * it begins with; [length]: tokens that it may come to have, those included.
+ */
+internal class RuledText(
+    private val rules: WritingRules, vocab: Int, ends: Collection<Int>, private val prompt: Int, length: Int,
+) : Constraint {
+    private val ends = ends.filter { it < vocab }
+    private val last = if (rules.forcedEnd != null) length - 1 else -1
+    private val always = BooleanArray(vocab) { true }
+    private val longer = rules.badWords.filter { it.size > 1 }
+
+    init {
+        val single = rules.badWords.filter { it.size == 1 && it[0] !in this.ends }.map { it[0] }
+        for (token in rules.suppressed + single) if (token < vocab) always[token] = false
+    }
+
+    override fun allowed(prefix: List<Int>, row: FloatArray): BooleanArray {
+        if (prefix.size == last) return BooleanArray(always.size) { it == rules.forcedEnd }
+        val mask = always.copyOf()
+        for (token in banned(prefix)) if (token < mask.size) mask[token] = false
+        return mask
+    }
+
+    private fun banned(prefix: List<Int>): List<Int> {
+        val found = ArrayList<Int>()
+        val size = prefix.size
+        if (size < rules.least) found += ends
+        if (size == prompt) found += rules.beginSuppressed
+        for (words in longer) {
+            if (size >= words.size - 1 && prefix.subList(size - words.size + 1, size) == words.dropLast(1)) found += words.last()
+        }
+        val count = rules.noRepeat // no so many tokens come twice
+        if (count in 1..size) {
+            val tail = prefix.subList(size - count + 1, size)
+            for (at in 0..size - count) if (prefix.subList(at, at + count - 1) == tail) found += prefix[at + count - 1]
+        }
+        return found
+    }
+}
