@@ -64,7 +64,8 @@ def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image]]:
         return False
     from edgespec.runtimes.images.image import Image
 
-    return all(isinstance(part, (str, Image)) for part in prompt)
+    kinds = {Image if isinstance(part, Image) else type(part) for part in prompt}
+    return Image in kinds and kinds <= {str, Image}
 
 
 class Images:

@@ -118,7 +118,7 @@ def test_every_methods_text_is_plain_decodings(engine: Engine) -> None:
     asked, drafted = prompts(engine), set[str]()
     expected = [engine.generate(one, method="ar", max_new_tokens=48) for one in asked]
     assert [one.stats.image_rows for one in expected] == [36, 72, 36]
-    blind = engine.generate(asked[0][1:], method="ar", max_new_tokens=48)
+    blind = engine.generate(str(asked[0][1]), method="ar", max_new_tokens=48)
     assert blind.tokens != expected[0].tokens
     for method in METHODS:
         for one, plainly in zip(asked, expected, strict=True):
