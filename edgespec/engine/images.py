@@ -203,7 +203,7 @@ class Images:
             assert part is not None
             bundle = self._bundle
             model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
-            self._sides[name] = Encoder(model)
+            self._sides[name] = Encoder(model, self.part.windows if name == "tower" else None)
         return self._sides[name]
 
     # -- on the disk ---------------------------------------------------------------------------------------------------

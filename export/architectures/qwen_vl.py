@@ -62,13 +62,28 @@ class Qwen3VlTower(Tower):
         return found
 
 
+def pixels_of(whole: Whole, patch: int) -> Qwen2VlPixels:
+    """Read how pictures are resized."""
+    size = whole.pixels.get("size", {})
+    least = int(size.get("shortest_edge") or whole.pixels.integer("min_pixels", 56 * 56))
+    most = int(size.get("longest_edge") or whole.pixels.integer("max_pixels", 28 * 28 * 1280))
+    return Qwen2VlPixels(kind="qwen2-vl", least=least, most=most, **whole.common(patch, MEAN, DEVIATION, 3))
+
+
+def words_of(whole: Whole) -> ImageWords:
+    """Say what stands for an image."""
+    token = "<|image_pad|>"
+    words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
+                       written=f"<|vision_start|>{token}<|vision_end|>")  # fmt: skip
+    return whole.words(words)
+
+
 def open_sight(whole: Whole) -> Sight:
     """Open the tower and the projectors of Qwen3-VL or Qwen3.5."""
-    vision, pixels = Settings(whole.source.path, whole.vision, {}), whole.pixels
+    vision = Settings(whole.source.path, whole.vision, {})
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 16)
-    unit, size = patch * factor, pixels.get("size", {})
-    least = int(size.get("shortest_edge") or pixels.integer("min_pixels", 56 * 56))
-    most = int(size.get("longest_edge") or pixels.integer("max_pixels", 28 * 28 * 1280))
+    how, unit = pixels_of(whole, patch), patch * factor
+    most = how.most
     source = whole.below("patch_embed.proj.weight")
     tower = Qwen3VlTower(source, whole.vision, most // patch**2)
     columns = tower.facts.hidden * factor**2
@@ -83,13 +98,9 @@ def open_sight(whole: Whole) -> Sight:
 
     projectors = [projector("merger", norm=False)]
     projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in range(len(layers))]
-    token = "<|image_pad|>"
-    words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
-                       written=f"<|vision_start|>{token}<|vision_end|>")  # fmt: skip
-    how = Qwen2VlPixels(kind="qwen2-vl", least=least, most=most, **whole.common(patch, MEAN, DEVIATION, 3))
     side = isqrt(vision.integer("num_position_embeddings", 2304))
     image = ImagePart(
-        processor=how, words=whole.words(words), merge=MergePart(how="blocks", factor=factor), most=most // unit**2,
+        processor=how, words=words_of(whole), merge=MergePart(how="blocks", factor=factor), most=most // unit**2,
         places=PlacesPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners"), positions="grid",
         taps=[layer + 1 for layer in layers],
     )  # fmt: skip

@@ -146,6 +146,7 @@ class Tower(Architecture):
     patch_at: ClassVar[str] = "embeddings.patch_embedding"
     places_at: ClassVar[str] = "embeddings.position_embedding.weight"
     given: ClassVar[bool] = False
+    patch_bias: ClassVar[bool] = True
 
     def __init__(self, source: Checkpoint, vision: Mapping[str, Any], rows: int) -> None:
         sizes = {"vocab_size": 1, "max_position_embeddings": rows, "rope_parameters": None}
@@ -171,10 +172,15 @@ class Tower(Architecture):
         return ops.encoded(x, self.final_norm)
 
     def embed(self, ops: Ops) -> Value:
-        (y,) = ops.linear(ops.input_slice(0, self.columns), Linear(f"{PATCHES}.weight", f"{PATCHES}.bias"))
+        y = self.patches(ops)
         if self.given:
             return ops.plus(ops.input_slice(self.columns, self.facts.hidden), y)
         return ops.place(y, PLACES)
+
+    def patches(self, ops: Ops) -> Value:
+        """Multiply patches by the first matrix."""
+        bias = f"{PATCHES}.bias" if self.patch_bias else None
+        return ops.linear(ops.input_slice(0, self.columns), Linear(f"{PATCHES}.weight", bias))[0]
 
     def width(self, weight: str) -> int | None:
         return self.facts.hidden if weight.startswith(PATCHES) else super().width(weight)
@@ -184,8 +190,9 @@ class Tower(Architecture):
         found[f"{PATCHES}.weight"] = made_of(
             original(source, f"{self.patch_at}.weight"), (self.facts.hidden, self.columns), self.by_pixels
         )
-        found[f"{PATCHES}.bias"] = original(source, f"{self.patch_at}.bias")
-        if not self.given:
+        if self.patch_bias:
+            found[f"{PATCHES}.bias"] = original(source, f"{self.patch_at}.bias")
+        if not self.given and self.places_at:
             found[PLACES] = self.places(source)
         return found
 
@@ -215,6 +222,7 @@ class Projector(Architecture):
         rows: most rows that it is given at once.
         eps: of the norm.
         norm: a layer norm (True), a root-mean-square norm, or none.
+        slices: each of so many parts of a row is normed by itself.
         activation: between the matrices.
         tensors: ours by name.
     """
@@ -233,8 +241,10 @@ class Projector(Architecture):
         norm: bool | None = None,
         activation: str = "gelu",
         eps: float = 1e-6,
+        slices: int = 1,
     ) -> None:
         self.columns, self.inner, width = sizes
+        self._slices = slices
         self.input_width, self._tensors, self._centered = self.columns, tensors, norm
         source.config = {
             "hidden_size": width, "intermediate_size": self.inner or width, "num_hidden_layers": 1,
@@ -252,7 +262,12 @@ class Projector(Architecture):
     def build(self, ops: Ops) -> Value:
         x = ops.input_slice(0, self.columns)
         if self._centered is not None:
-            x = ops.norm(x, Norm(f"{MERGED_NORM}.weight", self._bias(MERGED_NORM), self._centered))
+            norm, size = (
+                Norm(f"{MERGED_NORM}.weight", self._bias(MERGED_NORM), self._centered),
+                self.columns // self._slices,
+            )
+            parts = [ops.norm(ops.input_slice(at, size), norm) for at in range(0, self.columns, size)]
+            x = ops.join(*parts) if self._slices > 1 else parts[0]
         if self.inner:
             (x,) = ops.linear(x, self._matrix(FIRST))
             x = ops.activate(x, self.activation)

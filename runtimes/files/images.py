@@ -119,6 +119,16 @@ class PlacesPart(Part):
     how: Literal["inside", "corners"]
 
 
+class WindowsPart(Part):
+    """Layers of a tower in which a row sees those of a square of ``side`` times ``side`` patches; ``full``: the others.
+
+    Squares are counted from the picture's first line and column on.
+    """
+
+    side: Width
+    full: Layers
+
+
 class ImagePart(Part):
     """How images become rows of a decoder, which stand where its embedding has none.
 
@@ -137,6 +147,7 @@ class ImagePart(Part):
     merge: MergePart
     most: Context
     places: PlacesPart | None = None
+    windows: WindowsPart | None = None
     positions: Literal["text", "grid"] = "text"
     bidirectional: bool = False
     taps: Layers = Field(default_factory=list)

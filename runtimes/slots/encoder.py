@@ -6,15 +6,18 @@ reads what another has made of keys and values, so they all use the same room.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK
+from edgespec.runtimes.files.images import WindowsPart
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.slots.memory import Memory, MemoryPool
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOKEN, VISIBLE
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, VISIBLE
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Ids, Rows
 
@@ -32,6 +35,7 @@ class Encoder:
 
     Args:
         model: of a part of the manifest that is some decoder's ``encoder``, native operators, ``encoder_attention``.
+        windows: of a tower whose rows see parts of a picture in some layers.
 
     Attributes:
         longest: most rows of a source.
@@ -39,12 +43,12 @@ class Encoder:
         columns: numbers of a row that it reads, where it reads features.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, windows: WindowsPart | None = None) -> None:
         if model.graph.operators != "native":
             raise InvalidRequest("an encoder runs on native operators alone", "use `--operators native`")
         self.longest, self.width = model.facts.context, model.facts.hidden
         self.columns: int = model.given["hidden_in"]
-        self._slot = _EncoderSlot(model)
+        self._slot, self._windows = _EncoderSlot(model), windows
 
     def encode(self, source: Ids | Rows, places: Ids | None = None) -> Rows:
         """Run the encoder over a source.
@@ -61,7 +65,26 @@ class Encoder:
         """
         if not 0 < len(source) <= self.longest:
             raise InvalidRequest(f"a source of {len(source)} rows: expected 1 to {self.longest}", "cut it into parts")
-        return self._slot.encode(source, places)
+        if self._windows is None or places is None:
+            return self._slot.encode(source, places)
+        return self._in_windows(np.asarray(source, np.float32), places, self._windows)
+
+    def _in_windows(self, source: Rows, places: Ids, windows: WindowsPart) -> Rows:
+        """Run the layers that see windows, and those between them, each with passes of their own."""
+        lines, columns = places // windows.side
+        numbers = lines * (int(columns.max()) + 1) + columns
+        order = np.argsort(numbers, kind="stable")
+        rows, places, numbers = source[order], places[:, order], np.unique(numbers[order], return_inverse=True)[1]
+        layers = self._slot.layers
+        edges = sorted({0, layers, *windows.full, *(layer + 1 for layer in windows.full)})
+        for first, last in pairwise(edges):
+            given = np.zeros((len(rows), self.columns), np.float32)
+            given[:, : rows.shape[1]] = rows
+            apart = None if first in windows.full else numbers
+            rows = self._slot.encode(given, places, range(first, last), apart)
+        found = np.empty_like(rows)
+        found[order] = rows
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -119,21 +142,44 @@ class _EncoderSlot(NativeSlot):
             self._cache = self._bind("kv", Bound(array))
             self.capacity = -(-tokens // KV_BLOCK) * KV_BLOCK
 
-    def encode(self, source: Ids | Rows, places: Ids | None = None) -> Rows:
-        """Run a pass of rows that see each other -> [S, width], a copy."""
-        n, load = len(source), source.ndim > 1
-        self.reserve(n)
+    def _room(self, windows: int, rows: int) -> None:
+        """Make room for windows of so many rows at most; the next pass without windows makes its own again."""
+        self._cache = self._bind("kv", Bound(own_pages((windows, self.kv.nbytes(self._one, rows)), np.uint8)))
+        self.capacity = 0
+
+    def encode(
+        self,
+        source: Ids | Rows,
+        places: Ids | None = None,
+        layers: range | None = None,
+        apart: Ids | None = None,
+    ) -> Rows:
+        """Run a pass of rows that see each other -> [S, width], a copy.
+
+        Args:
+            source, places: see ``Encoder.encode``.
+            layers: those that are run; if not from the first on, over what they gave.  None = all.
+            apart: int64 [S], ascending: rows see those of the same number alone.
+        """
+        n, load = len(source), source.ndim > 1 and (layers is None or layers.start > 0)
         plan = self._nowhere(n)
-        if load:
+        if source.ndim > 1:
             self._load(source, n)
         else:
             plan[TOKEN] = source
         plan[POSITION] = plan[PLACE] = np.arange(n)
         plan[VISIBLE], plan[PARENT] = n, -1
+        if apart is None:
+            self.reserve(n)
+        else:
+            counts = np.bincount(apart)
+            self._room(len(counts), int(counts.max()))
+            plan[SLOT], plan[VISIBLE] = apart, counts[apart]
+            plan[PLACE] -= (np.cumsum(counts) - counts)[apart]
         if places is not None:
             self._offsets = np.concatenate([np.zeros((1, n), np.int64), places - plan[POSITION]])
         tapped = bool(self.model.part.tapped)
-        with self._parts(range(self.layers), load):
+        with self._parts(layers or range(self.layers), load):
             output = self._launch(n, rows=0, hidden=True, aux_hidden=tapped)
         assert output.hidden is not None
         if output.aux_hidden is not None:

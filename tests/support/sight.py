@@ -52,6 +52,10 @@ QWEN3: Config = LLAMA | {
     "model_type": "qwen3_vl_text",
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
 }
+QWEN25: Config = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {
+    "model_type": "qwen2_5_vl_text",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+}
 QWEN35: Config = LLAMA | {
     "model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "head_dim": 32,
@@ -94,6 +98,17 @@ CASES: dict[str, tuple[Config, Config]] = {
          "vision_config": SIGLIP | {"image_size": 60, "patch_size": 10, "hidden_act": "relu", "layer_norm_eps": 1e-3}},
         {"size": {"height": 60, "width": 60}, "image_mean": [0.1, 0.2, 0.3]},
     ),
+    "qwen2_5_vl": (
+        {"model_type": "qwen2_5_vl", "text_config": QWEN25,
+         "vision_config": QWEN | {"window_size": 32, "fullatt_block_indexes": [1], "hidden_act": "silu"}},
+        {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}},
+    ),
+    "qwen2_5_vl_three": (
+        {"model_type": "qwen2_5_vl", "text_config": QWEN25,
+         "vision_config": QWEN | {"window_size": 60, "fullatt_block_indexes": [0, 3], "depth": 4, "hidden_size": 288,
+                                  "num_heads": 9, "spatial_merge_size": 3, "hidden_act": "silu"}},
+        {"patch_size": 8, "merge_size": 3, "size": {"shortest_edge": 2000, "longest_edge": 12000}},
+    ),
     "qwen3_vl": (
         {"model_type": "qwen3_vl", "text_config": QWEN3, "vision_config": QWEN | {"deepstack_visual_indexes": [0, 2]}},
         {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}, "image_mean": [0.5] * 3,
@@ -124,7 +139,11 @@ WORDS: dict[str, dict[str, int]] = {  # ids of words that stand around images
                 **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
 }  # fmt: skip
 WORDS["smolvlm"] = WORDS["idefics3"]
-WORDS["qwen3_vl"] = WORDS["qwen3_5"] = {"<|image_pad|>": IMAGE, "<|vision_start|>": 98, "<|vision_end|>": 97}
+WORDS["qwen2_5_vl"] = WORDS["qwen3_vl"] = WORDS["qwen3_5"] = {
+    "<|image_pad|>": IMAGE,
+    "<|vision_start|>": 98,
+    "<|vision_end|>": 97,
+}
 
 
 def config_of(name: str) -> Config:

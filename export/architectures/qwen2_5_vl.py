@@ -1,0 +1,63 @@
+"""Qwen2.5-VL (arXiv 2502.13923): a tower at native resolution, most of whose layers see windows of a picture."""
+
+from __future__ import annotations
+
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.qwen_vl import Qwen3VlTower, pixels_of, words_of
+from edgespec.export.architectures.settings import Settings
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Whole, linear_at
+from edgespec.runtimes.files.images import ImagePart, MergePart, WindowsPart
+
+
+class Qwen25VlTower(Qwen3VlTower):
+    """The tower of Qwen2.5-VL; it ends in the residual stream, which layers that see other rows go on from."""
+
+    model_type = "qwen2_5_vl_vision"
+    defaults = {"hidden_size": 3584, "intermediate_size": 3420, "depth": 32, "num_heads": 16, "patch_size": 14}
+    outer_names = {}
+    layer_names = {
+        "input_layernorm": "norm1",
+        "post_attention_layernorm": "norm2",
+        "self_attn.o_proj": "attn.proj",
+        **{f"mlp.{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    }
+    activation_default = "silu"
+    layer_norms = False
+    gated_mlp = True
+    patch_bias = False
+    places_at = ""
+    given = False
+
+    def __init__(self, whole: Whole, rows: int) -> None:
+        super().__init__(whole.below("patch_embed.proj.weight"), whole.vision, rows)
+        self.input_width = max(self.columns, self.facts.hidden)
+
+    def build(self, ops: Ops) -> Value:
+        x = ops.select_input(lambda: self.patches(ops), lambda: ops.input_slice(0, self.facts.hidden))
+        for layer in range(self.facts.layers):
+            x = self.layer(ops, x, layer)
+        return ops.encoded(x, None)
+
+
+def open_sight(whole: Whole) -> Sight:
+    """Open the tower and the projector of Qwen2.5-VL."""
+    vision = Settings(whole.source.path, whole.vision, {})
+    factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
+    how, unit = pixels_of(whole, patch), patch * factor
+    tower = Qwen25VlTower(whole, how.most // patch**2)
+    source, columns = whole.below("patch_embed.proj.weight"), tower.facts.hidden * factor**2
+    tensors = linear_at(source, FIRST, "merger.mlp.0") | linear_at(source, SECOND, "merger.mlp.2")
+    tensors |= linear_at(source, MERGED_NORM, "merger.ln_q")
+    sizes = columns, columns, whole.text.facts.hidden
+    projector = Projector(source, sizes, how.most // unit**2, tensors, norm=False, slices=factor**2)
+    side = vision.integer("window_size", 112) // factor // patch * factor
+    if not side:
+        raise UnsupportedModel(f"{vision.file}: expected window_size of at least {unit} pixels")
+    full = [int(layer) for layer in vision.get("fullatt_block_indexes", [7, 15, 23, 31])]
+    image = ImagePart(
+        processor=how, words=words_of(whole), merge=MergePart(how="blocks", factor=factor), most=how.most // unit**2,
+        windows=WindowsPart(side=side, full=full), positions="grid",
+    )  # fmt: skip
+    return Sight(image, tower, [projector])
