@@ -1,14 +1,15 @@
 """What each choice of weights costs in quality: perplexity, top-1 agreement and divergence from the float32 source.
 
     python -m benchmarks.quality builtin:shakespeare ./model BUNDLE --text held-out.txt [--tail 0.05] [--markdown]
-    python -m benchmarks.quality builtin:shakespeare ./model --text held-out.txt --seeds 0,1,2 --markdown
+    python -m benchmarks.quality builtin:shakespeare ./model --text held-out.txt --seeds 0,1,2 [--ggml LIB] --markdown
 
 Every model is written in every variant and read teacher-forced through its ONNX graph; a bundle is read as it is and
 compared with nothing.  The text must not be what the quantizers calibrate on: wherever a model's calibration text
 occurs in it, it is cut out.
 
 With ``--seeds`` a table of as many bytes and the way up from there, as exports choose levels now: on what the model
-writes itself, calibrated on other such text of each seed, and on the held-out text.
+writes itself, calibrated on other such text of each seed, and on the held-out text.  ``--ggml`` names ggml's
+libggml-base, which adds llama.cpp's Q4_K_M (k_quants.py), with float32 activations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
+from benchmarks.k_quants import k_quantized
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.calibrated import TOKENS
@@ -160,11 +163,9 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
     return variant("fp32", None, None), [*(variant(*each) for each in VARIANTS), *map(mixed, MIXED)]
 
 
-def own_table(
-    name: str, calibration: Path | None, threads: int, rows: NDArray[np.int64], seeds: Sequence[int]
-) -> list[dict[str, Any]]:
+def own_table(writer: Writer, rows: NDArray[np.int64], seeds: Sequence[int], ggml: Path | None) -> list[dict[str, Any]]:
     """Make figures for each of OWN_VARIANTS, by seed: KL and top-1, on the model's writing and on rows."""
-    writer, found = Writer(name, calibration, threads), dict[str, dict[str, Any]]()
+    found = dict[str, dict[str, Any]]()
     begin, plain = writer.codec.encode("")[:1], WeightChoice.of("int4", "mse", None)
     for seed in seeds:
         with writer.written(plain) as slot:
@@ -173,18 +174,30 @@ def own_table(
         with writer.written(WeightChoice.of("fp32", None, None)) as slot:
             texts = {"own": write_own_text(slot, HELD, begin, (), 1000 + seed), "text": rows}
             exact = {which: list(read(slot, text)) for which, text in texts.items()}
-        for label, quantizer, head, share, own in OWN_VARIANTS:
-            choice = replace(plain, quantizer=QUANTIZERS.get(quantizer, Q4_0), head=head)
-            size = 1.0
-            if share:
-                choice, size = writer.mixed(choice, share)
+        for label, size, opened in _own_variants(writer, plain, calibrated, ggml):
             row = found.setdefault(label, {"label": label, "size": size, "own": [], "text": []})
-            with writer.written(choice, calibrated if own else None) as slot:
+            with opened as slot:
                 for which, text in texts.items():
                     pairs = list(zip(exact[which], read(slot, text), strict=True))
                     top1 = float(np.mean([a.argmax(-1) == b.argmax(-1) for a, b in pairs]))
                     row[which].append({"kl": float(np.mean([divergence(*pair) for pair in pairs])), "top1": top1})
     return list(found.values())
+
+
+def _own_variants(
+    writer: Writer, plain: WeightChoice, calibrated: NDArray[np.int64], ggml: Path | None
+) -> Iterator[tuple[str, float, Any]]:
+    """Give each variant's label, its bytes over int4's, and the context manager of its slot."""
+    for label, quantizer, head, share, own in OWN_VARIANTS:
+        choice, size = replace(plain, quantizer=QUANTIZERS.get(quantizer, Q4_0), head=head), 1.0
+        if share:
+            choice, size = writer.mixed(choice, share)
+        yield label, size, writer.written(choice, calibrated if own else None)
+    for label, filled in (("Q4_K_M", False), ("Q4_K_M, rows filled up to 256", True)) if ggml else ():
+        assert ggml is not None
+        other = copy(writer)
+        other.arch, size = k_quantized(writer.arch, ggml, filled)
+        yield label, size, other.written(WeightChoice.of("fp32", None, None))
 
 
 def own_markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -246,6 +259,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--seeds", help="of what models write, 0,1,2: the table of as many bytes")
+    parser.add_argument("--ggml", type=Path, help="ggml's library libggml-base, for Q4_K_M beside --seeds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--markdown", action="store_true", help="tables instead of JSON")
     arguments = parser.parse_args()
@@ -262,7 +276,8 @@ def main() -> None:
             found = table(None, [bundle_variant(path, arguments.threads)], rows)
         elif arguments.seeds:
             seeds = [int(seed) for seed in arguments.seeds.split(",")]
-            found = own_table(name, arguments.calibration, arguments.threads, rows, seeds)
+            writer = Writer(name, arguments.calibration, arguments.threads)
+            found = own_table(writer, rows, seeds, arguments.ggml)
         else:
             found = table(*weight_variants(name, arguments.calibration, arguments.threads), rows)
         results[path.name] = {"tokens": int(rows.size), "rows": found}

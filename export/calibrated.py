@@ -166,19 +166,24 @@ def arranged(sources: NDArray[np.int64], context: int) -> NDArray[np.int64]:  # 
 
 def seconds(model: EmittedModel, tokens: int) -> float:
     """Estimate how long this machine will calibrate, from how fast it multiplies matrices."""
-    side = np.ones((1024, 1024), np.float32)
-    side @ side  # threads begin
-    start = perf_counter()
-    for _ in range(3):
+    side, least = np.ones((1024, 1024), np.float32), np.inf
+    for _ in range(8):
+        start = perf_counter()
         side @ side
-    rate = 3 * 2 * 1024**3 / (perf_counter() - start)
-    shapes = [model.source.shape(name) for name in model.arch.tensors]
-    matrices = [shape for shape in shapes if len(shape) == 2]
-    products = sum(2 * n * k * (3 * tokens + 2 * k) + k * k * (tokens + 3 * k) for n, k in matrices)
-    return float(products / rate + sum(n * k for n, k in matrices) * PER_WEIGHT)
+        least = min(least, perf_counter() - start)  # of the first one, threads begin
+    rate = SUSTAINED * 2 * 1024**3 / least
+    arch, source = model.arch, model.source
+    shapes = {name: source.shape(name) for name in arch.tensors}
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    products = 0.0
+    for name, (n, k) in matrices.items():  # forward twice, and once or twice more to measure; then factors and feedback
+        rows = 0.0 if name in (arch.embedding, arch.head.weight) else 6.5 * tokens
+        products += n * k * (rows + 3 * k) + k * k * (tokens + k)
+    return products / rate + sum(n * k for n, k in matrices.values()) * PER_WEIGHT
 
 
-PER_WEIGHT = 3e-7  # seconds: reading, two searches of scales, writing twice
+SUSTAINED = 0.8  # of that speed is left in large products
+PER_WEIGHT = 1.5e-7  # seconds: reading, writing text, two searches of scales, rounding to Q4_0, writing twice
 
 
 def note(facts: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
@@ -16,10 +17,12 @@ from edgespec.export.quantization.levels import Array, Blocks, Quantized, groupe
 from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.quantization.reference import SequenceOps
 from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.ort.session import default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 
 LOGITS = 1 << 23  # of a sequence: they bound the positions that are compared
 LEAST_POSITIONS = 64  # of a sequence, whatever the vocabulary
+ROWS = 256  # that a thread rounds at once
 
 Figures = dict[str, dict[str, float]]  # by text: positions, kl, top1_agreement
 
@@ -107,13 +110,19 @@ class HeldOut:
 
 def round_q4_0(weight: Array, form: Blocks) -> Quantized:  # [n, k]
     """Round as llama.cpp does (``quantize_row_q4_0_ref`` in ggml-quants.c, ``Q4_0`` in its package gguf)."""
-    blocks = grouped(weight, form.size)
-    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
-    scales = largest / np.float32(-8)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scales == 0, 0, 1 / scales)
-    levels = np.trunc(blocks.astype(np.float64) * inverse.astype(np.float64) + 8.5)
-    return levels.clip(0, 15).astype(np.uint8), half(scales[..., 0])
+
+    def rounded(rows: Array) -> Quantized:
+        blocks = grouped(rows, form.size)
+        largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
+        scales = largest / np.float32(-8)
+        with np.errstate(divide="ignore"):
+            inverse = np.where(scales == 0, 0, 1 / scales)
+        levels = np.trunc(blocks.astype(np.float64) * inverse.astype(np.float64) + 8.5)
+        return levels.clip(0, 15).astype(np.uint8), half(scales[..., 0])
+
+    with ThreadPoolExecutor(default_threads()) as pool:  # numpy computes without the lock
+        made = list(pool.map(rounded, np.array_split(weight, -(-len(weight) // ROWS))))
+    return np.concatenate([levels for levels, _ in made]), np.concatenate([scales for _, scales in made])
 
 
 Q4_0 = Quantizer("q4_0", lambda inputs: round_q4_0)

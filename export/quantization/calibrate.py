@@ -229,29 +229,42 @@ class CalibrationOps(SequenceOps):
         exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
         before, behind = self._stream.reshape(2, -1, self._stream.shape[-1])  # [S * T, n]
         lacking, at = np.empty((before.shape[1], x.shape[-1]), np.float32), 0
+        given = np.empty_like(before)
         for piece in self.source.pieces(part.weight):
             rows = slice(at, at := at + len(piece))
-            lost = before[:, rows] - behind[:, rows] + (exact - seen) @ piece.T
+            np.matmul(exact, piece.T, out=given[:, rows])
+            lost = before[:, rows] - behind[:, rows]
+            lost += given[:, rows]
+            lost -= seen @ piece.T
             lacking[rows] = lost.T @ seen / np.float32(len(seen))
-        return self._quantized(x, part, quantize, Correction(products, None, lacking).target)
+        return self._quantized(x, part, quantize, Correction(products, None, lacking).target, given)
 
     def _quantized(
-        self, x: Array, part: Linear, quantize: PieceQuantizer, target: Callable[[Array, slice], Array] | None
+        self,
+        x: Array,
+        part: Linear,
+        quantize: PieceQuantizer,
+        target: Callable[[Array, slice], Array] | None,
+        given: Array | None = None,
     ) -> Array:
+        """Quantize a matrix; ``given``: [S * T, n], what the unquantized one gives, if that is known already."""
         form, k = self.blocks(part.weight), x.shape[-1]
-        middle, n = len(x) // 2, self.source.shape(part.weight)[0] if self._product else 0
-        y, at = np.empty((*x.shape[:-1], n), np.float32), 0
+        exact, seen = x.reshape(2, -1, k)  # [S * T, k]: in one product, for BLAS
+        y = np.empty((2, len(seen), self.source.shape(part.weight)[0] if self._product else 0), np.float32)
+        if given is not None:
+            y[0] = given
+        at = 0
         for piece in self.source.pieces(part.weight):
-            rows = slice(at, at + len(piece))
+            rows = slice(at, at := at + len(piece))
             made = quantize(target(piece, rows) if target else piece, form)
             self.spool.add(part.weight, form, made)
             if self._product:
-                y[:middle, :, rows] = x[:middle] @ piece.T
-                y[middle:, :, rows] = x[middle:] @ dequantize_block(*made, k, form.bits).T
-            at += len(piece)
+                if given is None:
+                    np.matmul(exact, piece.T, out=y[0, :, rows])
+                np.matmul(seen, dequantize_block(*made, k, form.bits).T, out=y[1, :, rows])
         if part.bias is not None and self._product:
             y += self.source.read(part.bias)
-        return y
+        return y.reshape(*x.shape[:-1], -1)
 
 
 class HeadInputs(SequenceOps):

@@ -1,6 +1,8 @@
 """Quantizing with error feedback: GPTQ, and the corrections of GPTAQ.
 
-* GPTQ (Frantar et al., arXiv 2210.17323): column by column, the error of each is made up for by those that follow.
+* GPTQ (Frantar et al., arXiv 2210.17323): column by column, the error of each is made up for by those that follow. It
+  is done as LDLQ (Chee et al., arXiv 2307.13304, who show that both are the same): a column is quantized together with
+  a linear function of the errors before it, for which no inverse is needed.
 * ``Correction``: weights are moved so that a matrix makes up for the errors of the quantized matrices before it, the
   asymmetric calibration of GPTAQ (Li et al., arXiv 2504.02692), by ridge regression: the outputs to match are those of
   the unquantized model, whose inputs f differ from the inputs x that the matrix gets.  A matrix that writes into the
@@ -14,52 +16,28 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
+from edgespec.export.quantization.factors import solved, upper_root
 from edgespec.export.quantization.levels import HALF_MAX, Array, Blocks, Quantized, half, reciprocal
 from edgespec.export.quantization.mse import CHUNK, search_scales
 from edgespec.export.quantization.planes import CORRECTED_SCALE_WEIGHT, drafted, levels_for_both
 from edgespec.runtimes.ort.session import default_threads
 
-LAZY = 128  # whole blocks of columns whose corrections reach the rest of the matrix together
+LAZY = 128  # whole blocks of columns that errors before them reach together
 DAMPING = 0.01  # of the mean of the diagonal
 RIDGE = 0.05  # of the mean of the diagonal: what holds the correction back on few tokens
-SMALL = 256  # columns: matrices that are factored at once
-TOGETHER = 1024  # rows of a thread
+TOGETHER = 1024  # rows of a thread, at most
 
 
-def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, k] -> [k, k], upper triangular
-    """U with U.T @ U = inverse of the damped products, divided by its diagonal row by row.
+def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, k] -> [k, k]
+    """Compute how columns make up for the errors of those before them.
 
-    Row j says how the columns after j make up for an error of 1 in column j.
+    The damped products are F @ D @ F.T with D diagonal and ones on the diagonal of F: an error of 1 in column i adds
+    F[i, j] to what column j is to be.  What lies below the diagonal means nothing.
     """
-    # H = R @ R.T with R upper, by the Cholesky factor of H in reverse order; then U = inverse of R
-    factor = inverse_root(products[::-1, ::-1], damping)[::-1, ::-1]
-    return np.ascontiguousarray(factor / np.diag(factor)[:, None])
-
-
-def inverse_root(products: Array, damping: float) -> Array:  # [k, k] -> [k, k], lower triangular
-    """Inverse of the Cholesky factor of the products, ``damping`` times the mean of their diagonal added to it."""
-    damped = products.astype(np.float32)
-    diagonal = damped.ravel()[:: len(damped) + 1]
-    diagonal += np.float32(damping) * diagonal.mean()
-    while True:
-        try:
-            return _inverse_root(damped)
-        except np.linalg.LinAlgError:  # float32 found it singular
-            diagonal += np.float32(10 * DAMPING) * diagonal.mean()
-
-
-def _inverse_root(matrix: Array) -> Array:
-    """By halves: nearly all of it is products of matrices, which LAPACK's factors and inverses are far slower than."""
-    k = len(matrix)
-    if k <= SMALL:
-        return np.tril(np.linalg.inv(np.linalg.cholesky(matrix)))
-    middle = k // 2
-    root = np.zeros((k, k), np.float32)
-    first = root[:middle, :middle] = _inverse_root(matrix[:middle, :middle])
-    below = matrix[middle:, :middle] @ first.T
-    last = root[middle:, middle:] = _inverse_root(matrix[middle:, middle:] - below @ below.T)
-    root[middle:, :middle] = -(last @ below) @ first
+    root = upper_root(products, damping)
+    root /= np.diag(root).copy()
     return root
 
 
@@ -70,43 +48,65 @@ def quantize_corrected(
     importance: Array | None = None,  # [k]: of the channels, for the search of the scales
 ) -> Quantized:
     """Quantize rows with error feedback."""
-    parts = [weight[start : start + TOGETHER] for start in range(0, len(weight), TOGETHER)]
-    with ThreadPoolExecutor(default_threads()) as pool:  # numpy computes without the lock
+    threads = default_threads()
+    count = threads * -(-len(weight) // (threads * TOGETHER))
+    parts = [part for part in np.array_split(weight, count) if len(part)]
+    # threads of BLAS would wait for each other: five times as long, with two of ours
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:  # numpy computes without the lock
         made = list(pool.map(lambda rows: _corrected(rows, form, feedback, importance), parts))
     return np.concatenate([levels for levels, _ in made]), np.concatenate([scales for _, scales in made])
 
 
 def _corrected(weight: Array, form: Blocks, feedback: Array, importance: Array | None) -> Quantized:
     (n, k), bits, size = weight.shape, form.bits, form.size
-    zero = 1 << (bits - 1)
-    low, high = np.float32(-zero), np.float32(zero - 1)
-    blocks = form.count(k)
+    zero, blocks = 1 << (bits - 1), form.count(weight.shape[1])
     reach = HALF_MAX * np.float32(zero)  # what lies beyond the largest scale would make the rest infinite
-    # what is left of the weights, corrected as columns are done: of 8 bits once for them and once for their upper four
-    rest = np.stack([np.clip(weight.T, -reach, reach)] * (2 if bits == 8 else 1))  # [1 or 2, k, n]
+    exact = np.clip(np.ascontiguousarray(weight.T), -reach, reach)  # [k, n]
+    # of 8 bits once for them and once for their upper four, [1 or 2, k, n]
+    errors = np.empty((2 if bits == 8 else 1, k, n), np.float32)
     levels = np.full((blocks * size, n), zero, np.uint8)
     scales = np.empty((blocks, n), np.float32)
-    errors = np.empty((len(rest), LAZY, n), np.float32)
     for start in range(0, k, LAZY):
         end = min(start + LAZY, k)
+        group = exact[start:end] + feedback[:start, start:end].T @ errors[:, :start]
         for first in range(start, end, size):
-            last = min(first + size, k)
-            scale = _scales(rest[0, first:last], bits, None if importance is None else importance[first:last])
-            inverse = reciprocal(scale)
+            last = min(first + size, end)
+            wanted = group[:, first - start : last - start]
+            wanted += feedback[start:first, first:last].T @ errors[:, start:first]
+            scale = _scales(wanted[0], bits, None if importance is None else importance[first:last])
             scales[first // size] = scale
-            for j in range(first, last):
-                wanted = rest[:, j] * inverse
-                level = levels_for_both(*wanted) if bits == 8 else np.clip(np.rint(wanted[0]), low, high)
-                error = rest[:, j] - np.stack([level, drafted(level)][: len(rest)]) * scale
-                levels[j] = level + zero
-                errors[:, j - start] = error
-                if j + 1 < last:
-                    rest[:, j + 1 : last] -= feedback[j, j + 1 : last, None] * error[:, None]
-            if last < end:
-                rest[:, last:end] -= feedback[first:last, last:end].T @ errors[:, first - start : last - start]
-        if end < k:
-            rest[:, end:] -= feedback[start:end, end:].T @ errors[:, : end - start]
+            own = np.ascontiguousarray(feedback[first:last, first:last].T)
+            levels[first:last] = _block(exact[first:last], wanted, scale, own, errors[:, first:last])
     return np.ascontiguousarray(levels.T).reshape(n, blocks, size), np.ascontiguousarray(scales.T)
+
+
+def _block(exact: Array, wanted: Array, scale: Array, feedback: Array, errors: Array) -> Array:
+    """Quantize a block of columns one after the other.
+
+    Args:
+        exact: [size, n], the weights.
+        wanted: [1 or 2, size, n], with the feedback of the blocks before; of 8 bits also for their upper four.
+        scale: [n].
+        feedback: [size, size], of the columns before each row's.
+        errors: [1 or 2, size, n], to be filled.
+
+    Returns levels [size, n], zero point added.
+    """
+    bits = 8 if len(wanted) == 2 else 4
+    zero, inverse, levels = np.float32(1 << (bits - 1)), reciprocal(scale), np.empty_like(exact)
+    for j, (weights, level) in enumerate(zip(exact, levels, strict=True)):
+        for precision in range(len(wanted) if j else 0):
+            wanted[precision, j] += feedback[j, :j] @ errors[precision, :j]
+        if bits == 8:
+            level[:] = levels_for_both(*(wanted[:, j] * inverse))
+            errors[1, j] = weights - drafted(level) * scale
+        else:
+            np.multiply(wanted[0, j], inverse, out=level)
+            np.rint(level, out=level)
+            np.clip(level, -zero, zero - 1, out=level)
+        np.multiply(level, scale, out=errors[0, j])
+        np.subtract(weights, errors[0, j], out=errors[0, j])
+    return levels + zero
 
 
 def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [up to a block, n] -> [n]
@@ -139,11 +139,11 @@ class Correction:
         if not products.diagonal().any() or drift is self._lacking is None:
             self._lacking = None
             return  # nothing to make up for
-        self._root = inverse_root(products, RIDGE)
+        self._root = upper_root(products, RIDGE)
         if drift is not None:
-            self._share = drift @ self._root.T @ self._root
+            self._share = solved(drift, self._root)
 
     def target(self, weight: Array, rows: slice) -> Array:  # [rows, k] -> [rows, k]
         """Compute what to quantize instead of these rows."""
         moved = weight if self._share is None else weight + weight @ self._share
-        return moved if self._lacking is None else moved + self._lacking[rows] @ self._root.T @ self._root
+        return moved if self._lacking is None else moved + solved(self._lacking[rows], self._root)

@@ -56,7 +56,8 @@ def write_own_text(
                 if part[number, at] in eos and not waiting[number]:
                     waiting[number] = _beginning(begin, slot.vocab_size, random)
                 elif not waiting[number]:
-                    waiting[number] = [draw(np.exp((row - row.max()).astype(np.float64)), float(random.random()))]
+                    chances = np.exp(row - row.max()).astype(np.float64)  # of float32: as good to draw by, and faster
+                    waiting[number] = [draw(chances, float(random.random()))]
         if batch:
             batch.close()
     return rows

@@ -259,10 +259,11 @@ class NumpyOps(Pass[Array]):
         return x if positions is None else x + self.source.read(positions, slice(0, x.shape[-2]))
 
     def _linear(self, x: Array, part: Linear) -> Array:
-        y = np.concatenate([x @ piece.T for piece in self.source.pieces(part.weight)], -1)
+        flat = x.reshape(-1, x.shape[-1])  # in one product, for BLAS
+        y = np.concatenate([flat @ piece.T for piece in self.source.pieces(part.weight)], -1)
         if part.bias is not None:
             y += self.source.read(part.bias)
-        return y
+        return y.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def _heads(x: Array, heads: int) -> Array:  # [1, T, heads * head_dim] -> [heads, T, head_dim]

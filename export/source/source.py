@@ -167,9 +167,10 @@ class Checkpoint(Opened):
         return values
 
     def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Return the rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
+        """Return the rows of a matrix [n, k] in order, as float32 pieces [rows, k] of at most PIECE_BYTES, alike."""
         n, k = self.shape(name)
-        step = max(1, PIECE_BYTES // (4 * k))
+        count = -(-n // max(1, PIECE_BYTES // (4 * k)))
+        step = -(-n // max(1, count))
         for start in range(0, n, step):
             yield self.read(name, slice(start, min(n, start + step)))
 

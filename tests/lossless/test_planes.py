@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 import edgespec
 from edgespec.engine.engine import Engine
@@ -16,6 +18,10 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.measuring import skip_search
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
+from edgespec.runtimes.options import LoadOptions
+from edgespec.server.app import make_app
+from edgespec.server.models import Models
+from edgespec.server.scheduler import Limits
 from tests.conftest import PROMPTS, TARGET
 from tests.support import hf
 
@@ -105,6 +111,23 @@ def test_a_batch_drafts_by_planes(opened: Callable[[str], Engine]) -> None:
     for prompt, result in zip(SOME, found, strict=True):
         assert result.tokens == engine.generate(prompt, method="ar", max_new_tokens=40, ignore_eos=True).tokens
         assert result.stats.accepted > 0
+
+
+def test_a_server_drafts_by_planes(exported: Path) -> None:
+    """Whatever is asked of it: one text, pieces of it, and several at once, in turn with a plain one."""
+    models = Models({"int8": exported}, LoadOptions(threads=2), Limits(parallel=2))
+    ask = {"model": "int8", "max_tokens": 24, "temperature": 0}
+    with TestClient(make_app(models), base_url="http://localhost:8000") as client, ThreadPoolExecutor(4) as pool:
+
+        def text(prompt: str, method: str) -> tuple[str, int]:
+            how = {"method": method, "fallback": False}
+            answer = client.post("/v1/completions", json=ask | {"prompt": prompt, "edgespec": how}).json()
+            return answer["choices"][0]["text"], answer["edgespec"][0]["accepted"]
+
+        plain = [text(prompt, "ar")[0] for prompt in SOME]
+        found = list(pool.map(lambda prompt: text(prompt, "self-spec"), SOME * 2))
+    assert [written for written, _ in found] == plain * 2
+    assert all(accepted for _, accepted in found)
 
 
 # kinds of layers, weights of which some are int4, keys in int8: what is exported, and from what
