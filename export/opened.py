@@ -39,7 +39,6 @@ from edgespec.export.quantization.calibration_text import (
 )
 from edgespec.export.quantization.coded_keys import check_attention
 from edgespec.export.quantization.quantizer import Quantizer
-from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
@@ -67,7 +66,7 @@ class Opened:
     def __post_init__(self) -> None:
         options = self.options
         self.methods = options.wanted()
-        self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
+        self.choice, self.draft_choice = options.choice, options.draft_choice
         self.mix: Mix | None = None  # of the target
         self.path = resolve(options.model, options.revision)
         self.target = self._open_target()

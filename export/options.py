@@ -30,6 +30,7 @@ class ExportOptions:
         prepare; ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8
         levels are chosen; None = mse, and of an int4 target gptq where that loses less. quick: mse alone. head_format:
         of the LM head and the embedding tied to it; None = ``format``. draft: the draft model, for ``speculative``.
+        draft_format: weight format of the draft; None = the target's.
         context: most tokens of a sequence; None = the model's own limit.
         calibration: text to calibrate on, and to measure parity, acceptance and the search on; None = the model's own
         writing to calibrate on, the model's or the built-in text to measure on. skip_set: a JSON file with a published
@@ -56,6 +57,7 @@ class ExportOptions:
     quantizer: str | None = None
     head_format: Format | None = None
     draft: str | None = None
+    draft_format: Format | None = None
     context: int | None = None
     calibration: Path | None = None
     skip_set: Path | None = None
@@ -90,6 +92,21 @@ class ExportOptions:
         return "stock" if self.operators == "stock" else "native"
 
     @property
+    def choice(self) -> WeightChoice:
+        """How the target's matrices are stored, and those of a drafter.
+
+        Raises:
+            ExportError: see ``WeightChoice.of``.
+        """
+        return WeightChoice.of(self.format, self.quantizer, self.head_format)
+
+    @property
+    def draft_choice(self) -> WeightChoice:
+        """How a draft's matrices are stored: as the target's, or in a format of its own by mse."""
+        form = self.draft_format
+        return self.choice if form in (None, self.format) else WeightChoice.of(form, None, None)
+
+    @property
     def its_drafter(self) -> str | None:
         """The drafter: as given, or the one that an embedded model comes with if ``eagle`` is wanted."""
         own = f"{self.model}-eagle"
@@ -111,11 +128,12 @@ class ExportOptions:
         return methods
 
     def _check_formats(self) -> None:
-        if self.devices and self.format not in DEVICE_FORMATS:
-            raise ExportError(
-                f"--device {self.devices[0]} and --format {self.format}: expected {listed(DEVICE_FORMATS)}",
-                f"choose --format {listed(DEVICE_FORMATS)}",
-            )
+        for option, form in (("--format", self.format), ("--draft-format", self.draft_format)):
+            if self.devices and form not in (None, *DEVICE_FORMATS):
+                raise ExportError(
+                    f"--device {self.devices[0]} and {option} {form}: expected {listed(DEVICE_FORMATS)}",
+                    f"choose {option} {listed(DEVICE_FORMATS)}",
+                )
         goals = {"--target-size": self.target_size, "--target-kl": self.target_kl}
         given = [name for name, goal in goals.items() if goal is not None]
         if len(given) > 1:
@@ -137,6 +155,8 @@ class ExportOptions:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
         if self.draft is not None and SPECULATIVE not in methods:
             raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
+        if self.draft_format is not None and SPECULATIVE not in methods:
+            raise ExportError("--draft-format was given, but not --method speculative", "add --method speculative")
         if EAGLE in methods and self.its_drafter is None:
             raise ExportError(
                 "method eagle needs a drafter",
@@ -192,7 +212,7 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
     """Say which options need a draft with graphs of edgespec's own."""
     for option, wrong in (
         ("--draft-vocab", bool(options.draft_vocab)),
-        ("--format w8a8", options.format == "w8a8"),
+        ("--format w8a8", (options.draft_format or options.format) == "w8a8"),
     ):
         if wrong:
             raise ExportError(

@@ -120,7 +120,7 @@ class Exporter(Opened):
 
     @property
     def _target_choice(self) -> WeightChoice:
-        """How the target's matrices are stored; a draft's and a drafter's as ``choice`` says."""
+        """How the target's matrices are stored; a drafter's as ``choice`` says."""
         return self.mix.choice if self.mix else self.choice
 
     def _write(self, folder: Path) -> InProgress:
@@ -156,7 +156,7 @@ class Exporter(Opened):
             return quantizer_texts(self.codec, self.text.text, context)
 
         options = self.options
-        choice = self.choice if draft else self._target_choice
+        choice = self.draft_choice if draft else self._target_choice
         return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
 
     def _compare(self, made: InProgress) -> None:
@@ -250,11 +250,11 @@ class Exporter(Opened):
         known = {"target": self.target.weight_bytes(choice, operators)}
         if self.draft is not None:
             models.append(self.draft)
-            known["draft"] = self.draft.weight_bytes(self.choice, operators)
+            known["draft"] = self.draft.weight_bytes(self.draft_choice, operators)
         sizes = {name: own for name, (own, _) in known.items()}
-        for prefix, model in (("", self.target), ("draft_", self.draft)):
+        for prefix, model, own in (("", self.target, choice), ("draft_", self.draft, self.draft_choice)):
             if isinstance(model, EmittedModel) and not model.shares_encoder:
-                sizes |= {f"{prefix}{name}": size for name, size in encoder_bytes(model.arch, choice).items()}
+                sizes |= {f"{prefix}{name}": size for name, size in encoder_bytes(model.arch, own).items()}
         if heads := sum(more for _, more in known.values()):
             sizes["heads"] = heads
         quantizer = CALIBRATED if self.calibration and self.options.calibrates else choice.quantizer

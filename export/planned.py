@@ -69,7 +69,7 @@ def planned_bundle(options: ExportOptions) -> Manifest:
     name, drafts = options.model, SPECULATIVE in options.methods
     given = replace(options, draft=options.draft or (UNWRITTEN if drafts else None),
                     drafter=UNWRITTEN if set(drafters_apart()) & set(options.methods) else None)  # fmt: skip
-    wanted, choice = given.wanted(), WeightChoice.of(options.format, options.quantizer, options.head_format)
+    wanted, choice = given.wanted(), options.choice
     layout = options.layout
     path = resolve(name, options.revision, weights=False)
     arch = _opened(path, options.context, options.text_only)
@@ -87,7 +87,7 @@ def planned_bundle(options: ExportOptions) -> Manifest:
     planes = target.part.planes and not options.devices
     skip = SkipSetPart.of(SkipSet.all_high(arch.facts.layers)) if planes else _skip_set(arch.facts.layers)
     target.for_devices(options.devices, skip if SELF_SPEC in wanted else None)
-    draft = _planned_draft(arch, options, choice, assumed) if drafts else None
+    draft = _planned_draft(arch, options, assumed) if drafts else None
     models = {"target": target, "draft": draft, "drafter": drafter}
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
     for model in models.values():
@@ -149,9 +149,7 @@ def _drafter(
     return PlannedModel(arch, choice, options.layout, "drafter/", rows=rows or None), tapped
 
 
-def _planned_draft(
-    target: Architecture, options: ExportOptions, choice: WeightChoice, assumed: list[str]
-) -> PlannedModel:
+def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[str]) -> PlannedModel:
     """Return the draft, with no more context than the target."""
     if options.draft is None:
         arch = assumed_draft(target)
@@ -162,7 +160,7 @@ def _planned_draft(
     context = min(target.facts.context, arch.facts.context)
     arch.facts = arch.facts.model_copy(update={"context": context})
     rows = paying_rows(target, arch) if options.draft_vocab is None else options.draft_vocab
-    draft = PlannedModel(arch, choice, options.layout, "draft/", rows=rows or None)
+    draft = PlannedModel(arch, options.draft_choice, options.layout, "draft/", rows=rows or None)
     draft.for_devices(options.devices, None)
     return draft
 

@@ -99,6 +99,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
         "The same for the draft model or the drafter; 0 = all.  [default: as many as help; what the drafter has]",
         int,
     ),
+    option("--draft-format", "Format of the draft model's weights.  [default: as --format]", FORMATS),
     option("--skip-set", "JSON with a published skip set, instead of a search.", PATH),
     option("--trials", "Trials of the skip-set search.", COUNT, 64),
     option("--seed", "Seed of the skip-set search.", int, 0),

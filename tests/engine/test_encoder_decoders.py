@@ -49,7 +49,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Engin
             folder = tmp_path_factory.mktemp(form) / "bundle"
             layers = [] if form == "fp32" else ["self-spec", "swift"]
             options = ExportOptions("builtin:restore", folder, ["speculative", *layers], form, threads=1, trials=2,
-                                    draft="builtin:restore-draft", quick=True)  # fmt: skip
+                                    draft="builtin:restore-draft", draft_format="int4" if form == "int8" else None,
+                                    quick=True)  # fmt: skip
             Exporter(options).run()
             made[form] = load(folder, threads=1)
         return made[form]

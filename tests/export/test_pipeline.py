@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> No
     assert plan["methods"] == ["ar", "ngram", "speculative"]
     assert plan["context"] == 100
     assert plan["weight_bytes"]["target"] == plan["weight_bytes"]["draft"] > 0
+    mixed = Exporter(replace(exporter.options, format="int8", draft_format="int4")).plan()["weight_bytes"]
+    assert mixed["target"] > mixed["draft"] == plan["weight_bytes"]["draft"]
     assert plan["kv_bytes_per_token"] == 2 * open_model(Path(target), None).facts.kv_bytes_per_token
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("x", "utf-8")
@@ -185,6 +188,7 @@ def test_a_busy_machine_predicts_nothing(
         ({"methods": ["eagle"]}, "needs a drafter"),
         ({"methods": ["speculative"]}, "needs a draft model"),
         ({"draft": DRAFT}, "not --method speculative"),
+        ({"draft_format": "int4"}, "--draft-format was given, but not --method speculative"),
         ({"skip_set": Path("x.json")}, "not --method self-spec"),
         ({"context": 1}, "--context 1: expected 2 to 512"),
         ({"context": 0}, "--context 0"),
