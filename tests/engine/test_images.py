@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.engine import images as module
 from edgespec.engine.engine import Engine
@@ -22,10 +24,12 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.planning.footprint import memory_of
+from edgespec.reports.proof import prove
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.images.image import Image
-from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.slots.inserted import Inserted
 from tests.support import sight
 
@@ -131,6 +135,9 @@ def test_every_methods_text_is_plain_decodings(engine: Engine) -> None:
         together = engine.generate_batch(asked, method=method, max_new_tokens=48, batch=3)
         assert [one.tokens for one in together] == [one.tokens for one in expected], method
     assert drafted == set(METHODS)
+    drawn = SamplingParams(temperature=0.8, seed=5, acceptance="coupled")
+    for settings in (Settings(max_new_tokens=20), Settings(max_new_tokens=20, sampling=drawn)):
+        assert all(proof.exact for proof in prove(engine, asked, settings, METHODS))
     punished = [engine.generate(asked[1], method=method, repetition_penalty=1.3, max_new_tokens=20).tokens
                 for method in ("ar", "speculative")]  # fmt: skip
     assert punished[0] == punished[1]
@@ -213,8 +220,12 @@ def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str
     source, wanted, shown = sight.write_case(tmp_path / "source", name), sight.reference(name), sight.pictures()
     (source / "calibration.txt").write_text("a picture of the sea and what it is " * 99, "utf-8")
     Exporter(ExportOptions(str(source), tmp_path / "bundle", [], "fp32", threads=1, quick=True)).run()
-    image_part = Bundle.open(tmp_path / "bundle").manifest.target.image
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    image_part = manifest.target.image
     assert image_part is not None
+    memory = memory_of(manifest, RunOptions(operators="native"))
+    assert memory.part("tower").file > 0
+    assert memory.part("images").private >= 4 * image_part.most * manifest.target.facts.hidden
     words = image_part.words
     template = TEMPLATE.replace("PLACE", words.written or words.placeholder)
     (tmp_path / "bundle" / "chat_template.jinja").write_text(template, "utf-8")
