@@ -5,6 +5,8 @@
 #include <new>
 #include <string>
 
+#include "node.h"
+#include "team.h"
 #include "texts.h"
 
 using namespace edgespec;
@@ -80,6 +82,50 @@ void answer(T* asked, T found) {
   std::memcpy(asked, &found, std::min<size_t>(found.size, sizeof(T)));
 }
 
+// The type of each input of a node, and whether it has two dimensions.
+struct Form {
+  int type;
+  bool flat = false;
+};
+constexpr Form kForms[EDGESPEC_NODE_INPUTS] = {{abi::kInt64}, {abi::kInt64, true}, {abi::kBool, true},  {abi::kInt64},
+                                               {abi::kUint8}, {abi::kInt64, true}, {abi::kFloat, true}, {abi::kFloat},
+                                               {abi::kUint8}, {abi::kInt64},       {abi::kFloat},       {abi::kInt64}};
+
+// The inputs that a program's node has, of all that there may be.
+std::vector<View> views(const Program& program, const edgespec_array* given) {
+  std::vector<View> found;
+  for (int i = 0; i < EDGESPEC_NODE_INPUTS; ++i) {
+    const bool has = i < EDGESPEC_NODE_MEMORY     ? true
+                     : i < EDGESPEC_NODE_INSERTED ? program.memory.count > 0
+                     : i < EDGESPEC_NODE_AXES     ? program.inserted > 0
+                                                  : program.axes;
+    if (!has) continue;
+    const edgespec_array& a = given[i];
+    const bool flat = kForms[i].flat;
+    if (a.rows < 0 || a.columns < 0 || (flat && a.rows != 1) ||
+        (a.columns && a.rows > (int64_t(1) << 46) / a.columns) || (a.rows && a.columns && !a.data))
+      refuse("input " + std::to_string(i) + ": no such array");
+    View view;
+    view.data = a.data;
+    view.type = kForms[i].type;
+    if (!flat) view.dims.push_back(a.rows);
+    view.dims.push_back(a.columns);
+    found.push_back(std::move(view));
+  }
+  return found;
+}
+
+// Says what an output is like, and where it goes: there must be room.
+void* room(edgespec_array& asked, const std::vector<int64_t>& shape, const char* name) {
+  const int64_t wanted = shape[0] * shape[1];
+  if (wanted && (!asked.data || asked.rows < 0 || asked.columns < 0 ||
+                 (asked.rows && asked.columns < (wanted + asked.rows - 1) / asked.rows) || !asked.rows))
+    refuse(std::string("no room for ") + name + ": " + std::to_string(wanted) + " numbers");
+  asked.rows = shape[0];
+  asked.columns = shape[1];
+  return asked.data;
+}
+
 }  // namespace
 
 uint32_t edgespec_c_version(void) { return EDGESPEC_C_VERSION; }
@@ -125,6 +171,7 @@ int edgespec_cache_open(edgespec_model* model, int32_t slots, int64_t tokens, in
       refuse("a cache of " + std::to_string(slots) + " slots of " + std::to_string(tokens) + " tokens");
     if (attention < EDGESPEC_ATTENTION_EXACT || attention > EDGESPEC_ATTENTION_INT8)
       refuse("attention " + std::to_string(attention) + ": expected exact, f32, f16 or int8");
+    model->check_texts();
     auto made = std::make_unique<edgespec_cache>(*model);
     if (attention == EDGESPEC_ATTENTION_EXACT)
       attention = is_exact_f32(model->program) ? EDGESPEC_ATTENTION_F32 : EDGESPEC_ATTENTION_F16;
@@ -245,5 +292,26 @@ int edgespec_heads(edgespec_cache* cache, int32_t group, const float* hidden, in
     std::fill(p.gates.get() + at.plane, p.gates.get() + at.count, true);
     const std::lock_guard<std::mutex> lock(cache->model.mutex);
     answer(result, launch(*cache, p, hidden, top));
+  });
+}
+
+int edgespec_run(edgespec_model* model, const edgespec_array* inputs, edgespec_array* outputs) {
+  return guarded([&] {
+    if (!model || !inputs || !outputs) refuse("expected a model, its inputs and outputs");
+    const std::lock_guard<std::mutex> lock(model->mutex);
+    NodePass pass = read_node(model->program, views(model->program, inputs));
+    PassInputs& in = pass.in;
+    in.weights = model->file.weights;
+    const NodeShapes shapes = node_shapes(model->program, in);
+    PassOutputs out;
+    out.logits = static_cast<float*>(room(outputs[0], shapes.logits, "logits"));
+    out.top_ids = static_cast<int64_t*>(room(outputs[1], shapes.best, "ids"));
+    out.top_values = static_cast<float*>(room(outputs[2], shapes.best, "values"));
+    out.hidden = static_cast<float*>(room(outputs[3], shapes.hidden, "hidden states"));
+    Pass work(model->program, kernels(), in, out, model->scratch);
+    if (!in.rows) return;
+    Team<Pass> team(work);
+    model->threads.run([&] { team.join(); });
+    team.finish();
   });
 }

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EDGESPEC_C_VERSION 1
+#define EDGESPEC_C_VERSION 2
 
 #if defined(_WIN32) && defined(EDGESPEC_BUILDING)
 #define EDGESPEC_API __declspec(dllexport)
@@ -142,6 +142,35 @@ EDGESPEC_API int edgespec_checkpoint(edgespec_cache* cache, int32_t slot);
  * head 1, ...  Rows of a pass may still be kept. */
 EDGESPEC_API int edgespec_heads(edgespec_cache* cache, int32_t group, const float* hidden, int32_t rows, int32_t top,
                                 edgespec_result* result);
+
+/* Passes of the node itself, for callers that keep the books of texts as edgespec's Python and Kotlin do.  Any native
+ * graph has them: encoders, decoders over them, drafters that read their target's keys (since version 2).  Inputs and
+ * outputs, their types and what they mean: runtimes/native/node.h. */
+enum {
+  EDGESPEC_NODE_PLAN,
+  EDGESPEC_NODE_ROWS,
+  EDGESPEC_NODE_GATES,
+  EDGESPEC_NODE_MOVES,
+  EDGESPEC_NODE_KV,
+  EDGESPEC_NODE_CONTROL,
+  EDGESPEC_NODE_TABLES,
+  EDGESPEC_NODE_HIDDEN_IN,
+  EDGESPEC_NODE_MEMORY, /* of a model that attends over what an encoder gave, as the next one */
+  EDGESPEC_NODE_SOURCES,
+  EDGESPEC_NODE_INSERTED, /* of a model that reads more than tokens */
+  EDGESPEC_NODE_AXES,     /* of one whose rows have three positions */
+  EDGESPEC_NODE_INPUTS
+};
+
+typedef struct edgespec_array {
+  void* data;
+  int64_t rows, columns; /* an array of one dimension has 1 row */
+} edgespec_array;
+
+/* inputs [EDGESPEC_NODE_INPUTS]: those that the model has not are not looked at.  outputs [4]: logits float, ids int64,
+ * values float, hidden float; data, rows and columns say what room there is, and then rows and columns what was
+ * written. Too little room is refused. */
+EDGESPEC_API int edgespec_run(edgespec_model* model, const edgespec_array* inputs, edgespec_array* outputs);
 
 #ifdef __cplusplus
 }

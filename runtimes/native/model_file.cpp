@@ -20,10 +20,10 @@
 #include <unistd.h>
 #endif
 
+#include "node.h"
+
 namespace edgespec {
 namespace {
-
-constexpr size_t kFixed = 8;  // inputs of the node before the weights (ops.cpp)
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
   throw std::invalid_argument("edgespec: " + path + ": " + what);
@@ -215,6 +215,11 @@ Bytes graph_of(Bytes model) {
   throw std::invalid_argument("not a graph of ONNX");
 }
 
+// Whether an input behind the fixed ones is one of a pass (node.h), no weight.
+bool is_given(const std::string& name) {
+  return name == "memory" || name == "sources" || name == "inserted" || name == "axes";
+}
+
 ModelFile read(const std::string& path, Bytes bytes) {
   ModelFile model;
   std::vector<Node> nodes;
@@ -230,12 +235,8 @@ ModelFile read(const std::string& path, Bytes bytes) {
                                 std::to_string(nodes.size()) + (nodes.size() == 1 ? " other node" : " nodes"));
   Node& node = nodes[0];
   Weights places(path, model);
-  size_t first = kFixed;
-  const auto given = [&](const char* name) {
-    return first < node.inputs.size() && node.inputs[first] == name && !weights.count(name);
-  };
-  if (given("memory")) throw std::invalid_argument("an encoder-decoder, which this interface does not run");
-  for (const char* name : {"inserted", "axes"}) first += given(name);  // of images: here are texts alone
+  size_t first = kFixedInputs;
+  while (first < node.inputs.size() && is_given(node.inputs[first])) ++first;
   for (size_t i = first; i < node.inputs.size(); ++i) {
     const auto found = weights.find(node.inputs[i]);
     if (found == weights.end()) throw std::invalid_argument("no weight " + node.inputs[i]);

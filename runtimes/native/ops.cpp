@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "pass.h"
+#include "node.h"
 #include "team.h"
 #include "values.h"
 #include "visible.h"
@@ -18,31 +18,14 @@ namespace {
 
 using namespace abi;
 
-constexpr int kMembers = 64;     // threads of the pool that may take part in a pass
-constexpr int kFixedInputs = 8;  // before those of memories and the weights
-constexpr int kMemoryInputs = 2;
-constexpr int kControls = 8;
-constexpr int64_t kTops = 2048;            // of the first control: top is below, columns are above
-constexpr int64_t kMostNumbers = 1 << 30;  // of an input that is counted by int
-constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent keys, in tokens
+constexpr int kMembers = 64;  // threads of the pool that may take part in a pass
 
 // ---- Decoder -------------------------------------------------------------------------------------------------------
 //
-// inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
-//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top + 2048 x columns of the LM heads
-//   that are computed, the first ones, 0 = all; keys, values, codes, read codes + 2 x blocks of each slot's table,
-//   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
-//   hidden_in float [T, D] (looked at only where the gates let it be loaded), then, of a program that reads memories,
-//   memory uint8 [M, bytes] (keys and values of cross-attention, filled by passes of their own) and sources int64 [2,
-//   T] (the memory of each row, and how many rows of it are seen or, as it is filled, which one this is), of one that
-//   inserts rows, inserted float [I, D'], of one whose rows have three positions, axes int64 [3, T], then the weights.
-// outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
-//   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
-//   gates; W: columns of the stores that they leave on).
+// Inputs and outputs: node.h.
 struct Decoder {
   Program program;
-  int memory_inputs() const { return kFixedInputs + (program.memory.count ? kMemoryInputs : 0); }
-  int inputs() const { return memory_inputs() + (program.inserted ? 1 : 0) + (program.axes ? 1 : 0); }  // and weights
+  size_t inputs() const { return node_inputs(program); }  // before the weights
   bool constant = false;  // the weights are initializers: where they lie need be asked only once
   std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
@@ -64,11 +47,6 @@ struct Decoder {
   }
 };
 
-KvFormat format(int64_t number) {
-  if (number < 0 || number > kKvNone) throw std::invalid_argument("edgespec: unknown KV format");
-  return static_cast<KvFormat>(number);
-}
-
 // Weights are the inputs from `first` on.
 std::vector<Tensor> weights(KernelContext* context, size_t first) {
   size_t inputs = 0;
@@ -84,102 +62,12 @@ std::vector<Tensor> weights(KernelContext* context, size_t first) {
   return found;
 }
 
-void read_memories(KernelContext* context, PassInputs& in) {
-  const View memory = input(context, kFixedInputs), sources = input(context, kFixedInputs + 1);
-  if (memory.type != kUint8 || memory.dims.size() != 2 || memory.dims[0] > kMostNumbers ||
-      reinterpret_cast<uintptr_t>(memory.data) & 7 || (memory.dims[0] > 1 && memory.dims[1] & 7))
-    throw std::invalid_argument("edgespec: expected memories uint8 [M, bytes] aligned to 8 bytes");
-  if (sources.type != kInt64 || sources.dims != std::vector<int64_t>{2, in.rows})
-    throw std::invalid_argument("edgespec: expected sources int64 [2, T]");
-  in.memory = static_cast<uint8_t*>(memory.data);
-  in.memories = static_cast<int>(memory.dims[0]);
-  in.memory_bytes = static_cast<size_t>(memory.dims[1]);
-  in.sources = static_cast<const int64_t*>(sources.data);
-}
-
-// Rows that stand where tokens are below 0, and positions that rows turn by: the inputs from `next` on.
-void read_inserted(KernelContext* context, const Program& program, int next, PassInputs& in) {
-  if (program.inserted) {
-    const View rows = input(context, next++);
-    if (rows.type != kFloat || rows.dims.size() != 2 || rows.dims[1] != program.inserted)
-      throw std::invalid_argument("edgespec: expected inserted rows float [I, " + std::to_string(program.inserted) +
-                                  "]");
-    in.inserted = static_cast<const float*>(rows.data);
-    in.inserted_rows = rows.dims[0];
-  }
-  if (program.axes) {
-    const View axes = input(context, next);
-    if (axes.type != kInt64 || axes.dims != std::vector<int64_t>{3, in.rows})
-      throw std::invalid_argument("edgespec: expected axes int64 [3, T]");
-    in.axes = static_cast<const int64_t*>(axes.data);
-  }
-}
-
 void run(Decoder& decoder, KernelContext* context) {
   const Program& program = decoder.program;
-  PassInputs in;
-  const View plan = input(context, 0), rows = input(context, 1), gates = input(context, 2), moves = input(context, 3),
-             kv = input(context, 4), control = input(context, 5), tables = input(context, 6),
-             hidden = input(context, 7);
-  if (plan.dims.size() != 2 || plan.dims[0] != 6) throw std::invalid_argument("edgespec: expected a plan [6, T]");
-  for (const View* v : {&plan, &rows, &gates, &moves})
-    if (v->count() > kMostNumbers) throw std::invalid_argument("edgespec: a pass of too many rows");
-  if (moves.count() % 3) throw std::invalid_argument("edgespec: expected moves [M, 3]");
-  if (hidden.dims.size() != 2) throw std::invalid_argument("edgespec: expected hidden states [T, D]");
-  if (kv.dims.size() != 2 || kv.dims[0] > kMostNumbers)
-    throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
-  if (reinterpret_cast<uintptr_t>(kv.data) & 7 || (kv.dims[0] > 1 && kv.dims[1] & 7))
-    throw std::invalid_argument("edgespec: expected caches aligned to 8 bytes");
-  if (control.count() != kControls) throw std::invalid_argument("edgespec: expected 8 controls");
-  in.plan = static_cast<const int64_t*>(plan.data);
-  in.rows = static_cast<int>(plan.dims[1]);
-  in.head_rows = static_cast<const int64_t*>(rows.data);
-  in.heads = static_cast<int>(rows.count());
-  in.hidden = static_cast<const float*>(hidden.data);
-  in.hidden_rows = hidden.dims[0];
-  in.hidden_width = hidden.dims[1];
-  in.gate_count = static_cast<int>(gates.count());
-  const auto on = std::make_unique<bool[]>(static_cast<size_t>(in.gate_count) + 1);
-  std::transform(static_cast<const uint8_t*>(gates.data), static_cast<const uint8_t*>(gates.data) + in.gate_count,
-                 on.get(), [](uint8_t byte) { return byte != 0; });  // whatever is written there: a bool is 0 or 1
-  in.gates = on.get();
-  in.moves = static_cast<const int64_t*>(moves.data);
-  in.move_count = static_cast<int>(moves.count() / 3);
-  in.kv = static_cast<uint8_t*>(kv.data);
-  in.slots = static_cast<int>(kv.dims[0]);
-  in.kv_bytes = static_cast<size_t>(kv.dims[1]);
-  const auto* c = static_cast<const int64_t*>(control.data);
-  if (c[0] < 0 || c[0] % kTops > 1024) throw std::invalid_argument("edgespec: expected top within 0 to 1024");
-  if (c[0] / kTops > kMostNumbers) throw std::invalid_argument("edgespec: an LM head of too many columns");
-  in.top = static_cast<int>(c[0] % kTops);
-  in.columns = static_cast<int>(c[0] / kTops);
-  KvLayout& layout = in.layout;
-  layout.keys = format(c[1]);
-  layout.values = format(c[2]);
-  layout.codes = format(c[3]);
-  if (c[4] < 0 || c[4] / 2 > kMostRecent) throw std::invalid_argument("edgespec: a table of too many blocks");
-  in.read_codes = c[4] % 2 != 0;
-  layout.table = static_cast<int>(c[4] / 2);
-  for (const int i : {5, 6, 7})
-    if (c[i] < 0 || c[i] > kMostRecent)
-      throw std::invalid_argument(
-          "edgespec: a control is out of range: expected a ring of whole tiles, not smaller than its window, and at "
-          "most 16 sinks");
-  layout.window = static_cast<int>(c[5]);
-  layout.sinks = static_cast<int>(c[6]);
-  layout.ring = static_cast<int>(c[7]);
-  program.describe(layout);
-  if (layout.values > kKvInt8 || layout.keys == kKvNone || (in.read_codes && layout.codes == kKvNone))
-    throw std::invalid_argument("edgespec: KV formats that do not fit together");
-  if (!layout.dims.empty() && (layout.ring || layout.codes != kKvNone || layout.keys > kKvInt8))
-    throw std::invalid_argument("edgespec: layers with heads of different sizes keep neither codes nor recent keys");
-  if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
-      (layout.ring && layout.ring < layout.window))
-    throw std::invalid_argument(
-        "edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
-  in.memory_layout = program.memory_layout(layout);
-  if (program.memory.count) read_memories(context, in);
-  read_inserted(context, program, decoder.memory_inputs(), in);
+  std::vector<View> given(decoder.inputs());
+  for (size_t i = 0; i < given.size(); ++i) given[i] = input(context, i);
+  NodePass pass = read_node(program, given);
+  PassInputs& in = pass.in;
   if (decoder.constant) {
     if (!decoder.asked.load(std::memory_order_acquire)) {
       const std::lock_guard<std::mutex> lock(decoder.mutex);
@@ -193,24 +81,12 @@ void run(Decoder& decoder, KernelContext* context) {
   if (in.weights.size() < static_cast<size_t>(program.weights))
     throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +
                                 std::to_string(in.weights.size()));
-  size_t used = 0;
-  for (const KvFormat f : {layout.keys, layout.codes}) {
-    const size_t floats = CodeTables::floats(f, layout.dim) * layout.layers * layout.heads;
-    if (floats) in.tables.of[f] = static_cast<const float*>(tables.data) + used;
-    used += floats;
-  }
-  if (used != static_cast<size_t>(tables.count()))
-    throw std::invalid_argument("edgespec: the tables do not fit the formats of the keys");
-
   PassOutputs out;
-  const Active active = program.active(in.gates, in.gate_count);
-  const int64_t heads = int64_t(in.heads) * active.logits, top = in.top;
-  out.logits = static_cast<float*>(
-      output(context, 0, {top ? 0 : heads, in.columns ? std::min(in.columns, active.columns) : active.columns}));
-  out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
-  out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
-  out.hidden = static_cast<float*>(
-      output(context, 3, {active.hidden ? in.rows : 0, active.hidden ? active.hidden : program.hidden}));
+  const NodeShapes shapes = node_shapes(program, in);
+  out.logits = static_cast<float*>(output(context, 0, shapes.logits));
+  out.top_ids = static_cast<int64_t*>(output(context, 1, shapes.best));
+  out.top_values = static_cast<float*>(output(context, 2, shapes.best));
+  out.hidden = static_cast<float*>(output(context, 3, shapes.hidden));
 
   auto scratch = decoder.take();
   struct Work {

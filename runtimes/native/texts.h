@@ -38,7 +38,6 @@ struct Gates {
       else
         layers = (program.steps[i - 1].index - 2) / 2;
     }
-    if (layers < 0) refuse("a program that gives no hidden states");
     embed = 2 * layers, load = embed + 1, hidden = embed + 2, lm = embed + 3, first_group = embed + 4;
     groups = std::max(0, (auxiliary < 0 ? plane : auxiliary) - first_group);
     count = std::max(count, first_group);
@@ -75,12 +74,19 @@ struct edgespec_model {
 
   edgespec_model(edgespec::ModelFile&& read, int count)
       : file(std::move(read)), program(edgespec::Program::parse(file.program)), gates(program), threads(count) {
-    if (file.program.compare(0, 5, "lent ") == 0)
-      edgespec::refuse("a drafter that reads the keys and values of its target is not offered by the C interface");
-    if (program.memory.count)
-      edgespec::refuse("a model that attends over what an encoder gave is not offered by the C interface");
     if (file.weights.size() < static_cast<size_t>(program.weights))
       edgespec::refuse("a program that names more weights");
+  }
+
+  // Throws std::invalid_argument: its texts cannot be kept here.
+  void check_texts() const {
+    if (gates.layers < 0) edgespec::refuse("a program that gives no hidden states");
+    if (file.program.compare(0, 5, "lent ") == 0)
+      edgespec::refuse("a drafter that reads the keys and values of its target: its passes are run by edgespec_run");
+    if (program.memory.count)
+      edgespec::refuse(
+          "an encoder-decoder, whose texts this interface does not keep: its passes are run by edgespec_run");
+    if (program.inserted) edgespec::refuse("a model that reads more than tokens: its passes are run by edgespec_run");
   }
 };
 

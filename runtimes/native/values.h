@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "node.h"
 
 namespace edgespec {
 
@@ -13,18 +14,6 @@ extern abi::Api g_api;  // set when the operators are registered
 abi::Status* current_error() noexcept;
 // Throws std::runtime_error: what a status says.
 void check(abi::Status* status);
-
-struct View {
-  void* data = nullptr;
-  int type = 0;
-  std::vector<int64_t> dims;
-  int64_t count() const {
-    int64_t n = 1;
-    for (int64_t d : dims) n *= d;
-    return n;
-  }
-  size_t bytes() const { return size_t(count()) * (type == abi::kFloat ? 4 : type == abi::kInt64 ? 8 : 1); }
-};
 
 View input(abi::KernelContext* context, size_t index);
 void* output(abi::KernelContext* context, size_t index, const std::vector<int64_t>& dims);

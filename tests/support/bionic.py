@@ -80,9 +80,10 @@ class Bionic:
 
     def _place_libraries(self, standard: Path) -> None:
         """Write what the linker wants of Android's libraries, and the name that the NDK's libc++ has inside."""
+        (self._folder / "linker").mkdir()  # not beside programs, where the emulator would find them
         for name in ("c", "m", "dl"):
             empty = (TARGET, "-shared", "-nostdlib", f"-fuse-ld={self._linker}", f"-Wl,-soname,lib{name}.so")
-            _run(self._compiler, *empty, "-x", "c", os.devnull, "-o", self._folder / f"lib{name}.so")
+            _run(self._compiler, *empty, "-x", "c", os.devnull, "-o", self._folder / "linker" / f"lib{name}.so")
         site = (standard / "__config_site").read_text("utf-8")
         (self._folder / "__config_site").write_text(site.replace("NAMESPACE __1", "NAMESPACE __ndk1"), "utf-8")
 
@@ -103,10 +104,11 @@ class Bionic:
         own = self._compiled(source.stem) if source.suffix == ".cpp" else self._c_object(source)
         path = self._folder / f"lib{source.stem}.so"
         gcc = Path(_run(arm64.COMPILER, "-print-libgcc-file-name").strip())  # thread_local and unwinding
+        end = (gcc, gcc.with_name("libgcc_eh.a"), gcc, f"-L{self._folder / 'linker'}", "-Wl,--no-as-needed")
         _run(self._compiler, TARGET, f"-fuse-ld={self._linker}", "-shared", "-nostdlib", "-Wl,-Bsymbolic",
-             f"-Wl,-z,max-page-size={PAGE}", *self._library, own, self._c_object(EMULATOR / "processor.c"),
-             self._folder / "libc++_shared.so", gcc, gcc.with_name("libgcc_eh.a"), gcc, f"-L{self._folder}",
-             "-Wl,--no-as-needed", "-lc", "-lm", "-ldl", "-Wl,--unresolved-symbols=ignore-all", "-o", path)  # fmt: skip
+             f"-Wl,-z,max-page-size={PAGE}", "-Wl,--hash-style=both", *self._library, own,
+             self._c_object(EMULATOR / "processor.c"), self._folder / "libc++_shared.so", *end, "-lc", "-lm", "-ldl",
+             "-Wl,--unresolved-symbols=ignore-all", "-o", path)  # fmt: skip
         return path
 
     def run(self, program: Path, *arguments: str) -> str:

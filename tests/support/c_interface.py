@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -147,3 +147,34 @@ def found(result: Result, rows: int) -> Found:
         copy(result.logits, result.rows, result.columns), copy(result.ids, result.rows, result.top),
         copy(result.values, result.rows, result.top), copy(result.hidden, rows, result.hidden_columns),
     )  # fmt: skip
+
+
+class Array(ctypes.Structure):
+    _fields_ = (("data", c_void_p), ("rows", c_int64), ("columns", c_int64))
+
+
+NODE = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in", "memory", "sources", "inserted",
+        "axes")  # fmt: skip
+OUTPUTS = "logits", "ids", "values", "hidden"
+
+
+class NativeNode:
+    """A graph whose passes are told all that its node is given."""
+
+    def __init__(self, graph: Path, threads: int = 1) -> None:
+        self._model = c_void_p()
+        call("edgespec_open", str(graph).encode(), c_int32(threads), byref(self._model))
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
+        """Run a pass into the outputs -> the shape of each."""
+
+        def arrays(names: Sequence[str], given: Mapping[str, NDArray[Any]]) -> Any:
+            found = [given.get(name, np.zeros((0, 0))) for name in names]
+            return (Array * len(names))(*(Array(one.ctypes.data, *(1, *one.shape)[-2:]) for one in found))
+
+        told = arrays(OUTPUTS, outputs)
+        call("edgespec_run", self._model, arrays(NODE, inputs), told)
+        return [(one.rows, one.columns) for one in told]
+
+    def close(self) -> None:
+        library().edgespec_close(self._model)

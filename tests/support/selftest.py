@@ -34,9 +34,10 @@ ISA_FLAGS = {
 }
 ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # GCC 12's own headers
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
-BESIDE = ("values", "ops", "model_file", "texts", "c_api")  # what stands between passes and their callers
+# what stands between passes and their callers
+BESIDE = ("values", "ops", "node", "model_file", "texts", "c_api", "jni")
 SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in BESIDE)
-OPERATOR = (*SOURCES, "values", "ops")
+OPERATOR = (*SOURCES, "node", "values", "ops")
 PARTS = ("selftest_all",)
 FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")
 DEBUG = ("-O1", "-g1", "-fno-sanitize-recover=all")

@@ -18,9 +18,10 @@ from edgespec.runtimes.files.formats import Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import PROMPTS, TARGET, Written
-from tests.support.c_interface import F16, F32, INT8, LAST_ROWS, Native
+from tests.support.c_interface import F16, F32, INT8, LAST_ROWS, NODE, OUTPUTS, Native, NativeNode
 from tests.support.native_graph import program_text, with_program
 from tests.support.planned import PLANS, with_heads
 from tests.support.required import need
@@ -222,3 +223,36 @@ def test_the_example_writes_the_tokens_of_python(engines: Callable[..., Engine],
     done = example(str(tmp_path), "4", "-", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "no file" in done.stderr
+
+
+def given(slot: NativeSlot) -> dict[str, np.ndarray]:
+    """Copy what the last pass of a slot was given, but for what it wrote there."""
+    return {name: bound.array.copy() for name, bound in slot._bound.items() if name in NODE}
+
+
+@pytest.mark.parametrize("name, form", [*MODELS, ("gemma3_old", "int8")])
+def test_passes_of_the_node_are_those_of_onnx_runtime(writer: Callable[..., Written], name: str, form: str) -> None:
+    made = writer("native", name, form)
+    slot = made.slot("native")
+    assert isinstance(slot, NativeSlot)
+    slot.keep_hidden = True
+    slot.prefill(TEXT[:140])
+    kv = slot._bound["kv"].array.copy()
+    theirs = slot.forward(np.array(TREE), np.array(PARENTS))
+    inputs = given(slot) | {"kv": kv}
+    outputs = {name: np.full_like(slot._bound[name].array, 7) for name in OUTPUTS}
+    node = NativeNode(graph(made), threads=2)
+    assert node.run(inputs, outputs) == [one.shape for one in outputs.values()]
+    np.testing.assert_array_equal(outputs["logits"], theirs.logits)
+    np.testing.assert_array_equal(outputs["hidden"], theirs.hidden)
+    np.testing.assert_array_equal(kv, slot._bound["kv"].array)
+    for wrong, why in (
+        ({"plan": inputs["plan"][:5]}, "expected a plan"),
+        ({"control": inputs["control"][:7]}, "expected 8 controls"),
+        ({"kv": kv[:, :64]}, "cache"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            node.run(inputs | wrong, outputs)
+    with pytest.raises(ValueError, match="no room for logits"):
+        node.run(inputs, outputs | {"logits": outputs["logits"][:1]})
+    node.close()

@@ -23,6 +23,7 @@ from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Ids, Rows
 from tests.support import seq2seq
+from tests.support.c_interface import NODE, OUTPUTS, NativeNode
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -148,3 +149,23 @@ def test_memories_are_kept_until_their_place_is_wanted(made: Callable[..., Made]
             memories.fill(source, b"e")
     with pytest.raises(InvalidRequest, match="a source of 401 rows"):
         one.encoder.encode(np.zeros(401, np.int64))
+
+
+def test_the_c_interface_runs_its_passes(made: Callable[..., Made]) -> None:
+    one = made("t5_gated_untied", "int8", "f16")
+    slot, pool = NativeSlot(one.decoder), Memories(one.decoder)
+    slot.attend(pool.fill(one.encoder.encode(one.source), b"source"))
+    text = one.case["tokens"][:9]
+    theirs = slot.forward(text).logits
+    own = {name: slot._bound[name].array.copy() for name in (*NODE[:10], *OUTPUTS)}
+    node = NativeNode(one.decoder.folder / one.decoder.graph.file)
+    node.run(own, own)
+    np.testing.assert_array_equal(own["logits"], theirs)
+    node.close()
+    graph = one.encoder._slot.model
+    (bound, rows) = (one.encoder._slot._bound, one.encoder.encode(one.source))
+    own = {name: bound[name].array.copy() for name in (*NODE[:8], *OUTPUTS)}
+    node = NativeNode(graph.folder / graph.graph.file)
+    node.run(own, own)
+    np.testing.assert_array_equal(own["hidden"], rows)
+    node.close()
