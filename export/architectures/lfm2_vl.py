@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Sight
 from edgespec.export.architectures.towers import (
     FIRST,
@@ -40,6 +41,10 @@ def open_sight(whole: Whole) -> Sight:
     tile, split = pixels.integer("tile_size", 512), pixels.flag("do_image_splitting", True)
     tokens = pixels.integer("min_image_tokens", 64), pixels.integer("max_image_tokens", 256)
     tiles = pixels.integer("min_tiles", 2), pixels.integer("max_tiles", 10)
+    if split and tile % (patch * factor):
+        raise UnsupportedModel(
+            f"{pixels.file}: tiles of {tile} pixels: expected a multiple of {factor} patches of {patch}"
+        )
     rows = max(tokens[1], (tile // patch // factor) ** 2 if split else 0)
     tower = Siglip2Tower(whole.below("embeddings.patch_embedding.weight"), whole.vision, rows * factor**2)
     source = whole.below(f"{PROJECTION}.linear_1.weight")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+from edgespec.errors import ExportError, first_line
 from edgespec.export.architectures import gemma3_vl, idefics3, lfm2_vl, qwen2_5_vl, qwen_vl
 from edgespec.export.architectures.base import Architecture, Sight
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.rope import axes_of
-from edgespec.export.architectures.towers import Whole
+from edgespec.export.architectures.towers import Tower, Whole
 from edgespec.export.source.derived import DerivedCheckpoint
-from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.source import Checkpoint, ConfigOnly
+from edgespec.export.source.stored import NONSENSE
 
 SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "idefics3": idefics3.open_sight,
@@ -27,6 +30,21 @@ SIGHTS: dict[str, Callable[[Whole], Sight]] = {
 }
 
 
+def _check(found: Sight, path: Path) -> None:
+    """Refuse settings that do not fit the tower."""
+    processor, places, tower = found.image.processor, found.image.places, found.tower
+    if isinstance(tower, Tower) and tower.patch != processor.patch:
+        raise ExportError(f"{path}: pictures are cut into patches of {processor.patch} pixels, and the tower reads "
+                          f"{tower.patch}", "preprocessor_config.json belongs to another model")  # fmt: skip
+    if any(tap > tower.facts.layers for tap in found.image.taps):
+        raise ExportError(f"{path}: deepstack_visual_indexes {found.image.taps} in {tower.facts.layers} layers")
+    if places is None or found.places is None or isinstance(tower.source, ConfigOnly):
+        return
+    learnt = found.places.shape
+    if learnt != (places.side**2, places.width):
+        raise ExportError(f"{path}: learnt positions {list(learnt)}: expected {places.side**2} of {places.width}")
+
+
 def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
     """Open what stands in front of a decoder.
 
@@ -38,7 +56,12 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
     Raises:
         ExportError: tensors or settings that do not fit.
     """
-    found = SIGHTS[kind](Whole(source, text))
+    try:
+        found = SIGHTS[kind](Whole(source, text))
+    except NONSENSE as error:
+        what = "what config.json and preprocessor_config.json say of images cannot be understood"
+        raise ExportError(f"{source.path}: {what}: {first_line(error)}", "repair them, or use --text-only") from error
+    _check(found, source.path)
     for side in (found.tower, *found.projectors):
         assert isinstance(side.source, DerivedCheckpoint)
         check_tensors(side, side.source.base)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgespec.errors import UnsupportedModel
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture
 from edgespec.export.architectures.ops import Linear, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary
@@ -106,7 +106,12 @@ def _processors(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         for name in ("processor", "preprocessor")
     )
     inner = whole.get("image_processor")
-    return whole, own or (inner if isinstance(inner, dict) else {})
+    if not (found := own or (inner if isinstance(inner, dict) else {})):
+        raise ExportError(
+            f"{folder}: no preprocessor_config.json: how pictures are cut is not known",
+            "download it, or take the text half alone by --text-only",
+        )
+    return whole, found
 
 
 class Tower(Architecture):

@@ -108,7 +108,11 @@ def test_what_reads_images_is_said(opened: Callable[[str], Architecture]) -> Non
         ("idefics3", "preprocessor", {"max_image_size": {"longest_edge": 60}}, "tiles of 60 pixels"),
         ("idefics3", "preprocessor", {"resample": 4}, "resample 4"),
         ("lfm2_vl", "preprocessor", {"do_normalize": False}, "do_normalize"),
+        ("lfm2_vl", "preprocessor", {"tile_size": 72}, "tiles of 72 pixels"),
+        ("lfm2_vl", "preprocessor", {"encoder_patch_size": 16}, "patches of 16 pixels, and the tower reads 8"),
         ("lfm2_vl", "config", {"downsample_factor": 1}, "linear_1|fc1|shape"),
+        ("qwen3_vl", "config", {"vision_config": [1]}, "cannot be understood"),
+        ("qwen3_vl", "preprocessor", {"image_mean": "x"}, "cannot be understood"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
@@ -119,4 +123,7 @@ def test_what_is_not_supported_is_refused_by_name(
     path = path if path.is_file() else folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
     with pytest.raises(ExportError, match=words):
+        open_model(folder, None)
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ExportError, match="no preprocessor_config"):
         open_model(folder, None)
