@@ -171,6 +171,7 @@ class Images:
                     self._write(known, owner)
                 if (left := self._left()) is not None and left < 0:
                     self.close()
+            image.forget()
             self.rows.hold([known])  # the first ones of a text must not make room for the last ones
             self.rows.let_go([known])
         return known
@@ -194,7 +195,6 @@ class Images:
             parts.append(np.concatenate(made, axis=1))
             height, across = merged_grid(piece.grid, part)
             grids.append(np.stack(np.divmod(np.arange(height * across), across)))
-        image.forget()
         grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
         return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
 

@@ -59,7 +59,6 @@ class Words(Images):
         slot = self.engine.open_slot()
         rows = slot.embed(pixels[:, 0] + 256 * pixels[:, 1])
         slot.close()
-        image.forget()
         return Inserted(digest, rows, (len(rows),))
 
 
