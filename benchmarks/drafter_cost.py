@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,9 +34,11 @@ from edgespec.export.drafters.heads import FUSE, HeadPlan
 from edgespec.export.drafters.mtp import mtp_of
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.measuring.planned_heads import assumed_drafter
+from edgespec.export.source.derived import Extra, extended
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.formulas.cost import expected_tokens
 from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import read_bandwidth
 from edgespec.runtimes.slots.shared import Model
@@ -46,10 +48,12 @@ SHAPES = {  # hidden, layers, heads, keys and values, size of a head, MLP, vocab
     "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, 151936),
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
     "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
+    "qwen3-8b": (4096, 36, 32, 8, 128, 12288, 151936),
 }
 DEPTH, CONTEXT, BLOCKS, ROWS, CHANCES = 200, 512, (4, 8, 16), (1, 2, 3, 4, 5, 8), (0.6, 0.8)
 OWED = 3  # rows of a round before, of which entries are made
 MEGABYTES = 512  # read where bandwidth is measured
+PART = "part.json"  # what a model's folder says of it
 _NUMBERS = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32)
 
 
@@ -78,20 +82,20 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = [int(text) for text in arguments.heads.split(",")]
     with tempfile.TemporaryDirectory() as name:
-        measured = _Measured(Path(name), arguments.threads)
-        _target(measured, _described(Path(name), arguments.model))
+        measured = Measured(Path(name), arguments.threads)
+        _target(measured, described(Path(name), arguments.model))
         for rows in sizes:
-            _drafters(measured, _described(Path(name), arguments.model), rows)
-        roofs = [_roof(arguments.threads)]
+            _drafters(measured, described(Path(name), arguments.model), rows)
+        roofs = [roof(arguments.threads)]
         times = {name: median(ms) for name, ms in alternate(measured.runs, arguments.pairs).items()}
-        roofs.append(_roof(arguments.threads))
-    roof, one = sum(roofs) / 2, times["target, 1 row"]
+        roofs.append(roof(arguments.threads))
+    read, one = sum(roofs) / 2, times["target, 1 row"]
     passes = {
         name: {
             "mb": round(measured.bytes[name] / 1e6, 1),
             "ms": round(ms, 3),
             "gb_s": round(measured.bytes[name] / ms / 1e6, 1),
-            "share_of_bandwidth": round(measured.bytes[name] / ms / 1e6 / roof, 2),
+            "share_of_bandwidth": round(measured.bytes[name] / ms / 1e6 / read, 2),
             "over_a_step": round(ms / one, 3),
             "bytes_over_a_steps": round(measured.bytes[name] / measured.bytes["target, 1 row"], 3),
         }
@@ -102,7 +106,7 @@ def main() -> None:
     show(said | {"bandwidth_gb_s": [round(each, 1) for each in roofs], "passes": passes, "eagle_rounds": rounds})
 
 
-class _Measured:
+class Measured:
     """Passes to be timed, and the bytes of the matrices that each reads."""
 
     def __init__(self, folder: Path, threads: int) -> None:
@@ -110,27 +114,45 @@ class _Measured:
         self.runs: dict[str, Callable[[], None]] = {}
         self.bytes: dict[str, int] = {}
 
-    def opened(self, name: str, arch: Architecture, plan: HeadPlan, tokens: int | None) -> tuple[Slot, dict[str, int]]:
-        """Write a model of random weights, and open it at a depth; its matrices' bytes, too."""
+    def opened(
+        self,
+        name: str,
+        arch: Architecture,
+        plan: HeadPlan,
+        tokens: int | None,
+        extra: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> tuple[Slot, dict[str, int]]:
+        """Write a model of random weights, and open it at a depth; its matrices' bytes, too.
+
+        Args:
+            name: of its folder; what is there already is opened as it is.
+            extra: shapes of tensors that its heads have.
+        """
         folder = self.folder / name
         head: Format | None = None if arch.drafts is None else "int8"
-        folder.mkdir()
+        built = (folder / PART).is_file()
+        folder.mkdir(exist_ok=True)
         arch.source = Checkpoint(folder, arch.source.config, {key: Drawn(at) for key, at in arch.tensors.items()})
         vocab = None
         if tokens is not None:
             ids = np.arange(tokens)
-            vocab, plan = write_tokens(folder, "", ids), HeadPlan(cut=True, only=True)
+            vocab, plan = write_tokens(folder, "", ids), replace(plan, cut=True, only=True)
             cut_draft(arch, ids)
-        written = write_model(
-            folder, arch, ModelSpec("int4", head=head, draft=arch.drafts is not None, plan=plan, head_vocab=vocab)
-        )
+        if extra:
+            drawn = {key: Drawn(shape) for key, shape in extra.items()}
+            beside = {key: Extra(partial(tuple, each.shape), each.read) for key, each in drawn.items()}
+            arch.source = extended(arch.source, beside)
+        if not built:
+            spec = ModelSpec("int4", head=head, draft=arch.drafts is not None, plan=plan, head_vocab=vocab)
+            (folder / PART).write_text(write_model(folder, arch, spec).part.model_dump_json(), "utf-8")
+        part = ModelPart.model_validate_json((folder / PART).read_text("utf-8"))
         native = storage_plans(arch, "int4", head, plan)["native"]
         sizes = {
             key: matrix.packed.nbytes + matrix.packed.low_nbytes
             for key, matrix in native.matrices.items()
             if matrix.packed
         }
-        slot = open_slot(Model(folder, written.part, "native", self.threads), reserve=DEPTH + 64)
+        slot = open_slot(Model(folder, part, "native", self.threads), reserve=DEPTH + 64)
         slot.stand_in(DEPTH)
         return slot, sizes
 
@@ -143,7 +165,7 @@ class _Measured:
         self.runs[name], self.bytes[name] = pass_, size
 
 
-def _described(folder: Path, model: str) -> Architecture:
+def described(folder: Path, model: str) -> Architecture:
     """Give the model, without weights."""
     if model not in SHAPES:
         return open_described(Path(model), CONTEXT)
@@ -157,7 +179,7 @@ def _described(folder: Path, model: str) -> Architecture:
     return open_described(folder, CONTEXT)
 
 
-def _target(measured: _Measured, arch: Architecture) -> None:
+def _target(measured: Measured, arch: Architecture) -> None:
     """Its passes, plain and tapped."""
     tapped = assumed_drafter(arch)[1]
     slot, sizes = measured.opened("target", arch, HeadPlan(tapped=tapped), None)
@@ -173,7 +195,7 @@ def _target(measured: _Measured, arch: Architecture) -> None:
     measured.add("embedding, 1 row", 0, lambda: slot.embed(np.array([5])))
 
 
-def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
+def _drafters(measured: Measured, target: Architecture, rows: int) -> None:
     """Time passes of a drafter of each kind, whose LM head has so many rows."""
     made = {"eagle": assumed_drafter(target)[0], "mtp": mtp_of(target, ConfigOnly(target.source.path, {}))}
     for kind, arch in made.items():
@@ -215,7 +237,7 @@ def _rounds(times: dict[str, float], rows: int) -> dict[str, Any]:
     return made
 
 
-def _roof(threads: int) -> float:
+def roof(threads: int) -> float:
     return max(read_bandwidth(threads, streams, MEGABYTES) for streams in (1, 4, 8))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
@@ -46,12 +47,23 @@ class Made:
     Args:
         changed: keys of its config.json.
         tokens: what its LM head is made to score; None = what the checkpoint's does.
+        mistaken: a tensor that another takes the place of.
     """
 
-    def __init__(self, folder: Path, name: str, changed: Mapping[str, Any] | None = None, tokens: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        changed: Mapping[str, Any] | None = None,
+        tokens: Any = None,
+        mistaken: str | None = None,
+    ) -> None:
         self.published, target = Published.read(name), write_target(folder / "target")
         arch = open_model(target, 96)
-        self.drafter = read_drafter(self.published.write(folder / "checkpoint", target, changed), arch)
+        checkpoint = self.published.write(folder / "checkpoint", target, changed)
+        if mistaken:
+            mistake(checkpoint / "model.safetensors", mistaken)
+        self.drafter = read_drafter(checkpoint, arch)
         if tokens is not None:
             self.drafter = (
                 with_tokens(self.drafter, arch, tokens) if self.drafter.own_head else cut_drafter(self.drafter, tokens)
@@ -138,6 +150,31 @@ def test_another_value_of_a_switch_is_noticed(native: None, tmp_path: Path, name
     expected = Published.read(name).found["guesses"].tolist()
     with suppress(ExportError):
         assert Made(tmp_path, name, changed).guesses() != expected
+
+
+def mistake(file: Path, key: str) -> None:
+    """Put another tensor of the same shape in the place of one; where there is none, its own numbers, moved by one."""
+    tensors = load_file(file)
+    value = tensors[key]
+    others = [each for each in tensors.values() if each.shape == value.shape and not np.array_equal(each, value)]
+    moved = np.roll(value, 1) if value.size > 1 else value + 1
+    save_file({**tensors, key: np.ascontiguousarray(others[0] if others else moved)}, file)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mistake_in_each_key_is_noticed(native: None, tmp_path: Path, name: str) -> None:
+    """By other guesses, by another confidence, or because it is refused; but where nothing is read."""
+    found = Published.read(name)
+    unnoticed = set()
+    for number, key in enumerate(found.shapes):
+        with suppress(ExportError):
+            made = Made(tmp_path / str(number), name, mistaken=key)
+            sure = made.confidence() if name.startswith("dspark") else found.found.get("confidence")
+            same = sure is None or np.allclose(sure, found.found["confidence"], atol=1e-5)
+            if same and made.guesses() == found.found["guesses"].tolist():
+                unnoticed.add(key)
+    assert unnoticed <= {"t2d", "verifier_lm_head.weight"}
 
 
 @pytest.mark.parametrize("name", ["dspark_speculators", "dspark_deepspec"])
