@@ -225,8 +225,6 @@ def refuse_reading(options: ExportOptions) -> None:
     """Say which options are for decoders alone."""
     given: Sequence[tuple[str, bool]] = (
         (f"--attention {' '.join(options.attention)}", bool(set(options.attention) - {"f32", "f16", "int8"})),
-        ("--target-size", options.target_size is not None),
-        ("--target-kl", options.target_kl is not None),
         ("--drafter", options.drafter is not None),
         ("--operators stock", options.operators == "stock"),
         ("--device", bool(options.devices)),

@@ -114,9 +114,16 @@ class Exporter(Opened):
         options, target = self.options, self.target
         if options.target_size is options.target_kl is None or not isinstance(target, EmittedModel):
             return None
-        tokens = unmeasured(self.tokens)[: target.facts.context]
-        return Mixer(target.arch, self.choice, options.layout, target.heads, tokens,
-                     lambda done, of: self.progress("mix", done, of, "each part in int4"))  # fmt: skip
+        tokens, encoder, read = unmeasured(self.tokens), target.arch.encoder, None
+        if self.read is not None and encoder is not None:
+            content, read = self.read.content, self.read.reference(encoder)
+            if isinstance(content, list):  # the source itself: what is written about it is not known yet
+                words = (self.source_codec or self.codec).decode(content)
+                tokens = self.codec.encode(words, special=False)
+            tokens = [*self.read.begin, *tokens]
+        return Mixer(target.arch, self.choice, options.layout, target.heads, tokens[: target.facts.context],
+                     lambda done, of: self.progress("mix", done, of, "each part in int4"), read,
+                     sum(encoder_bytes(target.arch, self.choice).values()))  # fmt: skip
 
     @property
     def _target_choice(self) -> WeightChoice:

@@ -19,7 +19,8 @@ from edgespec.export.architectures.ops import Kind, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.plan import StockPlan
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps, part_of
+from edgespec.export.measuring.variants import EMBEDDING, HEAD, MEMORY, Choice, Rounded, VariantOps, part_of
+from edgespec.export.quantization.layers import Array
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
@@ -53,6 +54,7 @@ class Mixer:
 
     Args:
         choice: int4 or int4-64; a head format of its own leaves the LM head out.
+        read: [1, S, width], what an encoder gave; its own parts stay int4, and their bytes, ``beside``, count.
     """
 
     def __init__(
@@ -63,7 +65,10 @@ class Mixer:
         plan: HeadPlan | None,
         tokens: Sequence[int],
         progress: Progress = lambda done, of: None,
+        read: Array | None = None,
+        beside: int = 0,
     ) -> None:
+        self._read, self._beside = read, beside
         self.arch, self.choice, self.layout, self.plan, self.progress = arch, choice, layout, plan, progress
         parts = _Parts(arch, choice.format)
         self.matrices = parts.names if choice.head is None else {**parts.names, HEAD: frozenset()}
@@ -123,9 +128,9 @@ class Mixer:
         return self._made(ranked[:count], alone, {"divergence_by_bytes": curve})
 
     def bytes(self, fine: Iterable[str]) -> int:
-        """Of the weight file with these parts in int8."""
+        """Of the weight files with these parts in int8."""
         made = self._choice(fine)
-        return storage_plans(self.arch, made.format, made.head, self.plan, made.fine)[self.layout].end
+        return storage_plans(self.arch, made.format, made.head, self.plan, made.fine)[self.layout].end + self._beside
 
     def _choice(self, fine: Iterable[str]) -> WeightChoice:
         names = frozenset[str]().union(*(self.matrices[part] for part in fine))
@@ -145,7 +150,8 @@ class Mixer:
         def report(done: int) -> None:
             self.progress((run - 1) * of + done, runs * of)
 
-        return VariantOps(self.arch, self._tokens, self._rows, coarse, self._rounded, report).divergences()
+        ops = VariantOps(self.arch, self._tokens, self._rows, coarse, self._rounded, report, self._read)
+        return ops.divergences()
 
     def _ranked(self, alone: Mapping[str, float]) -> list[str]:
         """Parts by what a byte saves, the most first."""
@@ -180,11 +186,16 @@ class _Parts(StockPlan):
 
     def __init__(self, arch: Architecture, form: Format) -> None:
         super().__init__(arch, form, form, HeadPlan())
-        self.names: dict[str, frozenset[str]] = {EMBEDDING: frozenset()}
+        self.names: dict[str, frozenset[str]] = {EMBEDDING: frozenset(), MEMORY: frozenset()}
         self.run(arch.trace())
         head = frozenset({arch.head.weight})
         self.names[EMBEDDING] = self._blocks(set()) & {arch.embedding} - head
         self.names[HEAD] = self._blocks(set()) & head
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        before = set(self.matrices)
+        super().fill_memory(memory)
+        self.names[MEMORY] = self._blocks(before)
 
     def sublayer(
         self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None, norm: Norm | None

@@ -20,6 +20,7 @@ from edgespec.export.source.source import Checkpoint
 Choice = frozenset[str]  # the parts of a model that are int4: EMBEDDING, "attention.0", "mlp.3", HEAD
 HEAD = "head"  # the LM head, with an embedding that is tied to it
 EMBEDDING = "embedding"  # one that is not
+MEMORY = "memory"  # what makes keys and values of an encoder's rows, for all layers
 TOGETHER = 4  # choices whose logits are in memory at once
 
 
@@ -61,6 +62,7 @@ class VariantOps(NumpyOps):
 
     Args:
         rows: positions whose predictions are compared.
+        floats: [1, S, width], what the encoder of an encoder-decoder gave.
     """
 
     def __init__(
@@ -71,9 +73,11 @@ class VariantOps(NumpyOps):
         choices: Sequence[Choice],
         rounded: Rounded,
         progress: Callable[[int], None] | None = None,
+        floats: Array | None = None,
     ) -> None:
-        super().__init__(arch, tokens, rows, progress)
         self.choices, self.rounded = (Choice(), *choices), rounded
+        each = None if floats is None else np.broadcast_to(floats, (len(self.choices), *floats.shape[1:]))
+        super().__init__(arch, tokens, rows, progress, each)
         self._differs = np.arange(len(self.choices)) == 0  # [choices], from the exact model; the first is computed, too
         self._coarse = np.zeros(len(self.choices), bool)  # [choices]: this part has 4 bits
         self._given: list[dict[int, tuple[Array, Array]]] = [{} for _ in self.choices]  # see NumpyOps
@@ -91,6 +95,10 @@ class VariantOps(NumpyOps):
             both.append(super().embed(weight, scale, positions))
             self.source = self.arch.source
         return np.concatenate([both[int(coarse)] for coarse in self._coarse])
+
+    def fill_memory(self, memory: Callable[[], None]) -> None:
+        self._enter(MEMORY)
+        super().fill_memory(memory)
 
     def sublayer(
         self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None, norm: Norm | None

@@ -19,7 +19,7 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import INDEX, ModelSpec, open_model
 from edgespec.export.measuring.mixer import TOKENS, Mixer
 from edgespec.export.measuring.plan import weight_bytes
-from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
+from edgespec.export.measuring.variants import EMBEDDING, HEAD, MEMORY, Choice, Rounded, VariantOps
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.levels import Blocks, dequantize_block
@@ -32,6 +32,7 @@ from edgespec.planning.weights import matrix_bytes, weight_parts
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import FileEntry, Layout
 from tests.conftest import TARGET
+from tests.support import seq2seq
 
 TEXT = np.random.default_rng(5).integers(2, 90, 40).tolist()
 ROWS = list(range(10, 40))
@@ -90,6 +91,24 @@ def test_divergences_are_those_of_rounding_one_at_a_time(opened: Callable[[str],
         arch.source = OneByOne(source, names)  # type: ignore[assignment]
         assert value == pytest.approx(kl(exact, reference_logits(arch, TEXT, ROWS)), rel=2e-3, abs=2e-6)
         assert (value > 1e-5) == bool(choice)
+
+
+@pytest.mark.parametrize("kind", ["marian", "t5_gated_untied"])
+def test_divergences_behind_a_source_are_those_of_rounding_one_at_a_time(tmp_path: Path, kind: str) -> None:
+    arch = open_model(seq2seq.write_case(tmp_path, kind), None)
+    text, encoded = [token % 120 for token in TEXT], seq2seq.reference(kind)["encoded"][None]
+    mixer = Mixer(arch, INT4, "native", None, text, read=encoded, beside=1000)
+    assert mixer.bytes([]) == weight_bytes(arch, "int4") + 1000
+    choices = [Choice({part}) for part in (MEMORY, "attention.1", "mlp.0")]
+    choices = [*choices, Choice().union(*choices)]
+    rounded = Rounded(arch.source, frozenset().union(*mixer.matrices.values()), QUANTIZERS["rtn"], Blocks(4))
+    found = VariantOps(arch, text, ROWS, choices, rounded, floats=encoded).divergences()
+    source, exact = arch.source, reference_logits(arch, text, ROWS, floats=encoded)
+    for choice, value in zip(choices, found, strict=True):
+        names = {name for part in choice for name in mixer.matrices[part]}
+        arch.source = OneByOne(source, names)  # type: ignore[assignment]
+        assert value == pytest.approx(kl(exact, reference_logits(arch, text, ROWS, floats=encoded)), rel=2e-3)
+        assert value > 1e-5
 
 
 @pytest.mark.parametrize("layout", ["native", "stock"])
