@@ -20,7 +20,7 @@ from edgespec.runtimes.slots.inserted import Inserted
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from tests.support import sight
-from tests.support.c_interface import F32, Native
+from tests.support.c_interface import NODE, OUTPUTS, Native, NativeNode
 
 pytestmark = pytest.mark.usefixtures("native")
 KINDS = ["idefics3", "gemma3", "qwen3_vl", "qwen3_5"]  # plain; seen both ways; added after layers; with states
@@ -113,12 +113,16 @@ def test_an_image_that_nobody_holds_and_two_of_one_number(cases: Callable[[str],
     store.let_go([other])
 
 
-def test_the_c_interface_reads_texts_of_a_model_of_images(cases: Callable[[str], Case]) -> None:
-    model, text = cases("qwen3_vl").engine.model, list(range(5, 30))
-    slot = NativeSlot(model, reserve=1)
-    slot.prefill(text)
-    with Native(model.folder / model.graph.file, attention=F32) as native:
-        native.prefill(text)
-        np.testing.assert_array_equal(native.forward([1, 2]).logits, slot.forward(np.array([1, 2])).logits)
-        with pytest.raises(ValueError, match="outside the vocabulary"):
-            native.forward([-1])
+def test_the_c_interface_runs_passes_with_rows_of_images(cases: Callable[[str], Case]) -> None:
+    case = cases("qwen3_vl")
+    graph, slot = case.engine.model.folder / case.engine.model.graph.file, case.slot(len(case.tokens) - TAIL)
+    slot.crop(at := case.tokens.index(case.images[1].first))
+    slot.keep_hidden = True
+    theirs = slot.forward(np.array(case.tokens[at : at + 5])).logits
+    own = {name: slot._bound[name].array.copy() for name in (*NODE, *OUTPUTS) if name in slot._bound}
+    node = NativeNode(graph)
+    node.run(own, own)
+    np.testing.assert_array_equal(own["logits"], theirs)
+    node.close()
+    with pytest.raises(ValueError, match="reads more than tokens"):
+        Native(graph)
