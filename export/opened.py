@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.export.architectures.image_limits import limit_images
 from edgespec.export.bundle.drafter import check_drafter
 from edgespec.export.bundle.model_part import (
     check_coded_keys,
@@ -145,6 +146,7 @@ class Opened:
         adapter = None if options.adapter is None else resolve(options.adapter)
         arch = open_model(self.path, options.context, adapter, options.text_only)
         check_devices(arch, options.devices)
+        limit_images(arch, options.image_rows)
         return EmittedModel(arch)
 
     def _open_draft(self, path: Path) -> SourceModel:

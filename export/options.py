@@ -47,6 +47,7 @@ class ExportOptions:
         devices: those to write graphs for. device_precisions: of activations there; none = fp32.
         adapter: LoRA adapter to merge into the target.
         text_only: of a model that reads images or sound, take the text half.
+        image_rows: most rows of an image; None = as many as the model was made for.
         drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
@@ -77,6 +78,7 @@ class ExportOptions:
     adapter: str | None = None
     drafter: str | None = None
     text_only: bool = False
+    image_rows: int | None = None
     target_size: int | None = None
     target_kl: float | None = None
     quick: bool = False

@@ -16,6 +16,7 @@ from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.image_limits import limit_images
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model_part import (
@@ -74,6 +75,7 @@ def planned_bundle(options: ExportOptions) -> Manifest:
     path = resolve(name, options.revision, weights=False)
     arch = _opened(path, options.context, options.text_only)
     check_devices(arch, options.devices)
+    limit_images(arch, options.image_rows)
     check_layers(wanted, arch.facts)
     check_operators(arch, options.operators)
     trained, assumed = planned_heads(name, options.heads, wanted, arch)

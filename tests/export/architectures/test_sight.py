@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.image_limits import limit_images
 from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
@@ -89,6 +90,24 @@ def test_quantized_towers_give_nearly_the_same(
     found, places = process(sight.pictures()[0], arch.sight.image), read_places(tmp_path, arch.sight.image)
     exact, near = (rows_of(arch.sight, found, places, one) for one in (in_numpy(arch.sight), natively(tmp_path, part)))
     assert np.abs(near - exact).mean() < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize(
+    "name, limits", [("idefics3", (16, 40, 90)), ("lfm2_vl", (3, 16, 60)), ("qwen3_vl", (1, 9, 30)), ("gemma3", (9,))]
+)
+def test_an_image_has_no_more_rows_than_was_asked_for(
+    opened: Callable[[str], Architecture], name: str, limits: tuple[int, ...]
+) -> None:
+    for rows in limits:
+        arch = opened(name)
+        limit_images(arch, rows)
+        assert arch.sight is not None
+        made = [process(one, arch.sight.image).text.count(arch.sight.image.words.token) for one in sight.pictures()]
+        assert max(made) <= arch.sight.image.most <= rows
+    with pytest.raises(ExportError, match="at least"):
+        limit_images(opened(name), 0)
+    with pytest.raises(ExportError, match="reads no images"):
+        limit_images(open_model(arch.source.path, None, text_only=True), 9)
 
 
 def test_what_reads_images_is_said(opened: Callable[[str], Architecture]) -> None:

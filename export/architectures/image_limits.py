@@ -1,0 +1,65 @@
+"""Fewer rows an image than a model's processor would make: smaller pictures, or fewer tiles."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures.base import Architecture
+from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, Lfm2VlPixels, Qwen2VlPixels
+
+OPTION = "--image-rows"
+APART = 4  # most over least rows: sides are rounded up where a picture is made larger
+
+
+def limit_images(arch: Architecture, rows: int | None) -> None:
+    """Let an image have at most so many rows of the decoder; None = as many as the model was made for.
+
+    Raises:
+        ExportError: a model that reads no images, or whose images have more rows at least.
+    """
+    if rows is None:
+        return
+    if arch.sight is None:
+        raise ExportError(f"{OPTION} {rows}: this model reads no images", f"leave {OPTION} out")
+    image = arch.sight.image
+    least = image.most
+    if isinstance(image.processor, Idefics3Pixels | Lfm2VlPixels):
+        least = _of_tile(image) if isinstance(image.processor, Idefics3Pixels) else 1
+    elif isinstance(image.processor, Qwen2VlPixels):
+        least = 1
+    if rows < least:
+        raise ExportError(f"{OPTION} {rows}: an image of this model has at least {least} rows", f"{OPTION} {least}")
+    if rows < image.most:
+        changes, most = _changes(image, rows)
+        processor = image.processor.model_copy(update=changes)
+        arch.sight = arch.sight._replace(image=image.model_copy(update={"processor": processor, "most": most}))
+
+
+def _of_tile(image: ImagePart) -> int:
+    """Rows of a tile."""
+    processor = image.processor
+    assert isinstance(processor, Idefics3Pixels | Lfm2VlPixels)
+    side: int = processor.tile // processor.patch // image.merge.factor
+    return side * side
+
+
+def _changes(image: ImagePart, rows: int) -> tuple[dict[str, Any], int]:
+    """Find what changes in the processor, and how many rows its largest image has then."""
+    how = image.processor
+    if isinstance(how, Qwen2VlPixels):
+        most = rows * (how.patch * image.merge.factor) ** 2
+        return {"most": most, "least": min(how.least, most // APART)}, rows
+    tile = _of_tile(image)
+    if isinstance(how, Idefics3Pixels):
+        side = isqrt(max(rows // tile - 1, 0))  # tiles of a side, beside the whole
+        if side < 2:  # one tile is the whole
+            return {"split": False}, tile
+        return {"longest": side * how.tile}, tile * (side * side + 1)
+    assert isinstance(how, Lfm2VlPixels)
+    tokens = min(how.tokens[0], max(rows // APART, 1)), min(how.tokens[1], rows)
+    tiles = (rows - tokens[1]) // tile if how.split else 0
+    if tiles < max(how.tiles[0], 2):
+        return {"tokens": tokens, "split": False}, tokens[1]
+    return {"tokens": tokens, "tiles": (how.tiles[0], min(how.tiles[1], tiles))}, tokens[1] + tile * tiles
