@@ -1,10 +1,9 @@
 """Speed, memory and garbage of the Kotlin runtime on a JVM, beside Python's: the two in turn, a process each time.
 
     python -m benchmarks.kotlin BUNDLE            # tokens per second, load time, PSS, allocated bytes
-    python -m benchmarks.kotlin BUNDLE --own      # what a plain round costs beyond ONNX Runtime's run, in Kotlin
     python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of two open engines that decode in turn
 
-Compare the second with ``python -m benchmarks.overhead``.
+Launches one after another tell less than turns: their times differ by more than the two sides do.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ def main() -> None:
     parser.add_argument("--method", default="ar")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--launches", type=int, default=5)
-    parser.add_argument("--own", action="store_true")
     parser.add_argument("--turns", type=int, help="open engines that decode in turn, this often")
     parser.add_argument("--classes", help="class path, where it is built already")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -115,19 +113,11 @@ def main() -> None:
         library = str(native_library().path) if given.operators == "native" else "-"
         # a small heap to begin with: else megabytes of garbage lie there that no collection was worth
         alone = ["java", "-Xms8m", "-Xmx512m", "-XX:+UseSerialGC", "dev.edgespec.support.SpeedKt"]
-        java = [
-            *alone,
-            given.bundle,
-            library,
-            given.operators,
-            *(["own"] if given.own else [given.method, str(given.tokens)]),
-        ]
-        commands = {"kotlin": java, "an empty JVM": alone}
-        if not given.own:
-            commands["python"] = [sys.executable, "-m", "benchmarks.kotlin", *sys.argv[1:], "--one"]
+        java = [*alone, given.bundle, library, given.operators, given.method, str(given.tokens)]
+        python = [sys.executable, "-m", "benchmarks.kotlin", *sys.argv[1:], "--one"]
+        commands = {"kotlin": java, "an empty JVM": alone, "python": python}
         if given.turns:
-            commands = {"kotlin": [*java, "turns"], "python": commands["python"]}
-            in_turns(commands, given.turns, classes)
+            in_turns({"kotlin": [*java, "turns"], "python": python}, given.turns, classes)
             return
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
         for _ in range(given.launches):

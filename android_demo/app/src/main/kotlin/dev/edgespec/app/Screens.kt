@@ -32,12 +32,12 @@ private class Choice(context: Context, label: String, private val chosen: (Strin
         }
     }
 
-    /** Offer these, or nothing at all. */
-    fun show(options: List<String>, now: String, named: (String) -> String = { it }) {
+    /** Offer these, or nothing at all; the empty word is any language. */
+    fun show(options: List<String>, now: String) {
         view.visibility = if (options.isEmpty()) View.GONE else View.VISIBLE
         if (offered == options) return
         offered = options
-        view.adapter = ArrayAdapter(view.context, android.R.layout.simple_spinner_dropdown_item, options.map(named))
+        view.adapter = ArrayAdapter(view.context, android.R.layout.simple_spinner_dropdown_item, options.map { it.ifEmpty { say("any language") } })
         view.setSelection(maxOf(0, options.indexOf(now)))
     }
 }
@@ -121,8 +121,6 @@ class TranslateScreen(context: Context, private val state: AppState) : Screen {
     }
 }
 
-private const val ANY = "" // language
-
 /** Speech to text; [microphone] gives none where it may not be used. */
 class ListenScreen(context: Context, private val state: AppState, private val microphone: () -> SoundSource?) : Screen {
     override val name = say("Listen")
@@ -140,9 +138,7 @@ class ListenScreen(context: Context, private val state: AppState, private val mi
     override fun show() {
         val made = state.engine
         val speech = made?.bundle?.manifest?.speech
-        language.show(speech?.languages?.keys?.sorted()?.let { listOf(ANY) + it } ?: emptyList(), state.asked.language ?: ANY) {
-            if (it == ANY) say("any language") else it
-        }
+        language.show(speech?.languages?.keys?.sorted()?.let { listOf("") + it } ?: emptyList(), state.asked.language ?: "")
         text.text = if (made != null && speech == null) say("This bundle's model does not hear") else state.transcript
         record.isEnabled = speech != null && !state.busy
         english.isEnabled = speech?.tasks?.contains("translate") == true

@@ -116,13 +116,13 @@ class SourceTexts(folder: File, val form: TextForm, shared: TextCodec) : AutoClo
     private val own = if (File(folder, SOURCE_TOKENIZER).isFile) TextCodec(folder, SOURCE_TOKENIZER) else null
     private val codec = own ?: shared
 
-    /** Languages that a request may choose from, the model's own first; empty where there is no choice. */
+    /** Languages that a request may choose from, the model's own first; the empty one names none; no list where there is no choice. */
     val origins: List<String> = choices(form.needsFrom, form.from, 1)
     val targets: List<String> = choices(form.needsTo, form.to, 3)
 
     private fun choices(told: Boolean, first: String?, at: Int): List<String> =
         if (told) (listOfNotNull(first?.let { chooseLanguage(it, form.languages.keys) }) + form.languages.keys.sorted()).distinct()
-        else pairs.map { it[at] }.distinct()
+        else if (pairs.isEmpty()) emptyList() else listOf("") + pairs.map { it[at] }.distinct()
 
     fun encode(text: String, from: String? = null, to: String? = null): IntArray =
         filled(form.source, codec.encode(prefix(from, to) + text, withSpecial = false), from, to)

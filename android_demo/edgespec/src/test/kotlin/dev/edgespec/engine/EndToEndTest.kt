@@ -31,6 +31,7 @@ class EndToEndTest {
             for (case in made["cases"].asJsonArray.map { it.asJsonObject }) {
                 val (from, to) = listOf("from", "to").map { name -> case[name].takeUnless { it.isJsonNull }?.asString }
                 SourceTexts(folder, Reader(folder, case["form"].asJsonObject).textForm(), codec).use { texts ->
+                    if (texts.form.prefixes.isNotEmpty()) assertEquals(listOf("", "en") to listOf("", "de"), texts.origins to texts.targets)
                     if (case["found"].isJsonNull) {
                         assertThrows(InvalidRequest::class.java, { texts.encode(case.text("text"), from, to) + texts.begin(from, to) }, "$case")
                     } else {

@@ -152,6 +152,34 @@ class RobustnessTest {
     }
 
     @Test
+    fun `requests of several sources take turns, and each keeps its own`() {
+        val bundle = GOLDEN["bundles"].asJsonArray.map { it.asJsonObject.text("path") }.first { "restore-int8" in it }
+        loadNative(File(bundle)).use { engine ->
+            val sources = List(4) { IntArray(5 + 40 * it) { at -> 3 + (at * 7 + it) % 900 } } // of memories that are not of one size
+            val settings = Settings("speculative", 20, adaptive = false, ignoreEos = true)
+            val alone = sources.map { engine.generate(it, settings).tokens.asList() }
+            val together = runBlocking {
+                List(12) { number ->
+                    async(Dispatchers.Default) {
+                        val stream = engine.stream(sources[number % 4], settings)
+                        if (number % 5 == 4) stream.take(3).toList() else stream.toList()
+                    }
+                }.awaitAll()
+            }
+            for ((number, chunks) in together.withIndex()) {
+                if (number % 5 != 4) assertEquals(alone[number % 4], chunks.last().result!!.tokens.asList())
+            }
+            engine.trim(Trim.ALL)
+            assertEquals(0L, engine.kvBytes())
+            assertEquals(alone[3], engine.generate(sources[3], settings).tokens.asList())
+            assertEquals(sources[3].size, engine.generate(sources[3], settings).stats.sourceRows)
+            fails<InvalidRequest>("cut it into parts") { engine.generate(IntArray(100_000) { 3 }) }
+            fails<InvalidRequest>("reads a text") { engine.generate(Source.of(FloatArray(8), 4, intArrayOf(0))) }
+        }
+        fails<InvalidRequest>("languages are for encoder-decoders") { loadNative().use { it.generate("x", Settings(targetLanguage = "ko")) } }
+    }
+
+    @Test
     fun `a stream that is never collected costs nothing, and one that is left in the middle stops nobody`() = loadNative().use { engine ->
         repeat(1000) { engine.stream(prompt, Settings("ar", 100)) }
         assertEquals(0L, engine.kvBytes())
