@@ -182,9 +182,18 @@ class Images:
         part, target = self.part, self._bundle.manifest.target
         if self._places is None:
             self._places = read_places(self._bundle.path, part)
+        assert target.tower is not None
+        most = target.tower.facts.context
         parts: list[Rows] = []
         grids: list[NDArray[np.int64]] = []
         for piece in image.processed(part).pieces:
+            if len(piece.patches) > most:
+                height, width = image.pixels.shape[:2]
+                raise InvalidRequest(
+                    f"a picture of {width} x {height} pixels makes {len(piece.patches)} patches, and this model reads "
+                    f"{most} at once",
+                    "cut it, so that its sides are nearer to each other",
+                )
             inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
             rows = self._side("tower", target.tower).encode(tower_rows(piece, part, self._places), inside)
             each = np.split(rows, 1 + part.deepstack, axis=1)  # of the last layer, and of those that are tapped

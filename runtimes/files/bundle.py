@@ -108,7 +108,8 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     for part in manifest.models:
         if part.weights not in manifest.files:
             raise BundleError(f"{folder / MANIFEST}: uses {part.weights!r} but does not list it under files")
-        _check_size(folder, part, manifest.files[part.weights].size)
+        if not any(part is one for one in manifest.target.projectors or ()):  # they have no layers
+            _check_size(folder, part, manifest.files[part.weights].size)
 
 
 def _check_size(folder: Path, part: ModelPart, size: int) -> None:
