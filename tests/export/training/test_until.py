@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,8 +71,6 @@ def test_what_looks_say(torch: Any) -> None:
 def test_text_is_written_where_it_is_missing(
     torch: Any, read: float, ahead: float, seconds: float, wanted: bool
 ) -> None:
-    from types import SimpleNamespace
-
     from edgespec.export.training.until import Schedule, wants_text
 
     going, pool = course(1.5, 1.6), SimpleNamespace(windows=None, seconds=seconds)
@@ -78,10 +78,20 @@ def test_text_is_written_where_it_is_missing(
     assert wants_text(pool, read, going, schedule, lambda of: (1.6 + ahead, [])) == wanted
 
 
-def test_it_ends_and_says_what_it_is_worth(train: Train, tmp_path: Path) -> None:
-    trained = train(method="eagle", steps=None, minutes=0.05, self_distill=0)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let 20 ms pass whenever a training looks at its clock, however busy the machine is."""
+    from edgespec.export.training import train, until
+
+    ticks = itertools.count()
+    for module in (train, until):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.02 * next(ticks)))
+
+
+def test_it_ends_and_says_what_it_is_worth(train: Train, clock: None, tmp_path: Path) -> None:
+    trained = train(method="eagle", steps=None, minutes=0.03, self_distill=0)
     about = trained.report["training"]
-    assert about["ended"] in ("0.05 minutes are over", "acceptance has stopped rising")
+    assert about["ended"] in ("0.03 minutes are over", "acceptance has stopped rising")
     assert about["texts"] >= 24
     assert set(about["tokens_per_round"]) == {"greedy", "sampled"}
     assert all(1 <= value <= 3 for value in about["tokens_per_round"].values())
@@ -116,15 +126,25 @@ def expected_keys(method: str, layout: str, theirs: set[str]) -> set[str]:
     return theirs - COPIES
 
 
+def finished(target: Any, folder: Path, **changes: Any) -> Path:
+    """Write the files of a training that has just begun."""
+    from edgespec.export.training.save import finished_files
+    from edgespec.export.training.train import make_learner
+
+    options = replace(short(target.source.path, folder), **changes)
+    for name, write in finished_files(make_learner(target, options), target.source, {}, options).items():
+        write(folder / name)
+    return folder
+
+
 @pytest.mark.parametrize(
     "method, layout", [(method, layout) for method in DRAFTERS for layout in (*LAYOUTS[method], None)], ids=str
 )
 def test_files_are_in_the_layout_of_other_programs(
-    train: Train, model: Path, tmp_path: Path, method: str, layout: str
+    target: Any, model: Path, tmp_path: Path, method: str, layout: str
 ) -> None:
     """The keys are those that their loaders list, and edgespec reads the same drafter back."""
-    train(method=method, steps=2, layout=layout)
-    folder = tmp_path / "out"
+    folder = finished(target, tmp_path, method=method, layout=layout)
     tensors = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text("utf-8"))
     theirs = Published.read("eagle3_speculators" if method == "eagle" else f"{method}_speculators")
@@ -162,13 +182,13 @@ def check_sglang(method: str, config: dict[str, Any], tensors: Any, tapped: tupl
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_heads_are_in_the_layout_of_their_authors(train: Train, tmp_path: Path, own: bool) -> None:
+def test_heads_are_in_the_layout_of_their_authors(target: Any, tmp_path: Path, own: bool) -> None:
     """Each with an LM head of its own, as their code reads them: the model's, where none was trained."""
-    train(method="medusa", steps=2, layout="medusa", own_lm_heads=own)
-    tensors = load_file(tmp_path / "out" / "medusa_lm_head.safetensors")
+    folder = finished(target, tmp_path, method="medusa", layout="medusa", own_lm_heads=own)
+    tensors = load_file(folder / "medusa_lm_head.safetensors")
     parts = ("0.linear.weight", "0.linear.bias", "1.weight")
     assert set(tensors) == {f"{head}.{part}" for head in range(2) for part in parts}
-    heads = read_heads(tmp_path / "out")
+    heads = read_heads(folder)
     assert (heads.file.count, heads.file.own) == (2, True)
     np.testing.assert_array_equal(
         heads.tensors["medusa.1.lm_head.weight"].read(slice(None), None), tensors["1.1.weight"]
@@ -179,14 +199,16 @@ class Stopped(Exception):
     """What stops a training."""
 
 
-def test_one_that_ends_by_itself_goes_on_where_it_was(model: Path, tmp_path: Path, fresh_accelerate: None) -> None:
+def test_one_that_ends_by_itself_goes_on_where_it_was(
+    model: Path, tmp_path: Path, clock: None, fresh_accelerate: None
+) -> None:
     """Its looks, its steps, its clock and the texts that it wrote on the way are kept."""
     import torch
     from accelerate.state import AcceleratorState
 
     from edgespec.export.training.train import Trainer
 
-    options = replace(short(model, tmp_path / "out"), method="dspark", steps=None, minutes=0.08, self_distill=0)
+    options = replace(short(model, tmp_path / "out"), method="dspark", steps=None, minutes=0.03, self_distill=0)
 
     def stop(stage: str, done: int, of: int, detail: str) -> None:
         if stage == "train" and detail.count("step") and len(looks) == 3:
