@@ -253,11 +253,6 @@ class Images:
             folder.make(path / (target.tower or target).weights, {"bundle": str(path.resolve())})
             folder.write(f"{made.digest.hex()}.rows", [], data)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of rows, and of what encoders work with."""
-        return self.rows.nbytes + sum(one.nbytes for one in list(self._sides.values()))
-
     def close(self) -> None:
         """Free towers and projectors; they are opened again where they are needed."""
         with self._lock:

@@ -117,12 +117,6 @@ class InsertedRows:
         with self._lock:
             return next((item for item in self._kept.values() if item.digest == digest), None)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows."""
-        with self._lock:
-            return sum(item.rows.nbytes for item in self._kept.values())
-
     def runs(self, tokens: Ids) -> list[tuple[int, Inserted, int, int]]:
         """Find the rows among tokens [n] -> (where they begin, of what, which row is first, how many)."""
         at = np.flatnonzero(tokens >= INSERTED)
