@@ -119,6 +119,8 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
     if manifest.draft:
         draft = manifest.draft.facts
         what = f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers"
+        if manifest.draft.format != manifest.target.format:
+            what += f", {manifest.draft.format}"
         if manifest.draft.origin == "optimum":
             what += ", exported by optimum"
         rows.insert(2, ("draft", what + _cut(manifest.draft)))
