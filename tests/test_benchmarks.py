@@ -207,6 +207,17 @@ def test_hearing(figures: Run) -> None:
     assert "transformers / edgespec, encoder" in found["ratios"]
 
 
+def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
+    """Of a text that it has not seen, the embedded model reads nearly all, by every method the same."""
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    (tmp_path / "text").write_text("Behold, a sentence that nobody has trained on; it is 47 words short.\n\n" * 40)
+    Exporter(ExportOptions("builtin:reader", tmp_path / "b", [], "int8", threads=1, quick=True)).run()
+    found = text("reader", tmp_path / "b", "--text", tmp_path / "text", "--pages", 3)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
+    assert [row[2] for row in rows] == ["ar", "ngram", "self-spec"]
+    assert all(float(row[3]) < 0.1 and row[7] == "3/3" for row in rows)
+
+
 def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     short = (native_bundle, "--contexts", 128, "--methods", "ngram", *ONE)
     (cell,) = json.loads(text("memory", *short, "--json"))["cells"]

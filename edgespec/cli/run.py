@@ -154,6 +154,8 @@ def command(
         return
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
+    if options["images"] and session is not None:
+        raise click.UsageError("--session keeps texts alone: leave it out, pictures are found again by themselves")
     options["images"] = read_images(options["images"])
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
     by_line = options["input"] is not None and options["input"].suffix != ".jsonl" and str(options["input"]) != "-"

@@ -9,6 +9,7 @@ from edgespec import __version__
 from edgespec.server.apis import APIS
 from edgespec.server.audio import PATHS, AudioRequest, Kind
 from edgespec.server.messages import MessagesRequest
+from edgespec.server.pictures import MOST_PICTURES, MOST_PIXELS
 from edgespec.server.reading import Known
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
 from edgespec.server.scheduler import Limits
@@ -43,6 +44,8 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
         f"A body has at most {limits.body} bytes and {MOST_LEVELS} levels, prompts x n are at most {MOST_TEXTS} texts, "
         f"a grammar or a schema at most {MOST_GRAMMAR} characters, token ids are below {vocab}."
     )
+    if any(known.image for known in models):
+        bounds += f" A request has at most {MOST_PICTURES} pictures of {MOST_PIXELS} pixels in all."
     return {
         "openapi": "3.1.0",
         "info": {"title": "edgespec", "version": __version__, "description": f"OpenAI's API. {bounds}"},

@@ -19,7 +19,7 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.drafters.heads import CUT, CUT_BIAS, HeadPlan, TrainedHeads, check_heads, read_heads
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, chosen_rows, extended, rows_of
-from edgespec.export.source.source import BUILTIN, resolve_heads
+from edgespec.export.source.source import BUILTIN, builtin_heads, resolve_heads
 from edgespec.runtimes.files.manifest import HeadVocab
 from edgespec.runtimes.text.codec import TextCodec
 
@@ -128,6 +128,8 @@ def given_heads(
     if model.startswith(BUILTIN):
         given = {heads.file.kind for _, heads in folders_read}
         own = [f"{model}-{kind}" for kind in needing("heads") if kind in methods and kind not in given]
+        if codec is None:  # a plan assumes what is not trained yet
+            own = [name for name in own if name.removeprefix(BUILTIN) in builtin_heads()]
         folders_read += [(name, read(resolve_heads(name))) for name in own]
     for name, heads in folders_read:
         kind = heads.file.kind

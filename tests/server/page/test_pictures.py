@@ -1,0 +1,63 @@
+"""Pictures on the page: attached, dropped and pasted, sent as the model reads them, drawn and never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from tests.images.conftest import PRINT, SAID
+from tests.server.conftest import Served
+from tests.server.page.conftest import Visit, serving, until
+from tests.server.page.test_controls import WIDE, bodies
+
+FILES = """async (name) => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 5000, height: 40 });
+  canvas.getContext("2d").fillRect(0, 0, 50, 40);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  const [pasted, dropped] = [new DataTransfer(), new DataTransfer()];
+  pasted.items.add(new File([blob], "pasted.png", { type: "image/png" }));
+  dropped.items.add(new File([blob], "dropped.tif", { type: "image/tiff" })); // as kinds that servers do not read
+  dropped.items.add(new File([new Uint8Array([255, 0, 1])], "broken.heic", { type: "image/heic" }));
+  const paste = new ClipboardEvent("paste", { clipboardData: pasted, bubbles: true, cancelable: true });
+  document.querySelector("#question").dispatchEvent(paste);
+  document.querySelector("#compose").dispatchEvent(new DragEvent("drop", { dataTransfer: dropped, bubbles: true }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("page") / "reader"
+    Exporter(ExportOptions("builtin:reader", folder, [], "int8", threads=1, quick=True)).run()
+    with serving(folder, "--name", "reader") as running:
+        yield running
+
+
+def test_pictures_go_along(visit: Visit, server: Served, tmp_path: Path) -> None:
+    page = visit(server, **WIDE)
+    sent = bodies(page)
+    until(page, "document.querySelector('#attach').textContent === 'Attach files'")
+    page.select_option("#sampling", "greedy")
+    page.set_input_files("#attach-files", [PRINT / "line.png"])
+    page.get_by_role("button", name="Remove line.png").wait_for()
+    until(page, "document.querySelector('#files canvas')?.width === 240")
+    page.press("#question", "Enter")
+    page.wait_for_selector(".message.assistant[aria-busy=false]")
+    assert SAID["line"] in page.text_content(".message.assistant")
+    (part,) = sent[0]["messages"][0]["content"]
+    assert part["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    page.evaluate(FILES)
+    until(page, "document.querySelector('#alert').textContent.includes('broken.heic')")
+    assert page.locator("#files button").all_text_contents() == ["pasted.png ×"]  # of a drop all or none
+    page.fill("#question", "Read this.")
+    page.press("#question", "Enter")
+    page.wait_for_selector(".message.assistant:nth-child(4)[aria-busy=false]")
+    first, _, last = sent[1]["messages"]
+    assert first["content"] == [part]
+    assert [one["type"] for one in last["content"]] == ["image_url", "text"]
+    page.reload()  # they are kept with the conversation
+    until(page, "document.querySelectorAll('.message canvas').length === 2")
+    page.get_by_role("img", name="pasted.png").wait_for()
