@@ -55,6 +55,8 @@ PROCESSORS: dict[str, tuple[type, type]] = {
     "smolvlm": (Idefics3ImageProcessorPil, Idefics3ImageProcessor),
     "lfm2_vl": (ByPillow, Lfm2VlImageProcessor),
     "gemma3": (Gemma3ImageProcessorPil, Gemma3ImageProcessor),
+    "qwen3_vl_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
+    "qwen3_5_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen2_5_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_5": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),

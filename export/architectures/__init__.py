@@ -22,6 +22,9 @@ TEXT_HALVES = {
 }
 """Decoders that differ from another one only in how images stand in their texts."""
 
+ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+"""What they do whatever their configuration says."""
+
 VERIFIED = "5.24.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
 
@@ -43,7 +46,7 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         refuse_encoder(source.path, describe(config), config)
     if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
         shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        source.config = config = {**text, **shared}
+        source.config = config = {**text, **shared, **ALWAYS.get(str(text.get("model_type")), {})}
     name = describe(config)
     if name not in ARCHITECTURES:
         raise UnsupportedModel(f"{source.path}: {refusal(name)}", "docs/architectures.md says how to add one")

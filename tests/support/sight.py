@@ -63,6 +63,7 @@ QWEN35: Config = LLAMA | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                         "mrope_interleaved": True, "mrope_section": [3, 3, 2]},
 }  # fmt: skip
+EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CASES: dict[str, tuple[Config, Config]] = {
     "idefics3": (
         {"model_type": "idefics3", "text_config": LLAMA, "vision_config": TOWER, "scale_factor": 2},
@@ -121,6 +122,16 @@ CASES: dict[str, tuple[Config, Config]] = {
                                   "spatial_merge_size": 3, "hidden_act": "silu", "num_position_embeddings": 49}},
         {"patch_size": 8, "merge_size": 3, "size": {"shortest_edge": 2000, "longest_edge": 12000}},
     ),
+    "qwen3_vl_moe": (
+        {"model_type": "qwen3_vl_moe", "text_config": QWEN3 | EXPERTS | {"model_type": "qwen3_vl_moe_text"},
+         "vision_config": QWEN | {"deepstack_visual_indexes": [0, 1]}},
+        {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}},
+    ),
+    "qwen3_5_moe": (
+        {"model_type": "qwen3_5_moe", "vision_config": QWEN,
+         "text_config": QWEN35 | EXPERTS | {"model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 32}},
+        {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}},
+    ),
     "qwen3_5": (
         {"model_type": "qwen3_5", "text_config": QWEN35, "vision_config": QWEN},
         {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}},
@@ -139,7 +150,7 @@ WORDS: dict[str, dict[str, int]] = {  # ids of words that stand around images
                 **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
 }  # fmt: skip
 WORDS["smolvlm"] = WORDS["idefics3"]
-WORDS["qwen2_5_vl"] = WORDS["qwen3_vl"] = WORDS["qwen3_5"] = {
+WORDS["qwen3_vl_moe"] = WORDS["qwen3_5_moe"] = WORDS["qwen2_5_vl"] = WORDS["qwen3_vl"] = WORDS["qwen3_5"] = {
     "<|image_pad|>": IMAGE,
     "<|vision_start|>": 98,
     "<|vision_end|>": 97,
