@@ -207,6 +207,7 @@ def test_hearing(figures: Run) -> None:
     assert "transformers / edgespec, encoder" in found["ratios"]
 
 
+@pytest.mark.usefixtures("native")
 def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
     """Of a text that it has not seen, the embedded model reads nearly all, by every method the same."""
     pytest.importorskip("torch", reason="needs edgespec[train]")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 else:
     anthropic, openai = Later("anthropic"), Later("openai")
 
+pytestmark = pytest.mark.usefixtures("native")
 DATA = base64.b64encode((PRINT / "line.png").read_bytes()).decode()
 URL = f"data:image/png;base64,{DATA}"
 
