@@ -160,11 +160,13 @@ def test_nothing_leaves_the_device(bundles: Callable[..., Path], tmp_path: Path)
     told = [word for name in ("CI", "ORT_DISABLE_TELEMETRY", "OPT_OUT_TRACKING") for word in ("-u", name)]
     library = native_library().path
     assert library is not None
-    code, said = replay(golden, library, ["env", *told, f"HOME={home}", *traced(["java"], home, log)])
+    code, said = replay(golden, library, ["env", *told, f"HOME={home}", *traced(["java"], home, log)], onnxruntime=True)
     assert code == 0, said
     assert f"{LENGTH} tokens of 1 requests" in said
     assert network_calls(log.read_text("utf-8")) == []
     assert [name for name in left_in(home) if "Microsoft" in name or "onnxruntime" in name] == []
+    code, said = replay(golden, library, onnxruntime=None)  # native operators need no ONNX Runtime
+    assert code == 0, said
 
 
 @pytest.mark.nightly

@@ -121,13 +121,17 @@ def export_random(folder: Path, source: str, operators: Operators = "native") ->
     return options.output
 
 
-def replay(golden: Path, library: Path, java: Sequence[str] = ("java",)) -> tuple[int, str]:
+def replay(
+    golden: Path, library: Path, java: Sequence[str] = ("java",), onnxruntime: bool | None = False
+) -> tuple[int, str]:
     """Serve what ``serve`` wrote on a JVM -> 0 if nothing differs, and a line for every bundle with what does.
 
-    The folder of ``golden`` gets the classes.
+    The folder of ``golden`` gets the classes.  ``onnxruntime``: it runs native operators, too; None = it is not there.
     """
-    classes = jvm.classpath(golden.parent / "built")
-    main = ["dev.edgespec.support.ReplayKt", str(golden), str(library)]
+    classes = jvm.classpath(golden.parent / f"built-{onnxruntime}")
+    if onnxruntime is None:
+        classes = ":".join(one for one in classes.split(":") if "onnxruntime" not in Path(one).name)
+    main = ["dev.edgespec.support.ReplayKt", str(golden), str(library), *(["onnxruntime"] if onnxruntime else [])]
     done = subprocess.run([*java, *main], capture_output=True, text=True, env=jvm.environment(classes))
     return done.returncode, done.stdout + done.stderr
 

@@ -63,7 +63,7 @@ class Bionic:
         self._cxx = (TARGET, "-std=c++17", *own, "-nostdinc++", "-D__ANDROID_UNAVAILABLE_SYMBOLS_ARE_WEAK__",
                      "-DEDGESPEC_BUILDING", f"-I{NATIVE}", f"-isystem{folder}", f"-isystem{standard}",
                      *(f"-isystem{path}" for path in system))  # fmt: skip
-        wanted = sorted({*SOURCES, *BESIDE} - {"ops"})
+        wanted = sorted({*SOURCES, *BESIDE})
         with ThreadPoolExecutor(2) as pool:
             self._library = list(pool.map(partial(self._compiled, flags=("-O3", "-fvisibility=hidden")), wanted))
 

@@ -11,7 +11,7 @@ object Edgespec {
      * Load a bundle that `edgespec export` wrote.
      *
      * @param bundle its folder.
-     * @param threads of ONNX Runtime; null = as many as there are processors, at most four.
+     * @param threads of passes; null = as many as there are processors, at most four.
      * @param context most tokens of a sequence; null = what the bundle was exported for.  Memory grows with use.
      * @param strict use the graph whose rows have the same bits in every pass.
      * @param check compare the SHA-256 of every file first.
@@ -26,16 +26,17 @@ object Edgespec {
      *   they would not fit; null = nothing is counted.
      * @param precision full, or high: of int8 weights in two planes only the high one is read, a model of 4 bits with a text of its
      *   own, in the memory that it takes; native operators.
+     * @param onOnnxRuntime run native operators as ONNX Runtime's, too; else their library runs them alone, with the same bits.
      * @throws EdgespecError [BundleError], [BudgetError], [InvalidRequest] or [StoreError], each with what to do.
      */
     fun load(
         bundle: File, threads: Int? = null, context: Int? = null, strict: Boolean = true, check: Boolean = true,
         operators: String = "auto", library: File? = null, attention: String? = null, draftAttention: String? = null,
         ngramStore: File? = null, cache: File? = null, promptCache: Long = 1L shl 30, memory: MemoryFacts? = null,
-        precision: String = "full",
+        precision: String = "full", onOnnxRuntime: Boolean = false,
     ): Engine = Engine(
         bundle, threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, promptCache, memory,
-        precision,
+        precision, onOnnxRuntime,
     )
 }
 

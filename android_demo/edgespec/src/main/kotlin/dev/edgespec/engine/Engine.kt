@@ -25,7 +25,7 @@ enum class Trim { SOME, ALL }
 class Engine internal constructor(
     folder: File, threads: Int?, context: Int?, val strict: Boolean, check: Boolean, private val wantedOperators: String,
     private val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, promptCache: Long,
-    memory: MemoryFacts?, precision: String,
+    memory: MemoryFacts?, precision: String, private val onOnnxRuntime: Boolean,
 ) : AutoCloseable {
     private val whole = Bundle.open(folder, check)
     val operators: OperatorChoice = chooseOperators(wantedOperators, whole.manifest.target, library)
@@ -73,9 +73,9 @@ class Engine internal constructor(
             store = ngramStore?.let { NGramStore(it, check) }
             store?.require(codec.vocabularySha256(), codec.vocabSize)
             val graph = operators.graph(manifest.target, strict)
-            model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv)
+            model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv, onOnnxRuntime)
             val source = manifest.target.source
-            encoding = source?.let { Encoding(bundle) { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv) } }
+            encoding = source?.let { Encoding(bundle) { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv, onOnnxRuntime) } }
             sources = manifest.text?.takeIf { source?.kind == "text" }?.let { SourceTexts(bundle.path, it, codec) }
         } catch (error: Throwable) {
             codec.close()
@@ -260,7 +260,7 @@ class Engine internal constructor(
         val part = bundle.part(name)
         val choice = chooseOperators(wantedOperators, part, library)
         val small = (manifest.files[part.weights]?.size ?: 0) < ONE_THREAD_BYTES
-        Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library)
+        Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library, onOnnxRuntime = onOnnxRuntime)
     }
 }
 

@@ -283,7 +283,6 @@ private fun Reader.manifest(): Manifest {
 }
 
 private fun Reader.model(): ModelPart {
-    if (jsonOrNull("image") != null) throw wrong("image", "a model that reads images, which this library does not run", null)
     ignore("quantizer", "fine", "converted", "final_norm")
     if (jsonOrNull("image") != null) throw wrong("image", "a model that reads images, which this library does not run")
     val decoder = partOrNull("decoder") {

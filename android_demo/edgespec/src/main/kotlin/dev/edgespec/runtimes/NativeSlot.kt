@@ -1,6 +1,5 @@
 package dev.edgespec.runtimes
 
-import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
 import java.nio.ByteBuffer
@@ -25,7 +24,7 @@ private const val SINKS = 6
 
 /** Keys and values of one source, for all layers of a decoder that attends over it: filled once, and never written again. */
 class Memory internal constructor(val digest: String, val rows: Int, part: ModelPart, kv: KvFormat) {
-    internal val bound = Bound.of(OnnxJavaType.UINT8, 1, memoryFormat(kv).nbytes(part.facts, rows).toInt())
+    internal val bound = Bound.of(Dtype.UINT8, 1, memoryFormat(kv).nbytes(part.facts, rows).toInt())
     internal var users = 0 // slots that refer to it, and whoever keeps it
         set(count) {
             field = count
@@ -42,17 +41,17 @@ class Memory internal constructor(val digest: String, val rows: Int, part: Model
 class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes: Boolean = false) : Slot(model, context), GreedyTarget {
     override val exactTrees get() = true
     private val kv = model.kv
-    private val io = Binding(model.session)
+    private val io = model.runner.binding()
     private val facts = model.facts
-    val attends = "sources" in model.session.inputNames // over a memory
+    val attends = model.part.source != null // over a memory
     private var memory: Memory? = null
     private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty(), model.part.planes, attends)
     private val plainGates =
         ByteArray(at.count) { if (it <= at.embed || it == at.lm || (it in at.planes until at.fill && !model.part.highAlone)) 1 else 0 }
-    private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
-    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, model.givenSize)
-    private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
-    private val noMoves = Bound.of(OnnxJavaType.INT64, if (facts.delta == null) 0 else 1, 3)
+    private val gates = Bound.of(Dtype.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
+    private val noHiddenIn = Bound.of(Dtype.FLOAT, 0, model.givenSize)
+    private val control = Bound.of(Dtype.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
+    private val noMoves = Bound.of(Dtype.INT64, if (facts.delta == null) 0 else 1, 3)
     private var moves = ArrayList<IntArray>() // (from, to), before the next pass
     // coded keys are exact only lately
     private val checkpoints = if (facts.convolutions.isNotEmpty() && kv.ring == 0) Checkpoints(facts) else null
@@ -84,7 +83,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         need = minOf(up(most, KV_BLOCK), maxOf(need, up(capacity * 3 / 2, KV_BLOCK)))
         // a block of tokens lies together: what is there already is the beginning of the larger cache
         val memory = Bound.memory(kv.nbytes(model.facts, need) / if (encodes) model.facts.kvLayers else 1)
-        val fresh = Bound.over(memory, OnnxJavaType.UINT8, 1, memory.capacity())
+        val fresh = Bound.over(memory, Dtype.UINT8, 1, memory.capacity())
         cache?.let { held ->
             val used = minOf(kv.nbytes(facts, maxOf(this.tokens.size, furthest)), held.bytes.capacity().toLong()).toInt()
             fresh.bytes.duplicate().put(held.bytes.duplicate().also { it.limit(used) })
@@ -186,7 +185,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         needRoom(past + n)
         end = if (n == 0) 0 else past + n
         furthest = maxOf(furthest, end) // kept or not, the rows are in the ring
-        val bound = model.buffer("plan", OnnxJavaType.INT64, 6, n)
+        val bound = model.buffer("plan", Dtype.INT64, 6, n)
         val depths = parents?.let(::depthsOf)
         val to = bound.longs
         for (row in 0 until n) {
@@ -205,7 +204,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
     /** Let the next pass's [n] rows attend over a memory. */
     private fun see(n: Int, memory: Memory?, fill: Boolean = false) {
         if (memory == null && n > 0) throw InvalidRequest("this model attends over a source, and is given none")
-        val bound = model.buffer("sources", OnnxJavaType.INT64, 2, n)
+        val bound = model.buffer("sources", Dtype.INT64, 2, n)
         for (row in 0 until n) {
             bound.longs.put(row, 0)
             bound.longs.put(n + row, if (fill) row.toLong() else memory!!.rows.toLong())
@@ -227,7 +226,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
     private fun planBlock(tokens: IntArray) {
         val n = tokens.size
         plan(tokens, this.tokens.size, parents = IntArray(n) { -1 })
-        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, n).longs
+        val plan = model.buffer("plan", Dtype.INT64, 6, n).longs
         for (row in 0 until n) {
             plan.put(POSITION * n + row, this.tokens.size + row.toLong())
             plan.put(VISIBLE * n + row, this.tokens.size + n.toLong())
@@ -250,7 +249,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
 
     /** Plan rows that no layer runs over. */
     private fun nowhere(n: Int, over: Memory? = memory, fill: Boolean = false) {
-        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, n)
+        val plan = model.buffer("plan", Dtype.INT64, 6, n)
         for (at in 0 until 6 * n) plan.longs.put(at, if (at / n == PARENT) -1 else 0)
         io.input("plan", plan)
         if (attends) see(n, over, fill)
@@ -266,7 +265,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         read: Int = 0, first: Int = 0,
     ): Pass {
         val count = if (rows < 0) 1 else rows
-        val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
+        val wanted = model.buffer("rows", Dtype.INT64, count)
         for (row in 0 until count) wanted.longs.put(row, if (rows < 0) n - 1L else (first + row).toLong())
         io.input("rows", wanted)
         val tapped = if (auxHidden) model.part.tapped.size else 0
@@ -275,7 +274,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         if (facts.delta != null) noMoves.longs.put(2, committed(read))
         var moving: Bound? = null
         if (moves.isNotEmpty()) {
-            moving = Bound.of(OnnxJavaType.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
+            moving = Bound.of(Dtype.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
             moving.longs.duplicate().also { it.position(3 * moves.size) }.put(noMoves.longs.duplicate())
             moves.forEachIndexed { number, (from, to) ->
                 moving.longs.put(3 * number, 0)
@@ -288,11 +287,11 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         val given = count * times
         val wide = if (headRows > 0) headRows else columns
         control.longs.put(TOP, top + COLUMNS * headRows)
-        val logits = model.buffer("logits", OnnxJavaType.FLOAT, if (top > 0) 0 else given, wide)
-        val ids = model.buffer("ids", OnnxJavaType.INT64, given, top)
-        val values = model.buffer("values", OnnxJavaType.FLOAT, given, top)
+        val logits = model.buffer("logits", Dtype.FLOAT, if (top > 0) 0 else given, wide)
+        val ids = model.buffer("ids", Dtype.INT64, given, top)
+        val values = model.buffer("values", Dtype.FLOAT, given, top)
         val width = (1 + tapped) * hiddenSize
-        val stream = model.buffer("hidden", OnnxJavaType.FLOAT, if (hidden || tapped > 0) n else 0, width)
+        val stream = model.buffer("hidden", Dtype.FLOAT, if (hidden || tapped > 0) n else 0, width)
         io.output("logits", logits)
         io.output("ids", ids)
         io.output("values", values)
@@ -343,7 +342,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
     /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
     private fun loadRows(rows: FloatArray, n: Int) {
         if (rows.size != n * model.givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, ${model.givenSize}]")
-        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, model.givenSize)
+        val bound = model.buffer("hidden_in", Dtype.FLOAT, n, model.givenSize)
         bound.floats.duplicate().put(rows)
         io.input("hidden_in", bound)
     }

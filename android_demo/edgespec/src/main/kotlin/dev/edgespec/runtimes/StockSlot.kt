@@ -1,6 +1,5 @@
 package dev.edgespec.runtimes
 
-import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
 import java.nio.ByteBuffer
@@ -16,21 +15,21 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     private val facts = model.facts
     private val extra = if (model.graph.padded) 1 else 0 // dummy rows of a pass in which attention may be left out
     private val least = minOf(model.graph.leastLength, facts.context + model.part.headroom) // tokens of attention
-    private val io = Binding(model.session)
+    private val io = model.runner.binding()
     private val cache = LinkedHashMap<String, Bound>() // "LAYER.key" and "LAYER.value": [1, kv_heads, capacity, head_dim]
     private val held = ArrayList<Bound>()
-    private val seqlens = given("seqlens_k", OnnxJavaType.INT32, 1)
-    private val total = given("total", OnnxJavaType.INT32)
+    private val seqlens = given("seqlens_k", Dtype.INT32, 1)
+    private val total = given("total", Dtype.INT32)
     private val gateAttn = if (model.graph.gated) ones("gate_attn", layers) else null
     private val gateMlp = if (model.graph.gated) ones("gate_mlp", layers) else null
     private val gateEmbed = if (model.graph.hidden) ones("gate_embed") else null
-    private val noHiddenIn = if (model.graph.hidden) given("hidden_in", OnnxJavaType.FLOAT, 1, 1, model.givenSize) else null
+    private val noHiddenIn = if (model.graph.hidden) given("hidden_in", Dtype.FLOAT, 1, 1, model.givenSize) else null
     private val gateLm = if (model.graph.hidden && model.part.heads.isNotEmpty()) ones("gate_lm") else null
-    private val gateHeads = if (gateLm != null) given("gate_heads", OnnxJavaType.BOOL, model.part.heads.size) else null
+    private val gateHeads = if (gateLm != null) given("gate_heads", Dtype.BOOL, model.part.heads.size) else null
 
     init { reserve(reserve) }
 
-    private fun given(name: String, type: OnnxJavaType, vararg shape: Int): Bound {
+    private fun given(name: String, type: Dtype, vararg shape: Int): Bound {
         val bound = Bound.of(type, *shape)
         held.add(bound)
         io.input(name, bound)
@@ -38,7 +37,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     }
 
     private fun ones(name: String, vararg shape: Int) =
-        given(name, OnnxJavaType.BOOL, *shape).also { fill(it, 0 until it.bytes.capacity()) }
+        given(name, Dtype.BOOL, *shape).also { fill(it, 0 until it.bytes.capacity()) }
     private fun open(layers: IntRange) = listOfNotNull(gateAttn, gateMlp).forEach { fill(it, layers) }
 
     private fun fill(gates: Bound, on: IntRange) {
@@ -139,7 +138,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         gateEmbed.bytes.put(0, if (look) 1 else 0)
         try {
             if (hidden != null) {
-                val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, rows, model.givenSize)
+                val bound = model.buffer("hidden_in", Dtype.FLOAT, 1, rows, model.givenSize)
                 bound.floats.duplicate().put(hidden, 0, rows * model.givenSize)
                 io.input("hidden_in", bound)
             }
@@ -160,7 +159,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         val (old, before) = cache.values.toList() to part(0, this.tokens.size)
         for (layer in 0 until facts.layers) for (kind in listOf("key", "value")) {
             val name = "$layer.$kind"
-            val fresh = Bound.of(OnnxJavaType.FLOAT, 1, facts.kvHeads, need, facts.headDim)
+            val fresh = Bound.of(Dtype.FLOAT, 1, facts.kvHeads, need, facts.headDim)
             cache[name] = fresh
             io.input("past_key_values.$name", fresh)
             io.output("present.$name", fresh)
@@ -202,20 +201,20 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows]. */
     private fun launch(tokens: IntArray, positions: IntArray?, past: Int, count: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
         val n = tokens.size
-        val ids = model.buffer("ids", OnnxJavaType.INT64, 1, n)
+        val ids = model.buffer("ids", Dtype.INT64, 1, n)
         for (at in 0 until n) ids.longs.put(at, tokens[at].toLong())
         io.input("input_ids", ids)
-        val pos = model.buffer("pos", OnnxJavaType.INT64, 1, count)
+        val pos = model.buffer("pos", Dtype.INT64, 1, count)
         for (at in 0 until count) pos.longs.put(at, (positions?.get(at) ?: (past + at)).toLong())
         io.input("position_ids", pos)
         seqlens.ints.put(0, past + count - 1)
-        val logits = model.buffer("logits", OnnxJavaType.FLOAT, 1, rows, columns)
+        val logits = model.buffer("logits", Dtype.FLOAT, 1, rows, columns)
         io.output("logits", logits)
-        val stream = if (hidden) model.buffer("hidden", OnnxJavaType.FLOAT, 1, n, hiddenSize) else null
+        val stream = if (hidden) model.buffer("hidden", Dtype.FLOAT, 1, n, hiddenSize) else null
         io.output("hidden", stream)
         val wide = model.part.tapped.size * hiddenSize
         val wanted = wide > 0 && model.graph.hidden && (keepAuxHidden || auxHiddenSink != null)
-        val auxHidden = if (wanted) model.buffer("taps", OnnxJavaType.FLOAT, 1, n, wide) else null
+        val auxHidden = if (wanted) model.buffer("taps", Dtype.FLOAT, 1, n, wide) else null
         if (wide > 0) io.output("taps", auxHidden)
         io.run()
         return Pass(
@@ -225,20 +224,20 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     }
 
     private fun chooseRows(first: Int, count: Int) {
-        val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
+        val wanted = model.buffer("rows", Dtype.INT64, count)
         for (at in 0 until count) wanted.longs.put(at, first + at.toLong())
         io.input("rows", wanted)
     }
 
     /** Let [count] rows see all before them, in a cache of so many tokens. */
     private fun seeAll(count: Int, width: Int) {
-        io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, count, width))
+        io.input("bias", model.buffer("zero_bias", Dtype.FLOAT, 1, 1, count, width))
         total.ints.put(0, width)
     }
 
     /** Let rows see the first [visible] tokens, by default all, their ancestors and themselves; returns positions [count]. */
     private fun mask(parents: IntArray, past: Int, count: Int, width: Int, visible: IntArray?): IntArray {
-        val bias = model.buffer("tree_bias", OnnxJavaType.FLOAT, 1, 1, count, width)
+        val bias = model.buffer("tree_bias", Dtype.FLOAT, 1, 1, count, width)
         val above = parents.copyOf(count).also { it.fill(-1, parents.size, count) } // dummy rows stand alone
         val sees = IntArray(count) { visible?.getOrNull(it) ?: past }
         val rows = Array(count) { FloatArray(width) { HIDE } }

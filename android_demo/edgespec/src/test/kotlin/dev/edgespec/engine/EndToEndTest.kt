@@ -24,6 +24,13 @@ class EndToEndTest {
     }
 
     @Test
+    fun `native operators write the same on ONNX Runtime`() {
+        if (operators != "native") return
+        val bundle = GOLDEN["bundles"].asJsonArray.map { it.asJsonObject }.last { it.text("operators") == operators }
+        assertEquals(emptyList<String>(), replay(bundle, File(GOLDEN.text("library")), onOnnxRuntime = true).wrong)
+    }
+
+    @Test
     fun `sources have the tokens of their languages`() {
         val made = GOLDEN["forms"].asJsonObject
         val folder = File(made.text("folder"))

@@ -59,11 +59,11 @@ private fun Engine.serve(case: JsonObject): String? {
     }
 }
 
-/** Serve every request of a bundle again, and its golden vectors. */
-fun replay(bundle: JsonObject, library: File): Replayed {
+/** Serve every request of a bundle again, and its golden vectors; [onOnnxRuntime]: native operators too. */
+fun replay(bundle: JsonObject, library: File, onOnnxRuntime: Boolean = false): Replayed {
     val engine = Edgespec.load(
         File(bundle.text("path")), threads = 2, operators = bundle.text("operators"), library = library,
-        precision = bundle.text("precision"),
+        precision = bundle.text("precision"), onOnnxRuntime = onOnnxRuntime,
     )
     return engine.use {
         val cases = bundle["cases"].asJsonArray.map { it.asJsonObject }
@@ -74,13 +74,13 @@ fun replay(bundle: JsonObject, library: File): Replayed {
     }
 }
 
-/** Arguments: the file of requests, and a library of native operators.  A line for every bundle; exit code 1 if one differs. */
+/** Arguments: the file of requests, a library of native operators, and perhaps "onnxruntime", which then runs those.  A line for every bundle; exit code 1 if one differs. */
 fun main(arguments: Array<String>) {
     val golden = JsonParser.parseString(File(arguments[0]).readText()).asJsonObject
     val machine = System.getProperty("os.arch")
     var differ = 0
     for (bundle in golden["bundles"].asJsonArray.map { it.asJsonObject }) {
-        val done = replay(bundle, File(arguments[1]))
+        val done = replay(bundle, File(arguments[1]), arguments.size > 2)
         val requests = bundle["cases"].asJsonArray.size()
         println(
             "$machine ${bundle.text("operators")} ${bundle.text("format")}: ${done.compared} tokens of $requests requests and " +
