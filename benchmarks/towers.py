@@ -1,6 +1,6 @@
 """Vision towers of published shapes, of random weights: processor time of a picture, beside float32 elsewhere.
 
-    python benchmarks/towers.py [NAME ...]
+    python -m benchmarks.towers [NAME ...]
 
 One thread each: native operators in int8 and float32, transformers' eager float32, and a float32 graph in ONNX Runtime
 (torch.onnx).  Times are processor time, least of ``REPEATS``, of the tower alone; ratios to int8.  Needs torch,
@@ -9,6 +9,7 @@ transformers and onnx.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common import conditions, show
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.runtimes.files.formats import Format
@@ -60,7 +62,7 @@ SHAPES = {
         {"model_type": "lfm2_vl", "projector_hidden_size": 2560, "image_token_id": 99,
          "text_config": {"model_type": "lfm2", "layer_types": ["full_attention"], "block_ff_dim": 96, **TEXT},
          "vision_config": BASE | {"model_type": "siglip2_vision_model", "patch_size": 16, "vision_use_head": False}},
-        {}, (32, 32),
+        {"encoder_patch_size": 16}, (32, 32),
     ),
     "Qwen3-VL-2B": Shape(
         {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", **TEXT}, "image_token_id": 99,
@@ -72,8 +74,10 @@ SHAPES = {
 
 
 def main() -> None:
-    for name in sys.argv[1:] or SHAPES:
-        print(name, json.dumps(measured(SHAPES[name])), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SHAPES))
+    names = parser.parse_args().names or list(SHAPES)
+    show(conditions(threads=1) | {"towers": {name: measured(SHAPES[name]) for name in names}})
 
 
 def measured(shape: Shape) -> dict[str, Any]:

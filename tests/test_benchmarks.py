@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import drafter_cost
 from benchmarks.rivals.files import tensors, write_checkpoint
 from benchmarks.rows import comb
 from benchmarks.shapes import TRANSLATORS, write_shape
@@ -26,8 +27,8 @@ from tests.support import hf
 from tests.support.wide import wide_config
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain"}
-"""No benchmarks; in test_kernels.py; of a JVM and of onnxruntime-genai."""
+ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants"}
+"""No benchmarks; in test_kernels.py; of a JVM, of onnxruntime-genai and of ggml."""
 Run = Callable[..., Any]
 
 
@@ -194,6 +195,26 @@ def test_drafter_cost(figures: Run) -> None:
     step, first = size["eagle, head of 96: a step"], size["eagle, head of 96: 3 entries and a guess"]
     assert 0 < step < first < size["target, 5 rows"] == 1  # a step does not fuse
     assert size["dflash, head of 96: 3 entries"] > 0
+
+
+@pytest.mark.usefixtures("native")
+def test_which_drafter(figures: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(drafter_cost.SHAPES, "tiny", (64, 4, 4, 2, 16, 96, 256))
+    monkeypatch.setattr(drafter_cost, "MEGABYTES", 8)
+    found = figures("which_drafter", "--model", "tiny", "--pairs", 1, *ONE, HEAD=96, RANK=16)
+    assert {"eagle", "dflash", "dspark", "mtp"} <= {name.split()[0].strip(",") for name in found["speed"]}
+
+
+@pytest.mark.nightly  # it imports torch
+@pytest.mark.usefixtures("native")
+def test_towers(figures: Run) -> None:
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    towers = importlib.import_module("benchmarks.towers")
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    like = towers.SHAPES["LFM2-VL-450M"]
+    model = like.model | {"vision_config": like.model["vision_config"] | size, "projector_hidden_size": 64}
+    found = figures("towers", "small", SHAPES={"small": towers.Shape(model, like.pixels, (4, 4))})["towers"]["small"]
+    assert min(found["int8_ms"], found["fp32_ms"], found["transformers_ms"]) > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
