@@ -59,7 +59,9 @@ class PromptCacheTest {
     fun `prompts that Python kept are found, bit for bit`() = withCache(python) { cache ->
         val before = sums(cache)
         for (case in native) assertEquals(case.ints("prompt").size - 1, told(cache, case), case.toString().take(200))
-        assertEquals(before, sums(cache))
+        val after = sums(cache)
+        assertEquals(before, after.filterKeys { it in before })
+        assertTrue((after.keys - before.keys).all { it.endsWith(".end") }) // one that Python's slot had left before it was written
         assertEquals(listOf(0), stock.map { told(cache, it) }) // of this version of ONNX Runtime
     }
 
