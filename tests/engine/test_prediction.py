@@ -63,7 +63,7 @@ def test_a_prediction_changes_rounds_and_no_text(engine: Get, method: str | None
     for prediction in (plain.text, plain.text[12:], f"O, {plain.text}", "nothing of the kind " * 9):
         result = ask(loaded, method=method, prediction=prediction, **how)
         assert result.tokens == plain.tokens
-        assert result.exact
+        assert result.exact or (method is None and loaded.operators.kind == "stock")  # auto may choose trees there
         assert result.lossless
         assert "the prediction guessed in" in result.reason
     whole = ask(loaded, method="ngram", prediction=plain.text, **how)
