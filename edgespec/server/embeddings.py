@@ -17,7 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Pooling
 from edgespec.server.errors import Busy, Stopped
-from edgespec.server.queues import OneByOne
+from edgespec.server.queues import OneByOne, answer, refuse
 from edgespec.server.requests import Count, Ids, Name, Strict
 from edgespec.server.scheduler import Limits
 from edgespec.server.writer import as_json
@@ -127,24 +127,16 @@ class Embedder:
 
     def stop(self) -> None:
         """End what waits."""
-        for work in list(self._waiting):
-            if not work.done.done():
-                work.done.set_exception(Stopped("the server stopped before its turn", "ask again in a moment"))
+        stopped = Stopped("the server stopped before its turn", "ask again in a moment")
+        refuse((work.done for work in self._waiting), stopped)
 
     async def _do(self, work: _Work) -> None:
-        if work.done.done():
-            return
+        await answer(work.done, lambda: self._vector(work))
+
+    def _vector(self, work: _Work) -> Vector:
         how = work.wanted
-        try:
-            (found,) = await asyncio.to_thread(
-                self.engine.embed, [work.text], pooling=how.pooling, dimensions=how.dimensions, cancel=work.cancel
-            )
-        except Exception as error:
-            if not work.done.done():
-                work.done.set_exception(error)
-        else:
-            if not work.done.done():
-                work.done.set_result(found)
+        (found,) = self.engine.embed([work.text], pooling=how.pooling, dimensions=how.dimensions, cancel=work.cancel)
+        return found
 
 
 def written(vectors: Sequence[Vector], wanted: Wanted, tokens: int) -> Iterator[str]:

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+async def answer(done: asyncio.Future[Found], run: Callable[[], Found]) -> None:
+    """Run something in a thread and tell a future what came of it, unless nobody waits for it any more."""
+    if done.done():
+        return
+    try:
+        found = await asyncio.to_thread(run)
+    except Exception as error:
+        refuse([done], error)
+    else:
+        if not done.done():
+            done.set_result(found)
+
+
+def refuse(futures: Iterable[asyncio.Future[Found]], error: Exception) -> None:
+    """Tell futures that nothing came of it, but those that know more."""
+    for one in futures:
+        if not one.done():
+            one.set_exception(error)
 
 
 class FairQueue(Generic[Item]):

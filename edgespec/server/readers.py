@@ -22,7 +22,7 @@ from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.embeddings import Wanted
 from edgespec.server.errors import Busy, Refusal, Stopped
-from edgespec.server.queues import OneByOne
+from edgespec.server.queues import OneByOne, refuse
 from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
 
 SMALL = 1 << 14  # bytes of a small request
@@ -168,9 +168,7 @@ class _Lane:
     async def close(self) -> None:
         """End the process."""
         self._waiting.cancel()
-        for work in self._waiting:
-            if not work.done.done():
-                work.done.set_exception(Stopped("the server is stopping"))
+        refuse((work.done for work in self._waiting), Stopped("the server is stopping"))
         await self._end()
 
     async def _end(self) -> None:

@@ -10,7 +10,7 @@ from edgespec.engine.engine import Engine
 from edgespec.runtimes.images.image import Image
 from edgespec.runtimes.images.reading import Pixels
 from edgespec.server.errors import Busy, Stopped
-from edgespec.server.queues import OneByOne
+from edgespec.server.queues import OneByOne, answer, refuse
 from edgespec.server.scheduler import Limits
 
 MOST_WAITING, MOST_OF_ONE = 8, 6  # requests whose pictures wait for a model; of one client
@@ -73,22 +73,13 @@ class Viewer:
 
     def stop(self) -> None:
         """End what waits."""
-        for work in list(self._waiting):
-            if not work.done.done():
-                work.done.set_exception(Stopped("the server stopped before its turn", "ask again in a moment"))
+        stopped = Stopped("the server stopped before its turn", "ask again in a moment")
+        refuse((work.done for work in self._waiting), stopped)
 
     async def _do(self, work: _Work) -> None:
-        if work.done.done():
-            return
         self._running = True
         try:
-            found = await asyncio.to_thread(self._look, work)
-        except Exception as error:
-            if not work.done.done():
-                work.done.set_exception(error)
-        else:
-            if not work.done.done():
-                work.done.set_result(found)
+            await answer(work.done, lambda: self._look(work))
         finally:
             self._running = False
 
