@@ -48,6 +48,7 @@ class ExportOptions:
         adapter: LoRA adapter to merge into the target.
         text_only: of a model that reads images or sound, take the text half.
         image_rows: most rows of an image; None = as many as the model was made for.
+        codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it is there.
         drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
@@ -77,6 +78,7 @@ class ExportOptions:
     device_precisions: Sequence[Precision] = ()
     adapter: str | None = None
     drafter: str | None = None
+    codes: Path | None = None
     text_only: bool = False
     image_rows: int | None = None
     target_size: int | None = None

@@ -26,6 +26,8 @@ from edgespec.export.bundle.writer import (
     write_manifest,
 )
 from edgespec.export.calibrated import CALIBRATED, note
+from edgespec.export.codes import write_codes
+from edgespec.export.codes.write import FOLDER
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
@@ -42,7 +44,7 @@ from edgespec.export.quantization.calibration_text import (
 )
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import SCHEMA, CodesPart, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -63,6 +65,7 @@ class InProgress:
     parity: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, MethodPart] = field(default_factory=dict)
     costs: StepCosts | None = None
+    codes: CodesPart | None = None
 
 
 @dataclass
@@ -154,7 +157,10 @@ class Exporter(Opened):
         if self.read is not None:
             self.read.attend(folder, written.part, slot, self.options.threads)
             tokens = self.read.written(slot, most, self.tokenizer.eos)
-        return InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
+        made = InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
+        if (own := self.options.codes or self.target.source.path / FOLDER).is_dir():
+            made.codes = write_codes(own, folder)
+        return made
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
         gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))
@@ -245,6 +251,7 @@ class Exporter(Opened):
             pooling=self.pooling,
             text=None if self.speech else self.form,
             speech=self.speech,
+            codes=made.codes,
             parity=made.parity,
             cost=made.costs.as_dict() | {"threads": made.slot.model.threads, "depth": len(made.tokens)},
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},

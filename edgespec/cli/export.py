@@ -90,6 +90,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     option("--adapter", "LoRA adapter to merge into MODEL: folder or hub id."),
     option("--revision", "Branch, tag or commit of a hub model."),
     option("--text-only", "Take the text half alone of a model that reads images or sound.", bool),
+    option("--codes", "Folder of the decoder of a model's codes, of pictures or sound.  [default: MODEL/codes]", PATH),
     option("--image-rows", "The most rows of an image: smaller pictures, fewer tiles.  [default: the model's]", COUNT),
 )
 @group(

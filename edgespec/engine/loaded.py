@@ -29,6 +29,7 @@ from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.errors import InvalidRequest
 from edgespec.planning.allowance import Allowance
 from edgespec.planning.profiles import this_machine
+from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
@@ -242,6 +243,15 @@ class LoadedBundle:
         """What makes texts of this bundle follow a grammar; it reads the vocabulary once."""
         manifest = self.bundle.manifest
         return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
+
+    @cached_property
+    def code_decoder(self) -> CodeDecoder:
+        """What makes a picture or sound of codes.
+
+        Raises:
+            InvalidRequest: this bundle's model writes text.
+        """
+        return CodeDecoder(self.bundle, self.run.threads)
 
     def forget_skip_sets(self) -> int:
         """Delete the sets of layers to skip that were found for this bundle -> how many files there were.

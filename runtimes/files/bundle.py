@@ -57,7 +57,8 @@ class Bundle:
         folder = Path(path)
         manifest = read_manifest(folder)
         bundle = cls(folder, manifest, checked := Checked(check))
-        for name in [name for part in manifest.models for name in _named(part)]:
+        codes = [manifest.codes.graph] if manifest.codes else []
+        for name in [*codes, *(name for part in manifest.models for name in _named(part))]:
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
         _check_links(folder)

@@ -26,13 +26,13 @@ _BITS = {FLOAT: 32, UINT8: 8, INT8: 8, 4: 16, 5: 16, INT32: 32, INT64: 64, 9: 8,
          21: 4, 22: 4}  # fmt: skip
 _MAKERS = ("ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Tile")
 _STANDARD = """
-Abs Add And ArgMax Attention Cast CastLike Ceil Clip Concat Constant ConstantOfShape Cos CumSum DequantizeLinear Div
-DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm Greater
-GreaterOrEqual HardSigmoid HardSwish Identity If IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log
-LogSoftmax MatMul MatMulInteger Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow QuantizeLinear RMSNormalization
-Range Reciprocal ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu
-Reshape RotaryEmbedding Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Softplus Split Sqrt
-Squeeze Sub Sum Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where Xor
+Abs Add And ArgMax Attention Cast CastLike Ceil Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum
+DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND
+Gelu Gemm Greater GreaterOrEqual HardSigmoid HardSwish Identity If InstanceNormalization IsInf IsNaN LayerNormalization
+LeakyRelu Less LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow
+QuantizeLinear RMSNormalization Range Reciprocal ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+ReduceSum ReduceSumSquare Relu Reshape Resize RotaryEmbedding Round ScatterElements ScatterND Shape Sigmoid Sign Sin
+Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where Xor
 """
 _MICROSOFT = """
 BiasGelu FastGelu FusedMatMul GatherBlockQuantized Gelu GroupQueryAttention MatMulNBits MultiHeadAttention QuickGelu

@@ -23,6 +23,7 @@ from edgespec.runtimes.files.bounds import (
     Token,
     Tokens,
 )
+from edgespec.runtimes.files.codes import CodesPart as CodesPart
 from edgespec.runtimes.files.facts import DeltaHeads as DeltaHeads
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
@@ -387,6 +388,7 @@ class Manifest(Part):
     sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
     text: TextForm | None = Field(default=None, description="of an encoder-decoder: what stands around its texts")
     speech: SpeechPart | None = Field(default=None, description="of a model that hears: what transcripts begin with")
+    codes: CodesPart | None = Field(default=None, description="of a model that draws or speaks: what its tokens become")
     pooling: Pooling | None = Field(
         default=None, description="how embeddings of texts are made; None = it says nothing"
     )
@@ -435,6 +437,8 @@ class Manifest(Part):
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
                 raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
         _check_sources(self.target, self.draft)
+        if self.codes and (end := self.codes.first + self.codes.size) > facts.vocab:
+            raise ValueError(f"codes: up to token {end} of a vocabulary of {facts.vocab}")
         if any(part and part.image for part in (self.draft, self.drafter)):
             raise ValueError("draft: expected one that reads text alone, as its target reads the images")
         if any(

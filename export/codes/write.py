@@ -1,0 +1,47 @@
+"""The decoder of a model's codes, from its own checkpoint's folder into a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.codes import vq
+from edgespec.export.codes.graph import CodeGraph, CodeTensors
+from edgespec.export.source.stored import read_object, safetensors_in
+from edgespec.runtimes.files.codes import CodesPart
+
+GRAPH, FOLDER = "codes.onnx", "codes"
+Writer = Callable[[CodeGraph, Mapping[str, Any]], dict[str, Any]]
+"""Adds a decoder to a graph, as a config.json describes it -> the fields of its ``CodesPart`` but for ``graph``."""
+WRITERS: dict[str, Writer] = {"vq": vq.write}
+
+
+def write_codes(checkpoint: Path, bundle: Path) -> CodesPart:
+    """Write the graph of a decoder of codes -> what a manifest says of it.
+
+    Args:
+        checkpoint: its folder: safetensors, and a config.json whose ``model_type`` is one of ``WRITERS``.
+        bundle: the folder to write to.
+
+    Raises:
+        ExportError: what is missing or odd in the checkpoint.
+        UnsupportedModel: a decoder of another kind.
+    """
+    file = checkpoint / "config.json"
+    config = read_object(file, "give the folder of a decoder of codes, with its config.json")
+    writer = WRITERS.get(kind := str(config.get("model_type")))
+    if writer is None:
+        raise UnsupportedModel(f"{file}: codes of the kind {kind!r}: expected one of {', '.join(WRITERS)}")
+    stored = safetensors_in(checkpoint)
+    tensors = CodeTensors(lambda name: stored[name].read(slice(None), None), stored)
+    graph = CodeGraph(tensors)
+    fields = writer(graph, config)
+    graph.save(bundle / GRAPH)
+    try:
+        return CodesPart(graph=GRAPH, **fields)
+    except (ValidationError, TypeError) as error:
+        raise ExportError(f"{file}: does not describe codes: {error}") from error

@@ -1,0 +1,58 @@
+"""What a manifest says of a model whose tokens are codes: of a picture or of sound, and the graph that decodes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from edgespec.runtimes.files.bounds import Count, Token, Tokens
+from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.manifest_parts import InsidePath
+
+MOST_SIDE = 256  # codes of a line or a column
+
+
+class ImageCodes(Part):
+    """A picture is ``rows`` lines of ``columns`` codes, one behind the other.
+
+    A prompt stands between ``begin`` and ``end``, and the codes follow; ``null``: the prompt of guidance's other half,
+    without those; ``guidance``: the scale that a request gets which says nothing.
+    """
+
+    rows: int = Field(ge=1, le=MOST_SIDE)
+    columns: int = Field(ge=1, le=MOST_SIDE)
+    begin: Tokens = Field(default_factory=list)
+    end: Tokens = Field(default_factory=list)
+    null: Tokens = Field(default_factory=list)
+    guidance: float | None = Field(default=None, ge=0, le=100)
+
+
+class SoundCodes(Part):
+    """Sound of ``rate`` samples a second."""
+
+    rate: int = Field(ge=1, le=1 << 20)
+
+
+class CodesPart(Part):
+    """Tokens ``first`` to ``first + size - 1`` are codes; ``graph``: the stock graph that makes of them what they say.
+
+    Its weights are inside; it is given int64 and gives one float32 output.
+    """
+
+    graph: InsidePath
+    first: Token
+    size: Count
+    image: ImageCodes | None = None
+    sound: SoundCodes | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> CodesPart:
+        if (self.image is None) == (self.sound is None) or not self.size:
+            raise ValueError("codes: expected codes of pictures, or of sound")
+        return self
+
+    @property
+    def kind(self) -> Literal["image", "sound"]:
+        """What codes become."""
+        return "image" if self.image is not None else "sound"
