@@ -13,8 +13,8 @@ ENCODERS = "encoders, and decoders that read one"
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
         "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
-        "flex_olmo", "glm4_moe", "gpt_oss", "granitemoeshared", "hunyuan_v1_moe", "jetmoe",
-        "llama4_text", "longcat_flash", "minimax_m2", "mixtral", "phimoe", "qwen2_moe",
+        "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoeshared", "hunyuan_v1_moe", "jetmoe",
+        "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax_m2", "mixtral", "phimoe", "qwen2_moe",
     ),
     "recurrent states (state spaces, delta rules, linear attention)": (
         "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",
@@ -22,6 +22,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),
     "latent attention": ("minicpm3",),
+    "code of its own beside the checkpoint, which transformers does not have": ("mimo",),
     "linear position biases (ALiBi)": ("bloom", "mpt"),
     ENCODERS: (
         "bert", "bigbird_pegasus", "blenderbot", "camembert", "electra", "led", "longt5", "modernbert", "nllb-moe",

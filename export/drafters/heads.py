@@ -226,6 +226,10 @@ def read_heads(folder: Path) -> TrainedHeads:
     if (folder / DESCRIPTION).is_file():
         return _read_own(folder)
     found = next((folder / name for name in PUBLISHED if (folder / name).is_file()), None)
+    if found is None and any(folder.glob("*.safetensors")):  # Medusa-2: trained with the model, and stored with it
+        whole = Checkpoint.open(folder)
+        if inside := [name for name in whole.index if name.startswith("medusa_head.")]:
+            return _published(folder / "config.json", {name: whole.read(name) for name in inside})
     if found is None:
         raise ExportError(
             f"{folder}: has neither {DESCRIPTION} nor {', '.join(PUBLISHED)}", "make heads with `edgespec train`"

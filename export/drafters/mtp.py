@@ -52,6 +52,7 @@ LAYOUTS = (
                                         FINAL_NORM: "final_layernorm"}, hidden_first=True),
 )  # fmt: skip
 """Qwen3.5's, which is also transformers' for any decoder; MiMo's."""
+DEEPSEEKS = ".eh_proj.weight"
 APART = Layout("mtp_layers.{}.", "", LAYOUTS[1].names)
 """Speculators', in a checkpoint of its own."""
 
@@ -121,6 +122,12 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
         source: the checkpoint as it is stored.
     """
     layout = next((each for each in LAYOUTS if source.has(_at(each, "fc"))), None)
+    if layout is None and (theirs := next((name for name in source.index if name.endswith(DEEPSEEKS)), None)):
+        raise UnsupportedModel(
+            f"{source.path}: {theirs}: a layer for multi-token prediction as DeepSeek and GLM-4.5 store it, behind the "
+            "model's layers, which edgespec does not read",
+            "train one: `edgespec train mtp`",
+        )
     if layout is None:
         raise _missing(source, f"expected a tensor {' or '.join(_at(each, 'fc') for each in LAYOUTS)}")
     return _read(source, source, layout, target)

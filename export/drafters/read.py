@@ -30,6 +30,7 @@ PUBLISHED: dict[str, Published] = {
 # what else is published, by a word of its name: what it has that no graph here computes
 REFUSED = {
     "domino": "a recurrent head corrects its guesses",
+    "dflash2": "convolutions and a selector of candidates",
     "hydra": "its heads read each other's guesses",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from edgespec.errors import ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
+from tests.support import hf
 from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, prompt
 from tests.support.mtp import MtpReference, write_mtp
 
@@ -102,3 +106,19 @@ def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[...
         for name, values in held.items():
             count = min(values.shape[1], expected[name].shape[1])
             np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+
+
+def test_layers_of_other_families_are_refused_by_name(tmp_path: Path) -> None:
+    """DeepSeek's and GLM-4.5's names; their models, and MiMo's, are refused before that."""
+    checkpoint = hf.write_reference_checkpoint(tmp_path / "model", "llama_tied_gqa")
+    weights = checkpoint / "model.safetensors"
+    save_file({**load_file(weights), "model.layers.2.eh_proj.weight": np.zeros((4, 8), np.float32)}, weights)
+    with pytest.raises(ExportError, match="as DeepSeek and GLM"):
+        read_mtp(Checkpoint.open(checkpoint), open_model(checkpoint, None))
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    reasons = {"mimo": "code of its own", "mimo_v2_flash": "mixtures of experts", "glm4_moe": "mixtures of experts",
+               "deepseek_v3": "mixtures of experts"}  # fmt: skip
+    for kind, reason in reasons.items():
+        (checkpoint / "config.json").write_text(json.dumps(config | {"model_type": kind}), "utf-8")
+        with pytest.raises(ExportError, match=f"'{kind}' is not supported .{reason}"):
+            open_model(checkpoint, None)

@@ -191,6 +191,8 @@ def test_a_head_that_is_cut_guesses_the_best_of_what_is_left(
     "changed, message",
     [
         ({"dflash_config": {"projector_type": "domino"}}, "a recurrent head corrects its guesses"),
+        ({"speculators_model_type": "dflash2"}, "convolutions and a selector"),
+        ({"conv_kernel_size": 2}, "convolutions of DFlash 2"),
         ({"architectures": ["HydraModel"], "speculators_model_type": None}, "read each other's guesses"),
         ({"transformer_layer_config": {"layer_types": ["sliding_attention"] * 2}}, "layers with a window"),
     ],

@@ -110,7 +110,8 @@ def test_damaged_files(heads: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
 @pytest.mark.parametrize("own", [False, True])
-def test_published_layouts(tmp_path: Path, prefix: str, own: bool) -> None:
+@pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "model.safetensors"])  # of Medusa-1, Medusa-2
+def test_published_layouts(tmp_path: Path, prefix: str, own: bool, file: str) -> None:
     """Names of the Medusa repository; the configuration may be wrong about the number of heads."""
     rng = np.random.default_rng(0)
     tensors = {"model.norm.weight": np.ones(4, np.float32)} if prefix else {}
@@ -119,8 +120,11 @@ def test_published_layouts(tmp_path: Path, prefix: str, own: bool) -> None:
         tensors[f"{prefix}{i}.0.linear.bias"] = np.zeros(8, np.float32)
         if own:
             tensors[f"{prefix}{i}.1.weight"] = rng.standard_normal((20, 8)).astype(np.float32)
-    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "vocab_size": 20}')
+    save_file(tensors, tmp_path / file)
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "vocab_size": 20, "model_type": "llama"}')
+    if not prefix and file.startswith("model"):
+        refused(tmp_path, "has neither")
+        return
     found = read_heads(tmp_path)
     assert (found.file.count, found.file.hidden, found.file.vocab, found.file.own) == (3, 8, 20, own)
     for i in range(3):
