@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,14 @@ from edgespec.export.quantization.calibration_text import (
 )
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
+from edgespec.runtimes.files.formats import FOUR_BITS
 from edgespec.runtimes.files.manifest import SCHEMA, CodesPart, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+
+_SMALL = 0.2  # of the target's bytes: a larger draft has the target's format
 
 
 @dataclass
@@ -189,7 +192,10 @@ class Exporter(Opened):
         measurer = MethodMeasurer(self.methods, options.operators, options.threads, options.trials,
                                   not options.devices, options.seed, options.keep_search, self.heads, self.given_skip,
                                   self.text, str(facts), self.progress)  # fmt: skip
-        made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft, self.read)
+        drafts = [] if made.draft is None else [(made.folder, made.draft), *self._other_draft(made)]
+        made.methods, made.costs, best = measurer.measure(made.folder, made.slot, made.tokens, drafts, self.read)
+        if best:
+            self._take_draft(made, *drafts[best])
         if (part := made.methods.get(SPECULATIVE)) and part.notes:
             self.notes.append(part.notes)
         if self.drafter is not None and made.drafter is not None:
@@ -205,6 +211,28 @@ class Exporter(Opened):
                 f"{made.costs.busy} while passes were timed, so no speed is predicted: calibrate the bundle with "
                 "`edgespec calibrate` when nothing else runs"
             )
+
+    def _other_draft(self, made: InProgress) -> list[tuple[Path, ModelPart]]:
+        """Write a small draft of a 4-bit model in int8 as well: rounding may lose more guesses than it saves time."""
+        options, draft = self.options, self.draft
+        if options.quick or options.draft_format or options.format not in FOUR_BITS:
+            return []
+        if not isinstance(draft, EmittedModel) or draft.shares_encoder:
+            return []
+        choice, known = WeightChoice.of("int8", None, None), self._sizes()["weight_bytes"]
+        if known["draft"] > _SMALL * known["target"]:
+            return []
+        writing = replace(self._writing(made.folder / WORK, draft=True), choice=choice)
+        (writing.folder / writing.prefix).mkdir(parents=True)
+        return [(writing.folder, draft.write(writing).part)]
+
+    def _take_draft(self, made: InProgress, folder: Path, draft: ModelPart) -> None:
+        """Keep the draft that was written to ``folder`` in place of the usual one."""
+        shutil.rmtree(made.folder / "draft")
+        (folder / "draft").rename(made.folder / "draft")
+        made.draft, self.draft_choice = draft, WeightChoice.of("int8", None, None)
+        form = self.options.format
+        self.notes.append(f"the draft is in int8, which is predicted to be faster: --draft-format {form} changes it")
 
     def _attending(self, made: InProgress) -> Callable[[Slot], None] | None:
         """Return what lets another slot of the target attend over the measured source; None = there is none."""

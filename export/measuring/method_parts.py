@@ -28,6 +28,8 @@ from edgespec.runtimes.slots.slot import Slot
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS, HEAD_POSITIONS = 40, 160
 TREE_ROWS = (9, 17)  # rows of the passes that verify trees
+_USUAL = 1.02  # how much faster another format of a draft must be predicted to be than the usual one
+WrittenDraft = tuple[Path, ModelPart]  # the folder of its bundle, and its part
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,13 @@ class MethodMeasurer:
         folder: Path,
         slot: Slot,
         tokens: list[int],
-        draft_part: ModelPart | None,
+        drafts: Sequence[WrittenDraft] = (),
         read: Reading | None = None,
-    ) -> tuple[dict[str, MethodPart], StepCosts]:
-        """Return acceptance, costs and the skip set, all on the written graphs.
+    ) -> tuple[dict[str, MethodPart], StepCosts, int]:
+        """Return acceptance and costs with the skip set, all on the written graphs, and which draft is the fastest.
 
-        ``read``: the source that the target's slot attends over; a draft is given the same.
+        ``drafts``: the draft model in each format to choose from, the usual one first.  ``read``: the source that the
+        target's slot attends over; a draft is given the same.
         """
         methods = {name: MethodPart() for name in self.methods}
         slot.follow([])
@@ -79,29 +82,15 @@ class MethodMeasurer:
             start = (SkipSet.all_high if self.planes and slot.planes else SkipSet.every_other)(slot.layers)
             methods["swift"] = MethodPart(skip=SkipSetPart.of(start), draft_cost=costs.draft_ms(start) / costs.plain)
         planes = self.planes and slot.planes and slot.model.part.layers_have_planes
-        if draft_part is None and SELF_SPEC not in self.methods and not self.heads.trained and not planes:
-            return methods, costs
+        if not drafts and SELF_SPEC not in self.methods and not self.heads.trained and not planes:
+            return methods, costs, 0
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)
         self.progress("acceptance", 1, 1, "the target's own continuations")
-        if draft_part is not None:
-            wanted = "auto" if draft_part.origin == "optimum" else self.operators
-            graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
-            draft = open_slot(Model(folder, draft_part, graph, self.threads))
-            if read is not None:
-                read.attend(folder, draft_part, draft, self.threads)
-            within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
-            chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
-            acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
-            gains = costs.speedups(acceptance, draft_ms)
-            gamma = max(gains, key=lambda g: gains[g])
-            methods[SPECULATIVE] = MethodPart(
-                gamma=gamma,
-                draft_cost=draft_ms / costs.plain,
-                predicted_speedup=gains[gamma],
-                measured=[self._measured(acceptance.rates, acceptance.offered[0])],
-                notes=_scored(draft, chains),
-            )
+        each = [self._speculative(draft, slot, tokens, scorer, costs, read) for draft in drafts]
+        best = max(range(len(each)), key=lambda at: (each[at].predicted_speedup or 0.0) * _USUAL ** (not at), default=0)
+        if each:
+            methods[SPECULATIVE] = each[best]
         if SELF_SPEC in self.methods or planes:
             methods[SELF_SPEC] = self._self_spec(slot, scorer, costs)
         for name, heads in self.heads.trained.items():
@@ -109,7 +98,35 @@ class MethodMeasurer:
             chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)
             methods[name] = measure_heads(name, heads, slot, chains, costs, self._measured)
             self.progress("heads", 1, 1, f"{name} against the target")
-        return {name: methods[name] for name in METHODS if name in methods}, costs
+        return {name: methods[name] for name in METHODS if name in methods}, costs, best
+
+    def _speculative(
+        self,
+        written: WrittenDraft,
+        slot: Slot,
+        tokens: list[int],
+        scorer: ChainScorer,
+        costs: StepCosts,
+        read: Reading | None,
+    ) -> MethodPart:
+        folder, part = written
+        wanted = "auto" if part.origin == "optimum" else self.operators
+        graph = choose_operators(wanted, part).graph(part, strict=False)
+        draft = open_slot(Model(folder, part, graph, self.threads))
+        if read is not None:
+            read.attend(folder, part, draft, self.threads)
+        within = max(MIN_TOKENS, part.facts.context // 2)  # a draft may have less context than its target
+        chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
+        acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
+        gains = costs.speedups(acceptance, draft_ms)
+        gamma = max(gains, key=lambda g: gains[g])
+        return MethodPart(
+            gamma=gamma,
+            draft_cost=draft_ms / costs.plain,
+            predicted_speedup=gains[gamma],
+            measured=[self._measured(acceptance.rates, acceptance.offered[0])],
+            notes=_scored(draft, chains),
+        )
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
         search = SkipSearch(slot, scorer, costs, self.seed, self._store(), self.planes and slot.planes)

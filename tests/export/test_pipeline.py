@@ -16,7 +16,9 @@ import pytest
 from edgespec.drafters.registry import METHODS, needing
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.export import pipeline
 from edgespec.export.bundle.model_part import open_model
+from edgespec.export.measuring import method_parts
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
@@ -161,6 +163,24 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> No
     (tmp_path / "taken" / "file").write_text("x", "utf-8")
     with pytest.raises(ExportError, match="not a bundle"):
         Exporter(ExportOptions(target, tmp_path / "taken")).plan()
+
+
+def test_a_small_draft_is_in_the_faster_format(
+    tmp_path: Path, target: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which one that is the clock says, so the test tells what the usual one must be ahead by."""
+    monkeypatch.setattr(pipeline, "_SMALL", 1.0)
+    usual = ExportOptions(target, tmp_path / "b", ["speculative"], draft=draft, overwrite=True, quantizer="mse")
+    for ahead, form, quick in ((0.0, "int8", False), (math.inf, "int4", False), (0.0, "int4", True)):
+        monkeypatch.setattr(method_parts, "_USUAL", ahead)
+        exporter = Exporter(replace(usual, quick=quick))
+        manifest = exporter.run()
+        assert manifest.draft is not None
+        assert manifest.draft.format == form
+        assert exporter.draft is not None
+        assert manifest.memory["weight_bytes"]["draft"] == exporter.draft.weight_bytes(exporter.draft_choice, "auto")[0]
+        assert sorted(path.name for path in (tmp_path / "b").iterdir() if path.name.startswith(".")) == []
+        assert load(tmp_path / "b").generate([5, 6, 7], max_new_tokens=4, method="speculative").exact
 
 
 def test_a_busy_machine_predicts_nothing(

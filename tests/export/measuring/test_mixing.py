@@ -227,7 +227,13 @@ def test_more_bytes_are_nearer_to_the_source(tmp_path: Path) -> None:
 
 def test_a_draft_stays_int4(tmp_path: Path) -> None:
     options = ExportOptions(
-        TARGET, tmp_path / "out", ("speculative",), draft="builtin:shakespeare-draft", target_kl=1e-9, threads=1
+        TARGET,
+        tmp_path / "out",
+        ("speculative",),
+        draft="builtin:shakespeare-draft",
+        target_kl=1e-9,
+        threads=1,
+        quick=True,
     )
     Exporter(options).run()
     index = json.loads((tmp_path / "out" / "draft" / "model.weights.json").read_text("utf-8"))
