@@ -26,7 +26,7 @@ from edgespec.export.bundle.writer import (
     write_manifest,
 )
 from edgespec.export.calibrated import CALIBRATED, note
-from edgespec.export.codes import write_codes
+from edgespec.export.codes import ended, write_codes
 from edgespec.export.codes.write import FOLDER
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
@@ -162,7 +162,7 @@ class Exporter(Opened):
             tokens = self.read.written(slot, most, self.tokenizer.eos)
         made = InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
         if (own := self.options.codes or self.target.source.path / FOLDER).is_dir():
-            made.codes = write_codes(own, folder)
+            made.codes = write_codes(own, folder, self.codec)
         return made
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
@@ -274,7 +274,7 @@ class Exporter(Opened):
             draft=made.draft,
             drafter=made.drafter,
             methods=made.methods,
-            tokenizer=self.tokenizer,
+            tokenizer=ended(self.tokenizer, made.codes),
             sampling=self.sampling,
             pooling=self.pooling,
             text=None if self.speech else self.form,

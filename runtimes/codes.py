@@ -35,15 +35,14 @@ class CodeDecoder:
         check_graph(self._path, "stock")
         self._session = make_session(self._path, threads)
 
-    def run(self, **codes: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
-        """Decode codes, counted from 0, by the graph's inputs -> its output, of whatever shape it has.
+    def run(self, codes: NDArray[np.integer[Any]], **beside: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Decode codes, counted from 0, with what else the graph takes -> its output, of whatever shape it has.
 
         Raises:
             BundleError: the graph does not take them.
         """
-        given = {name: np.ascontiguousarray(value, np.int64) for name, value in codes.items()}
         try:
-            (found,) = self._session.run(None, given)
+            (found,) = self._session.run(None, {"codes": np.ascontiguousarray(codes, np.int64), **beside})
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
             raise BundleError(f"{self._path}: cannot decode these codes: {first_line(error)}") from error
         return np.asarray(found, np.float32)

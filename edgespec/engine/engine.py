@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from edgespec.engine.speaking import Speech
     from edgespec.engine.transcript import Transcript
     from edgespec.engine.transcription import Transcription, TranscriptionSettings
     from edgespec.runtimes.audio.reading import Sound
@@ -308,6 +309,36 @@ class Engine(LoadedBundle):
         for _ in running:
             pass
         return running.transcript
+
+    def speak(
+        self,
+        text: str,
+        voice: str | None = None,
+        settings: Settings | None = None,
+        *,
+        cancel: threading.Event | None = None,
+        **changes: Unpack[SettingsChanges],
+    ) -> Speech:
+        """Begin to speak: iterate for float32 [n], samples of its ``rate`` a second, as they come.
+
+        Args:
+            text: what is to be said.
+            voice: a name that the model knows; None = its usual one.
+            settings: of the codes; None = ``speaking``.
+            cancel: set it to end after the round at hand.
+            **changes: as for ``stream``.
+
+        Raises:
+            InvalidRequest: a bundle that does not speak, an empty text, a voice that is no name, nonsense settings.
+        """
+        from edgespec.engine.speaking import Speech
+
+        return Speech(self, text, voice, (settings or self.speaking).changed(**changes), cancel)
+
+    @property
+    def speaking(self) -> Settings:
+        """What speech gets that is asked for without settings: the sampling of Orpheus' own package."""
+        return self.defaults.changed(temperature=0.6, top_p=0.8, repetition_penalty=1.3)
 
     # -- session files -----------------------------------------------------------------------------------------------
 

@@ -206,7 +206,8 @@ class LoadedBundle:
         An answer and a text that a grammar binds have an end.  A text that a model only continues need not: it gets
         ``MAX_NEW_TOKENS``.
         """
-        ends = self.codec.chat_template is not None or settings.grammar is not None or self.encoding is not None
+        bundle, bound = self.bundle.manifest, settings.grammar is not None or self.encoding is not None
+        ends = bound or self.codec.chat_template is not None or bool(bundle.codes and bundle.codes.sound)
         return settings.max_new_tokens is None and not settings.ignore_eos and bool(self.eos) and ends
 
     def choose(self, method: str | None) -> MethodChoice:

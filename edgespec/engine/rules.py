@@ -1,4 +1,4 @@
-"""Rules of an encoder-decoder's generation_config.json, on a request."""
+"""Rules of a model on a request: of an encoder-decoder's generation_config.json, and of codes of speech."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.runtimes.audio.spoken import FrameRule
 from edgespec.runtimes.text.rules import RuledText
 
 
@@ -20,7 +21,7 @@ def with_length(engine: LoadedBundle, settings: Settings, begin: Sequence[int]) 
 
 
 def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, begin: Sequence[int]) -> SamplingParams:
-    """Bind a request by the rules that the model has, beside what else binds it.
+    """Bind a request by the rules that the model has, beside what else binds it; codes of speech follow each other.
 
     Args:
         engine: of the bundle.
@@ -28,11 +29,12 @@ def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, be
         settings: of the request, its length among them.
         begin: what its text begins with.
     """
-    manifest = engine.bundle.manifest
+    manifest, ends = engine.bundle.manifest, frozenset[int]() if settings.ignore_eos else engine.eos
+    if (codes := manifest.codes) and codes.sound and list(begin[-len(codes.sound.end) :]) == codes.sound.end:
+        return replace(sampling, constraint=FrameRule(codes, manifest.target.facts.vocab, ends, len(begin)))
     rules = manifest.text.rules if manifest.text is not None else None
     if rules is None or not RuledText.needed(rules):
         return sampling
-    ends = frozenset[int]() if settings.ignore_eos else engine.eos
     if settings.ignore_eos:
         rules = rules.model_copy(update={"forced_end": None})
     length = min(engine.context, len(begin) + (settings.max_new_tokens or engine.context))

@@ -9,23 +9,26 @@ from typing import Any
 from pydantic import ValidationError
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.codes import vq
+from edgespec.export.codes import snac, vq
 from edgespec.export.codes.graph import CodeGraph, CodeTensors
 from edgespec.export.source.stored import read_object, safetensors_in
 from edgespec.runtimes.files.codes import CodesPart
+from edgespec.runtimes.files.manifest import TokenizerFacts
+from edgespec.runtimes.text.codec import TextCodec
 
 GRAPH, FOLDER = "codes.onnx", "codes"
 Writer = Callable[[CodeGraph, Mapping[str, Any]], dict[str, Any]]
 """Adds a decoder to a graph, as a config.json describes it -> the fields of its ``CodesPart`` but for ``graph``."""
-WRITERS: dict[str, Writer] = {"vq": vq.write}
+WRITERS: dict[str, Writer] = {"vq": vq.write, "snac": snac.write}
 
 
-def write_codes(checkpoint: Path, bundle: Path) -> CodesPart:
+def write_codes(checkpoint: Path, bundle: Path, codec: TextCodec) -> CodesPart:
     """Write the graph of a decoder of codes -> what a manifest says of it.
 
     Args:
         checkpoint: its folder: safetensors, and a config.json whose ``model_type`` is one of ``WRITERS``.
         bundle: the folder to write to.
+        codec: of the model that writes the codes.
 
     Raises:
         ExportError: what is missing or odd in the checkpoint.
@@ -33,15 +36,25 @@ def write_codes(checkpoint: Path, bundle: Path) -> CodesPart:
     """
     file = checkpoint / "config.json"
     config = read_object(file, "give the folder of a decoder of codes, with its config.json")
-    writer = WRITERS.get(kind := str(config.get("model_type")))
+    writer = WRITERS.get(kind := "snac" if snac.suits(config) else str(config.get("model_type")))
     if writer is None:
         raise UnsupportedModel(f"{file}: codes of the kind {kind!r}: expected one of {', '.join(WRITERS)}")
     stored = safetensors_in(checkpoint)
     tensors = CodeTensors(lambda name: stored[name].read(slice(None), None), stored)
     graph = CodeGraph(tensors)
     fields = writer(graph, config)
+    if sound := fields.get("sound"):
+        words = snac.spoken(codec)
+        fields["first"] = words.pop("first")
+        sound |= words
     graph.save(bundle / GRAPH)
     try:
         return CodesPart(graph=GRAPH, **fields)
     except (ValidationError, TypeError) as error:
         raise ExportError(f"{file}: does not describe codes: {error}") from error
+
+
+def ended(facts: TokenizerFacts, codes: CodesPart | None) -> TokenizerFacts:
+    """Let the token that stops speech end a text, too."""
+    stops = {codes.sound.stop} - {*facts.eos} if codes and codes.sound else set()
+    return facts.model_copy(update={"eos": [*facts.eos, *stops]})

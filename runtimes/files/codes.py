@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from edgespec.runtimes.files.bounds import Count, Token, Tokens
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.manifest_parts import InsidePath
 
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MOST_SIDE = 256  # codes of a line or a column
 
 
@@ -29,9 +30,20 @@ class ImageCodes(Part):
 
 
 class SoundCodes(Part):
-    """Sound of ``rate`` samples a second."""
+    """Sound of ``rate`` samples a second, by frames of ``places`` codes: each place has its own, one place's behind the
+    other's.
+
+    A prompt is a voice and what it says, between ``begin`` and ``end``; codes follow until ``stop``.  ``voices``: known
+    ones, the usual one first.  ``noise``: random numbers that the graph takes for a frame.
+    """
 
     rate: int = Field(ge=1, le=1 << 20)
+    places: int = Field(ge=1, le=64)
+    begin: Tokens
+    end: Tokens
+    stop: Token
+    voices: Annotated[list[Name], Field(min_length=1, max_length=256)]
+    noise: int = Field(default=0, ge=0, le=1 << 20)
 
 
 class CodesPart(Part):
@@ -50,6 +62,8 @@ class CodesPart(Part):
     def _fits(self) -> CodesPart:
         if (self.image is None) == (self.sound is None) or not self.size:
             raise ValueError("codes: expected codes of pictures, or of sound")
+        if self.sound and self.size % self.sound.places:
+            raise ValueError(f"codes: {self.size} of them do not share {self.sound.places} places evenly")
         return self
 
     @property

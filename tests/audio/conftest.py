@@ -1,4 +1,4 @@
-"""A small Whisper of random weights, and the embedded one that was trained on spoken digits, with their bundles."""
+"""Small models of random weights that hear and speak, and the embedded one that knows spoken digits, as bundles."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from tests.support.snac import write_orpheus
 from tests.support.whisper import torch_model, write_whisper
 
 
@@ -44,3 +45,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draft = "builtin:spoken-digits-draft"
     Exporter(ExportOptions("builtin:spoken-digits", folder, ["speculative"], "int8", draft=draft, threads=1)).run()
     return folder
+
+
+@pytest.fixture(scope="session")
+def orpheus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export a model that writes codes of speech, which is its own draft."""
+    folder = tmp_path_factory.mktemp("orpheus")
+    source = write_orpheus(folder / "model")
+    Exporter(ExportOptions(str(source), folder / "bundle", ["self-spec", "speculative"], "fp32", draft=str(source),
+                           threads=1, trials=1)).run()  # fmt: skip
+    return folder / "bundle"
