@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.runtimes.options import LoadChanges, LoadOptions
 
 BUILTIN = "builtin:"
+EMBEDDED = Path(__file__).parent / "builtin"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _READ = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.jinja")  # files whose change makes another bundle
 
@@ -41,7 +42,7 @@ class Made:
     Attributes:
         name: which commands take in place of a folder.
         model: the folder, .gguf file, hub id or builtin:NAME that it was made of.
-        files: a digest of the names, sizes and times of a local model's files; "" of others.
+        files: a digest of a local model's files (names, sizes, times) or of an embedded one's; "" of others.
         path: the bundle's folder.
     """
 
@@ -102,10 +103,10 @@ def located(source: str | os.PathLike[str]) -> Path | None:
     path = Path(source).expanduser()
     if (path / MANIFEST).is_file():
         return path
-    files = _files(path)
-    model = str(path.resolve()) if files else os.fspath(source)
+    model = str(path.resolve()) if _files(path) else os.fspath(source)
+    of = model, _files(path) or embedded(model)
     for one in made():
-        if (one.model, one.files) == (model, files) or (one.name == os.fspath(source) and not path.exists()):
+        if (one.model, one.files) == of or (one.name == os.fspath(source) and not path.exists()):
             with suppress(OSError):
                 os.utime(_facts(one.path))
             return one.path
@@ -226,7 +227,7 @@ def _make(model: str, progress: Progress) -> Path:
         if error.hint:  # nobody has given -o
             error.hint = error.hint.replace("with -o", "with the environment variable EDGESPEC_CACHE")
         raise
-    write_staged(_facts(folder), json.dumps({"model": of, "files": files}))
+    write_staged(_facts(folder), json.dumps({"model": of, "files": files or embedded(of)}))
     return folder
 
 
@@ -285,6 +286,18 @@ def _files(path: Path) -> str:
         return ""
     facts = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def embedded(model: str) -> str:
+    """Digest an embedded model, and that which it is the widening of; "" = it is none."""
+    folder = EMBEDDED / model.removeprefix(BUILTIN)
+    if not model.startswith(BUILTIN) or not folder.is_dir():
+        return ""
+    made, wide = hashlib.sha256(), folder / "edgespec_widened.json"
+    small = [folder / json.loads(wide.read_text("utf-8"))["source"]] if wide.is_file() else []
+    for file in (file for one in (folder, *small) for pattern in _READ for file in sorted(one.glob(pattern))):
+        made.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return made.hexdigest()
 
 
 def _free(model: str) -> Path:

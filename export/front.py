@@ -34,9 +34,13 @@ def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
         exporter.options = replace(exporter.options, output=folder)
         manifest = exporter.run()
         progress("golden", 0, 1, "plain decoding of the test prompts")
-        vectors, made_by = make_golden(folder, exporter.text.text, options.threads)
-        provenance = manifest.provenance | {"golden": made_by}
-        manifest = manifest.model_copy(update={"golden": vectors, "provenance": provenance})
+        vectors, seen, made_by = make_golden(folder, exporter.text.text, options.threads)
+        target, provenance = manifest.target, manifest.provenance | {"golden": made_by}
+        if target.image is not None:
+            image = target.image.model_copy(update={"proof": seen})
+            target = target.model_copy(update={"image": image})
+        changes = {"golden": vectors, "target": target, "provenance": provenance}
+        manifest = manifest.model_copy(update=changes)
         save_manifest(folder, manifest)
         progress("golden", 1, 1, "done")
     with suppress(OSError):  # another search is in there

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError, IncompatibleDraft
-from edgespec.export.architectures.image_limits import limit_images
+from edgespec.export.architectures.sights import limit_images
 from edgespec.export.bundle.drafter import check_drafter
 from edgespec.export.bundle.model_part import (
     check_coded_keys,

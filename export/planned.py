@@ -16,8 +16,8 @@ from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.image_limits import limit_images
 from edgespec.export.architectures.refused import NotText
+from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model_part import (
     check_coded_keys,

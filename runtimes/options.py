@@ -12,6 +12,7 @@ from edgespec.runtimes.files.attention import choose_attention
 from edgespec.runtimes.files.formats import CHECKPOINTS, Attention
 from edgespec.runtimes.files.manifest import Manifest, Operators, Precision
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators
+from edgespec.runtimes.images.limits import limited
 from edgespec.runtimes.ort.session import check_threads, default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 
@@ -35,6 +36,7 @@ class LoadChanges(TypedDict, total=False):
     draft_attention: Attention | None
     ngram_store: str | os.PathLike[str] | None
     prompt_cache: bool
+    image_rows: int | None
     budget: str | int | None
 
 
@@ -63,6 +65,7 @@ class LoadOptions:
             request is ever kept.
         prompt_cache: whether prompts that take long to read are kept on the disk for the next process, and found there;
             the variable ``EDGESPEC_PROMPT_CACHE=0`` says no for all.
+        image_rows: most rows of an image, each as a token of the context; None = as many as the bundle says.
         budget: the most memory that this process may take, as in "1.5GiB", mapped files included; requests get a
             cheaper method, with the reason, or are refused where they would pass it.  None = what is free when loading,
             of private memory; "off" = nothing is counted.
@@ -80,10 +83,12 @@ class LoadOptions:
     draft_attention: Attention | None = None
     ngram_store: str | os.PathLike[str] | None = None
     prompt_cache: bool = True
+    image_rows: int | None = None
     budget: str | int | None = None
 
     def __post_init__(self) -> None:
-        for name, number in (("threads", self.threads), ("context", self.context)):
+        for name in ("threads", "context", "image_rows"):
+            number = getattr(self, name)
             if not (number is None or isinstance(number, SupportsIndex)):
                 raise InvalidRequest(f"{name} is {number!r}: expected a whole number")
         for name, switch in (("strict", self.strict), ("check", self.check), ("prompt_cache", self.prompt_cache)):
@@ -110,6 +115,15 @@ class LoadOptions:
         if unknown := changes.keys() - known:
             raise unknown_name("load option", min(unknown), known)
         return replace(self, **changes)
+
+    def seen(self, manifest: Manifest) -> Manifest:
+        """Describe the same bundle with fewer rows an image, where that is asked for.
+
+        Raises:
+            InvalidRequest: it reads no images, or they have more rows at least.
+        """
+        image = limited(manifest.target.image, self.image_rows)
+        return manifest.model_copy(update={"target": manifest.target.model_copy(update={"image": image})})
 
     def resolve(self, manifest: Manifest) -> RunOptions:
         """Resolve the options for a bundle with ``manifest`` on this machine; no file is opened.

@@ -105,7 +105,8 @@ def test_signatures(function: Callable[..., object], signature: str) -> None:
 def test_settings() -> None:
     assert defaults(LoadOptions) == {
         "threads": None, "context": None, "strict": True, "check": True, "operators": "auto", "precision": "full",
-        "device": "cpu", "device_precision": None, "attention": None, "draft_attention": None, "ngram_store": None,
+        "device": "cpu", "device_precision": None, "attention": None, "draft_attention": None,
+        "ngram_store": None, "image_rows": None,
         "prompt_cache": True, "budget": None
     }  # fmt: skip
     assert defaults(Settings) == {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import PATH, option
+from edgespec.cli.common import COUNT, PATH, option
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,6 +22,13 @@ image_option = option(
     dest="images",
     multiple=True,
     metavar="FILE",
+)
+
+
+image_rows_option = option(
+    "--image-rows",
+    "The most rows of a picture, each as a token: smaller pictures, fewer tiles.  [default: the bundle's]",
+    COUNT,
 )
 
 

@@ -29,9 +29,9 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
             raise InvalidRequest("this bundle has no recordings of its own", "give one with --prompts talk.wav")
         return list(windows(engine, file)[:limit])
     if file is None:
-        from edgespec.reports.proof import prompt_of
+        from edgespec.reports.proof import golden_of
 
-        prompts: list[Prompt] = [prompt_of(vector) for vector in engine.bundle.manifest.golden]
+        prompts: list[Prompt] = [prompt for prompt, _ in golden_of(engine)]
         if not prompts:
             raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
         return prompts[:limit]

@@ -31,7 +31,7 @@ from edgespec.cli.common import (
     prompt_cache_option,
     request_options,
 )
-from edgespec.cli.images import image_option, read_images, require_sight, with_images
+from edgespec.cli.images import image_option, image_rows_option, read_images, require_sight, with_images
 from edgespec.cli.line_editor import typing
 from edgespec.cli.markdown import show
 from edgespec.cli.tool_calls import mcp_tools
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 @group(COMMON, option("--beams", "Beam search with N beams, without drafting.", COUNT))
 @group(COMMON, option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool))
 @request_options
-@group("Pictures", image_option)
+@group("Pictures", image_option, image_rows_option)
 @audio_options
 @group(
     "Many prompts",
@@ -154,8 +154,6 @@ def command(
         return
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
-    if options["images"] and session is not None:
-        raise click.UsageError("--session keeps texts alone: leave it out, pictures are found again by themselves")
     options["images"] = read_images(options["images"])
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
     by_line = options["input"] is not None and options["input"].suffix != ".jsonl" and str(options["input"]) != "-"

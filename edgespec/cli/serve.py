@@ -23,6 +23,7 @@ from edgespec.cli.common import (
     progress,
     prompt_cache_option,
 )
+from edgespec.cli.images import image_rows_option
 from edgespec.runtimes.process import one_arena
 from edgespec.runtimes.text.call_formats import FORMATS
 from edgespec.server.scheduler import Limits
@@ -69,6 +70,7 @@ FORMAT = click.Choice(list(FORMATS))
 )
 @group(
     "Limits",
+    image_rows_option,
     option("--parallel", "Texts to decode together.", int, Limits.parallel),
     option("--queue", "Texts that may wait.", int, Limits.queue),
     option("--most-tokens", "Most new tokens of a text.", int, Limits.tokens),

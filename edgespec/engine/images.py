@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class Images:
         self._lock = threading.RLock()
         files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
         sides = [[files.get(one.weights), one.high_alone] for one in target.sides]
-        facts = [self.part.model_dump(mode="json"), sides]
+        facts = [self.part.model_dump(mode="json", exclude={"proof"}), sides]
         self._facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._folders: dict[str | None, PromptFolder | None] = {}
         self._places: Rows | None = None  # the tower's learnt positions
@@ -142,6 +143,10 @@ class Images:
         if found and found[-1] >= INSERTED:
             raise InvalidRequest("the prompt ends with an image", "say behind it what is asked")
         return Placed(found, made, 1000 * (time.perf_counter() - start))
+
+    def rows_of(self, images: Iterable[Image]) -> list[Inserted]:
+        """Make the rows of images, or find them."""
+        return [self._rows_of(one, None) for one in images]
 
     def hold(self, tokens: Sequence[int]) -> list[Inserted]:
         """Keep the images of a text until ``rows.let_go``.
@@ -217,11 +222,16 @@ class Images:
 
     # -- on the disk ---------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _origin(self) -> dict[str, str]:
+        """What rows on the disk were made by."""
+        library = native_library().path
+        made = "" if library is None else sha256(library)
+        return {"images": self._facts, "edgespec": __version__, "library": made}
+
     def _folder(self, owner: str | None) -> PromptFolder | None:
         if owner not in self._folders:
-            facts, library = {"images": self._facts, "edgespec": __version__}, native_library().path
-            facts["library"] = "" if library is None else sha256(library)
-            root = root_of(facts, owner) if self._limit else None
+            root = root_of(self._origin, owner) if self._limit else None
             self._folders[owner] = None if root is None else PromptFolder(root)
         return self._folders[owner]
 

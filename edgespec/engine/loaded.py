@@ -91,9 +91,9 @@ class LoadedBundle:
         graph: str | None = None,
         share: LoadedBundle | None = None,
     ) -> None:
-        bundle = replace(bundle, manifest=complete(bundle.manifest))
-        self.bundle, self.options = bundle, options or LoadOptions()
-        manifest, target, options = bundle.manifest, bundle.manifest.target, self.options
+        self.options = options = options or LoadOptions()
+        self.bundle = bundle = replace(bundle, manifest=options.seen(complete(bundle.manifest)))
+        manifest, target = bundle.manifest, bundle.manifest.target
         self.run = run = options.resolve(manifest)
         if options.precision == "high":
             self.bundle = bundle = replace(bundle, manifest=complete(manifest.at_high_precision()))

@@ -25,6 +25,8 @@ from edgespec.runtimes.files.session_file import (
     slot_bytes,
     write_session,
 )
+from edgespec.runtimes.images.image import Image
+from edgespec.runtimes.images.prompt import apart, seeing
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.chat import Message
@@ -35,13 +37,19 @@ _HASH = 64  # characters that no person reads
 
 def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message]) -> None:
     """See ``Engine.save_session``."""
-    tokens = list(tokens)[: engine.context]
+    messages, held = apart(messages)
+    pictures = [Image.of(one).pixels for one in held]
+    if not pictures and max(tokens, default=0) >= INSERTED:
+        raise InvalidRequest("a text with images is saved as a conversation", "give the messages that have them")
+    with engine.seeing(tokens):
+        _save(engine, file, list(tokens)[: engine.context], (messages, pictures))
+
+
+def _save(
+    engine: LoadedBundle, file: Path, tokens: list[int], said: tuple[Sequence[Message], list[NDArray[np.uint8]]]
+) -> None:
     vocab = engine.bundle.manifest.target.facts.vocab
-    if max(tokens, default=0) >= INSERTED:
-        raise InvalidRequest(
-            "a text with images cannot be saved", "what was read of it is found again by the same prompt without that"
-        )
-    if any(not 0 <= token < vocab for token in tokens):
+    if any(not 0 <= token < vocab for token in tokens if token < INSERTED):
         raise InvalidRequest(f"a token id outside the vocabulary: expected 0 to {vocab - 1}")
     session = engine.sessions.take(tokens)
     try:
@@ -72,9 +80,11 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
                 )
                 for name, slot in slots.items()
             }
-            header = SessionHeader(**saved, messages=[dict(message) for message in messages])
+            messages, pictures = said
+            sizes = [one.shape[:2] for one in pictures]
+            header = SessionHeader(**saved, messages=[dict(message) for message in messages], pictures=sizes)
             vouched = not session.foreign and not engine.unproven()
-            write_session(file, header, [array for some in arrays.values() for array in some], vouched)
+            write_session(file, header, [array for some in (*arrays.values(), pictures) for array in some], vouched)
     finally:
         engine.sessions.give_back(session)
 
@@ -84,8 +94,11 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     saved = read_session(file)
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
     _require(file, target, engine.model, manifest, engine.context)
+    pictures = [Image.of(one) for one in saved.pictures]
+    if pictures:
+        engine.reader().rows_of(pictures)
     _admit(engine, target.tokens)
-    with engine.lock:
+    with engine.lock, engine.seeing(target.tokens):
         session = engine.new_session()
         _take_up(file, target, saved.target, session.target)
         if not saved.sealed:
@@ -101,7 +114,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
 
             session.open_draft_with(take_up)
     engine.sessions.add(session)
-    return list(saved.header.messages)
+    return seeing(saved.header.messages, pictures)
 
 
 def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:
@@ -139,5 +152,5 @@ def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, con
             f"{file}: a text of {len(saved.tokens)} tokens: expected at most {context}, the context",
             "load the bundle with a longer context",
         )
-    if any(token >= vocab for token in saved.tokens):
+    if any(vocab <= token < INSERTED for token in saved.tokens):
         raise SessionError(f"{file}: a token id outside the vocabulary of {vocab}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edgespec import __version__
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.text import INSERTED
 from edgespec.drafters.registry import AR
 from edgespec.engine.encoding import Source, begun
 from edgespec.engine.engine import Engine, Prompt
@@ -26,12 +28,15 @@ from edgespec.errors import BundleError
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.images import SeenVector
 from edgespec.runtimes.files.manifest import GoldenVector
+from edgespec.runtimes.images.image import proof_picture
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.text.sources import SourceTexts
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
 LINE = 80  # characters of a line that is a source
+PICTURE = 32, 256  # pixels: so long that few tiles are cut of it
 
 
 def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
@@ -86,8 +91,10 @@ def why_free(engine: LoadedBundle) -> str:
     return ""
 
 
-def make_golden(bundle: Path, text: str, threads: int | None = None) -> tuple[list[GoldenVector], dict[str, str]]:
-    """Greedy plain decoding, strict, of the prompts -> the vectors, and what made them (``provenance.golden``)."""
+def make_golden(
+    bundle: Path, text: str, threads: int | None = None
+) -> tuple[list[GoldenVector], list[SeenVector], dict[str, str]]:
+    """Greedy plain decoding, strict -> vectors, those of a picture, what made them (``provenance.golden``)."""
     engine = load(bundle, threads=threads, check=False, prompt_cache=False)
     vectors = []
     for prompt in golden_prompts(engine, text):
@@ -95,7 +102,21 @@ def make_golden(bundle: Path, text: str, threads: int | None = None) -> tuple[li
         given = prompt.tokens if isinstance(prompt, Source) else prompt
         begin = list(prompt.begin) if isinstance(prompt, Source) else None
         vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=result.tokens))
-    return vectors, made_by(engine)
+    return vectors, _seen(engine, text), made_by(engine)
+
+
+def _seen(engine: Engine, text: str) -> list[SeenVector]:
+    """Let a model that reads pictures go on with one and a line of the text."""
+    if engine.images is None or find_spec("PIL") is None:
+        return []
+    line = next(filter(str.strip, text.splitlines()), "It is")[:LINE]
+    prompt = engine.images.prompt(engine.codec, [proof_picture(PICTURE), line])
+    if len(prompt) + NEW_TOKENS > engine.context:
+        return []
+    written = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS)).tokens
+    word = engine.images.part.words.id
+    return [SeenVector(size=PICTURE, prompt=[word if token >= INSERTED else token for token in prompt],
+                       tokens=written)]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -246,9 +267,17 @@ def prove(
     return proofs
 
 
-def prompt_of(vector: GoldenVector) -> list[int] | Source:
-    """Return what a vector was written about."""
-    return vector.prompt if vector.begin is None else Source.of(vector.prompt, vector.begin)
+def golden_of(engine: Engine) -> list[tuple[list[int] | Source, list[int]]]:
+    """Return what the bundle's golden vectors were written about, and what was written, as far as there is room.
+
+    Those of pictures are among them where pictures can be read.
+    """
+    vectors = engine.bundle.manifest.golden
+    found: list[tuple[list[int] | Source, GoldenVector | SeenVector]]
+    found = [(one.prompt if one.begin is None else Source.of(one.prompt, one.begin), one) for one in vectors]
+    if vectors and engine.images is not None and find_spec("PIL") is not None:
+        found += [(engine.place(one.prompt, [proof_picture(one.size)]), one) for one in engine.images.part.proof]
+    return [(prompt, one.tokens) for prompt, one in found if len(one.prompt) + len(one.tokens) <= engine.context]
 
 
 def check_golden(engine: Engine) -> tuple[int, int]:
@@ -260,12 +289,10 @@ def check_golden(engine: Engine) -> tuple[int, int]:
     coded = engine.attention.kv is not None and engine.attention.name not in exact
     if engine.attention.name != default and (coded or default not in exact):
         return 0, 0
-    vectors = engine.bundle.manifest.golden
-    golden = [vector for vector in vectors if len(vector.prompt) + len(vector.tokens) <= engine.context]
+    golden = golden_of(engine)
     same = sum(
-        engine.generate(prompt_of(vector), Settings(method=AR, max_new_tokens=len(vector.tokens))).tokens
-        == vector.tokens
-        for vector in golden
+        engine.generate(prompt, Settings(method=AR, max_new_tokens=len(tokens))).tokens == tokens
+        for prompt, tokens in golden
     )
     return same, len(golden)
 

@@ -72,7 +72,7 @@ class Model:
         self, name: str, folder: Path, options: LoadOptions, tokens: int, calls: str | None, pictures: str = ""
     ) -> None:
         self.name, self.folder, self.options = name, folder, options
-        self.manifest = manifest = complete(read_manifest(folder))
+        self.manifest = manifest = options.seen(complete(read_manifest(folder)))
         self.run = options.resolve(manifest)
         sampling = own_sampling(manifest.sampling, temperature=TEMPERATURE)
         plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}

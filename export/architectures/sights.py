@@ -15,6 +15,7 @@ from edgespec.export.architectures.towers import Tower, Whole
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.source.stored import NONSENSE
+from edgespec.runtimes.images.limits import limited
 
 SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "idefics3": idefics3.open_sight,
@@ -28,6 +29,13 @@ SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "qwen3_5": qwen_vl.open_sight,
     "qwen3_5_moe": qwen_vl.open_sight,
 }
+
+
+def limit_images(arch: Architecture, rows: int | None) -> None:
+    """Let an image have at most so many rows; see ``limited``."""
+    image = limited(arch.sight and arch.sight.image, rows)
+    if arch.sight is not None and image is not None:
+        arch.sight = arch.sight._replace(image=image)
 
 
 def _check(found: Sight, path: Path) -> None:

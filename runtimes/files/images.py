@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from edgespec.runtimes.files.bounds import Context, Guesses, Layers, Share, Token, Width
+from edgespec.runtimes.files.bounds import Context, Guesses, Layers, Share, Token, Tokens, Width
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.manifest_parts import InsidePath
 
@@ -129,6 +129,17 @@ class WindowsPart(Part):
     full: Layers
 
 
+class SeenVector(Part):
+    """What this bundle's plain decoding wrote about a picture of ``size`` (``runtimes.images.image.proof_picture``).
+
+    ``prompt`` has the image's token for each of its rows.
+    """
+
+    size: tuple[Width, Width]
+    prompt: Tokens
+    tokens: Tokens
+
+
 class ImagePart(Part):
     """How images become rows of a decoder, which stand where its embedding has none.
 
@@ -140,6 +151,7 @@ class ImagePart(Part):
     side.  ``bidirectional``: rows of a piece see each other.  ``deepstack``: so many projectors more make rows of what
     layers inside the tower give, which are added to the residual stream after the decoder's first layers, one each
     (arXiv 2406.04334); ``taps``: after which layers of the tower.
+    ``proof``: golden vectors, which other runtimes must reproduce.
     """
 
     processor: Processor
@@ -151,6 +163,7 @@ class ImagePart(Part):
     positions: Literal["text", "grid"] = "text"
     bidirectional: bool = False
     taps: Layers = Field(default_factory=list)
+    proof: list[SeenVector] = Field(default_factory=list)
 
     @property
     def deepstack(self) -> int:

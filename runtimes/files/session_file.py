@@ -5,7 +5,8 @@ The file, little endian:
     64 bytes     magic "EDGESESS", version, bytes of the header (2 x uint32), SHA-256 of all that follows, and the first
                  16 bytes of the seal of these 48 (``sealed``); zeros where what it holds cannot be vouched for
     header       JSON, UTF-8, filled up with spaces to a multiple of 64 bytes: ``SessionHeader``
-    parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself
+    parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself, and
+                 pixels of pictures
 
 A slot's bytes mean something only to the same weights, graph and format of keys: ``SavedSlot.origin`` names them.
 """
@@ -17,14 +18,14 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec.errors import SessionError
-from edgespec.runtimes.files.bounds import Token
+from edgespec.runtimes.files.bounds import Width
 from edgespec.runtimes.files.json_file import MOST_BYTES, parse_json, validated
 from edgespec.runtimes.files.sealed import is_sealed, seal_of
 from edgespec.runtimes.files.staged import staged
@@ -50,18 +51,23 @@ class SavedSlot(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     origin: dict[str, str]
-    tokens: list[Token]
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 63)]]
     furthest: int = Field(ge=0, le=1 << 31)
     nbytes: int = Field(ge=0, le=1 << 40)
 
 
 class SessionHeader(BaseModel):
-    """What a session file says of itself; ``messages``: of the conversation, if it was one."""
+    """What a session file says of itself.
+
+    ``messages``: of the conversation, if it was one; ``pictures``: height and width of those of its parts of type
+    image, in order.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     target: SavedSlot
     draft: SavedSlot | None = None
     messages: list[dict[str, Any]] = Field(default_factory=list)
+    pictures: list[tuple[Width, Width]] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class SavedSession:
         header: what it says.
         target: uint8 [nbytes], mapped.
         draft: the same of the draft; empty where there is none.
+        pictures: uint8 [h, w, 3] each.
         sealed: this user's edgespec computed what it holds, with a bundle that was checked.
     """
 
@@ -80,6 +87,7 @@ class SavedSession:
     header: SessionHeader
     target: NDArray[np.uint8]
     draft: NDArray[np.uint8]
+    pictures: Arrays
     sealed: bool
 
 
@@ -89,13 +97,13 @@ def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[An
     Args:
         file: one that is there is replaced.
         header: what it says.
-        arrays: of the target's slot and of the draft's, as many bytes as the header says.
+        arrays: of the target's slot, of the draft's, and pictures, as many bytes as the header says.
         vouched: they were computed here, with a bundle that was checked: the file gets a seal.
 
     Raises:
         SessionError: it cannot be written.
     """
-    text = header.model_dump_json().encode()
+    text = header.model_dump_json(exclude=None if header.pictures else {"pictures"}).encode()
     text += b" " * (-len(text) % LINE)
     if len(text) > MOST_BYTES:
         raise SessionError(f"{file}: a conversation of {len(text)} bytes: expected at most {MOST_BYTES}")
@@ -142,10 +150,13 @@ def read_session(file: Path) -> SavedSession:
     header = validated(SessionHeader, data, file, SessionError, _AGAIN)
     body = mapped[LINE + size :]
     own, others = header.target.nbytes, header.draft.nbytes if header.draft else 0
-    if len(body) != own + others:
-        raise SessionError(f"{file}: expected {own + others} bytes of slots, got {len(body)}", _AGAIN)
+    ends = np.cumsum([own, others, *(3 * height * width for height, width in header.pictures)])
+    if len(body) != ends[-1]:
+        raise SessionError(f"{file}: expected {ends[-1]} bytes of slots and pictures, got {len(body)}", _AGAIN)
+    target, draft, *pixels = np.split(body, ends[:-1])
+    pictures = [one.reshape(*size, 3) for one, size in zip(pixels, header.pictures, strict=True)]
     begin, seal = mapped[: _BEGIN.size].tobytes(), mapped[_BEGIN.size : LINE].tobytes()
-    return SavedSession(file, header, body[:own], body[own:], is_sealed(_PURPOSE, begin, seal))
+    return SavedSession(file, header, target, draft, pictures, is_sealed(_PURPOSE, begin, seal))
 
 
 def slot_bytes(arrays: Arrays) -> int:

@@ -14,6 +14,12 @@ from edgespec.runtimes.images.processing import Processed, process
 from edgespec.runtimes.images.reading import MOST_PIXELS, Pixels, Source, read
 
 
+def proof_picture(size: tuple[int, int]) -> Image:
+    """Make the picture of golden vectors: height and width -> stripes and bows of all colours."""
+    down, across, channel = np.indices((*size, 3))
+    return Image(((across * (down + 3 * channel) + 7 * down) % 256).astype(np.uint8))
+
+
 class Image:
     """A picture as a part of a prompt; ``edgespec.Image``.
 

@@ -41,6 +41,23 @@ def _emptied(part: Any, held: list[Any]) -> Any:
     return {key: value for key, value in part.items() if key != "image"}
 
 
+def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
+    """Put pictures back into a conversation that they were taken out of by ``apart``, which says how many."""
+    left = iter(images)
+
+    def filled(part: Any) -> Any:
+        shown = isinstance(part, Mapping) and part.get("type") == "image"
+        return {**part, "image": next(left, None)} if shown else part
+
+    contents = (message.get("content") for message in messages)
+    return [
+        {**message, "content": [filled(part) for part in content]}
+        if isinstance(content, (list, tuple))
+        else dict(message)
+        for message, content in zip(messages, contents, strict=True)
+    ]
+
+
 def expanded(text: str, words: ImageWords, texts: Sequence[str]) -> str:
     """Put what stands for each picture into a text, in the places that a template has marked.
 

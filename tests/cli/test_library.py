@@ -73,6 +73,18 @@ def test_a_model_that_changed_is_another_bundle(cache: Path, model: Path, tmp_pa
     assert library.located(model) == first
 
 
+def test_embedded_weights_that_changed_are_another_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "builtin"
+    for name in ("shakespeare", "shakespeare-73m"):
+        shutil.copytree(Path(edgespec.__file__).parent / "builtin" / name, folder / name)
+    monkeypatch.setattr(library, "EMBEDDED", folder)
+    found = [library.embedded(f"builtin:{name}") for name in ("shakespeare", "shakespeare-73m", "none")]
+    (folder / "shakespeare" / "model.safetensors").write_bytes(b"other")
+    assert found[2] == "" == library.embedded("shakespeare")
+    changed = [library.embedded(f"builtin:{name}") for name in ("shakespeare", "shakespeare-73m")]
+    assert len({*found, *changed}) == 5  # the wide one is made of the other
+
+
 def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: Path, demo: Path) -> None:
     near = command("run", f"{demo}s", "--prompt", "x")
     near.refused(1, "no such bundle or model", f"did you mean {demo}?")

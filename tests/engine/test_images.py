@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edgespec
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.text import INSERTED
@@ -25,11 +26,11 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.footprint import memory_of
-from edgespec.reports.proof import prove
+from edgespec.reports.proof import PICTURE, check_golden, golden_of, prove
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.images import ImagePart
-from edgespec.runtimes.images.image import Image
+from edgespec.runtimes.images.image import Image, proof_picture
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.slots.inserted import Inserted
 from tests.support import sight
@@ -186,7 +187,7 @@ def test_what_is_refused(engine: Engine) -> None:
     lost = [token + (1 << 14 if token >= INSERTED else 0) for token in placed]
     with pytest.raises(InvalidRequest, match="not there"):
         engine.generate(lost, max_new_tokens=1)
-    with pytest.raises(InvalidRequest, match="cannot be saved"):
+    with pytest.raises(InvalidRequest, match="saved as a conversation"):
         engine.save_session("none", placed)
     with pytest.raises(InvalidRequest, match="expected uint8"):
         Image.of(np.zeros((2, 2, 3), np.float32))
@@ -271,7 +272,33 @@ def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str
         asked = chat.ask("is it", max_new_tokens=3).stats
         assert asked.image_rows == wanted["text.0"].tolist().count(sight.IMAGE)
         assert asked.reused_tokens >= asked.image_rows
+        chat.save(tmp_path / "a.session")
+        wanted_next = chat.ask("and now", max_new_tokens=3).tokens
         if name == "lfm2_vl":  # whose processor makes more of thin pictures than its towers were trained for
             thin: Parts = ["a ", Image.of(np.zeros((300, 2), np.uint8)), " b"]
             with pytest.raises(InvalidRequest, match="192 patches, and this model reads 64 at once"):
                 engine.generate(thin, **how)
+    with load(tmp_path / "bundle", threads=1, prompt_cache=False) as engine:
+        again = engine.conversation(engine.restore_session(tmp_path / "a.session")).ask("and now", max_new_tokens=3)
+        assert again.tokens == wanted_next
+        assert again.stats.reused_tokens >= again.stats.image_rows == asked.image_rows
+
+
+def test_golden_vectors_of_a_picture_and_fewer_rows(tmp_path: Path) -> None:
+    source = sight.write_case(tmp_path / "source", "lfm2_vl")
+    (source / "calibration.txt").write_text("a picture of the sea and what it is " * 99, "utf-8")
+    bundle = edgespec.export(source, tmp_path / "bundle", format="int8", threads=1, quick=True, methods=["self-spec"])
+    with load(bundle, threads=1) as engine:
+        found = golden_of(engine)
+        prompts = [prompt for prompt, _ in found if isinstance(prompt, Placed)]
+        assert len(prompts) == 1
+        assert check_golden(engine) == (len(found), len(found))
+        part = engine.images.part  # type: ignore[union-attr]
+        assert all(proof.exact for proof in prove(engine, prompts, Settings(max_new_tokens=8), ["self-spec"]))
+        wrong = part.proof[0].model_copy(update={"tokens": [token + 1 for token in part.proof[0].tokens]})
+        engine.images.part = part.model_copy(update={"proof": [wrong]})  # type: ignore[union-attr]
+        assert check_golden(engine) == (len(found) - 1, len(found))
+    with load(bundle, threads=1, image_rows=6) as engine:
+        assert 0 < sum(token >= INSERTED for token in tokens_of(engine, ["a ", proof_picture(PICTURE), " b"])) <= 6
+    with pytest.raises(InvalidRequest, match="at least 1 rows"):
+        load(bundle, image_rows=0)

@@ -102,7 +102,6 @@ def test_the_command_line_reads_pictures(reader: Path, bundles: Callable[..., Pa
         (reader, ["--image", "none.png"], "is no file"),
         (bundles("native"), ["--image", line], "reads text alone"),
         (reader, ["--image", line, "--input", "a.jsonl", "--output", "b"], "leave --prompt, --image"),
-        (reader, ["--image", line, "--session", "a.session"], "--session keeps texts alone"),
     ):
         prompt = [] if "--input" in words else ["--prompt", "x"]
         made = run(cli, ["run", str(name), *prompt, *words])

@@ -27,7 +27,7 @@ TEXT = "First line of the text here\n\nok\n" + "".join(f"This is line number {n}
 
 
 def test_golden_vectors_are_what_plain_decoding_writes(bundle: Callable[..., Path], engine: Get) -> None:
-    vectors, made_by = proof.make_golden(bundle("int4"), TEXT, THREADS)
+    vectors, _, made_by = proof.make_golden(bundle("int4"), TEXT, THREADS)
     assert made_by == proof.made_by(load(bundle("int4"), threads=THREADS))
     assert len(vectors) == proof.PROMPTS
     lines = [engine().codec.encode(line) for line in TEXT.splitlines()]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.base import Sight
-from edgespec.export.architectures.image_limits import limit_images
+from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
@@ -104,9 +104,9 @@ def test_an_image_has_no_more_rows_than_was_asked_for(
         assert arch.sight is not None
         made = [process(one, arch.sight.image).text.count(arch.sight.image.words.token) for one in sight.pictures()]
         assert max(made) <= arch.sight.image.most <= rows
-    with pytest.raises(ExportError, match="at least"):
+    with pytest.raises(InvalidRequest, match="at least"):
         limit_images(opened(name), 0)
-    with pytest.raises(ExportError, match="reads no images"):
+    with pytest.raises(InvalidRequest, match="reads no images"):
         limit_images(open_model(arch.source.path, None, text_only=True), 9)
 
 

@@ -5,36 +5,34 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
-from edgespec.errors import ExportError
-from edgespec.export.architectures.base import Architecture
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, Lfm2VlPixels, Qwen2VlPixels
 
 OPTION = "--image-rows"
 APART = 4  # most over least rows: sides are rounded up where a picture is made larger
 
 
-def limit_images(arch: Architecture, rows: int | None) -> None:
+def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
     """Let an image have at most so many rows of the decoder; None = as many as the model was made for.
 
     Raises:
-        ExportError: a model that reads no images, or whose images have more rows at least.
+        InvalidRequest: a model that reads no images, or whose images have more rows at least.
     """
     if rows is None:
-        return
-    if arch.sight is None:
-        raise ExportError(f"{OPTION} {rows}: this model reads no images", f"leave {OPTION} out")
-    image = arch.sight.image
-    least = image.most
-    if isinstance(image.processor, Idefics3Pixels | Lfm2VlPixels):
-        least = _of_tile(image) if isinstance(image.processor, Idefics3Pixels) else 1
-    elif isinstance(image.processor, Qwen2VlPixels):
+        return image
+    if image is None:
+        raise InvalidRequest(f"{OPTION} {rows}: this model reads no images", f"leave {OPTION} out")
+    how, least = image.processor, image.most
+    if isinstance(how, Idefics3Pixels):
+        least = _of_tile(image)
+    elif isinstance(how, Lfm2VlPixels | Qwen2VlPixels):
         least = 1
     if rows < least:
-        raise ExportError(f"{OPTION} {rows}: an image of this model has at least {least} rows", f"{OPTION} {least}")
-    if rows < image.most:
-        changes, most = _changes(image, rows)
-        processor = image.processor.model_copy(update=changes)
-        arch.sight = arch.sight._replace(image=image.model_copy(update={"processor": processor, "most": most}))
+        raise InvalidRequest(f"{OPTION} {rows}: an image of this model has at least {least} rows", f"{OPTION} {least}")
+    if rows >= image.most:
+        return image
+    changes, most = _changes(image, rows)
+    return image.model_copy(update={"processor": how.model_copy(update=changes), "most": most, "proof": []})
 
 
 def _of_tile(image: ImagePart) -> int:
