@@ -137,6 +137,11 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "search": (float, "swift: most time that its search may take, as a share; else 0.02"),
     "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
     "verification": (str, "rejection of sampled guesses: token (the default), or block, which accepts more"),
+    "guidance-scale": (
+        float,
+        "guidance: by how much the prompt counts beside the negative one; 1 = none",
+    ),
+    "negative-prompt": (str, "guidance: what the text is to be unlike; else the prompt's last token"),
     "length-penalty": (float, "beams: score of a text over its length to this power; else the model's own, or 1"),
     "early-stopping": (_early, "beams: true, false or never, when a search ends; else the model's own, or false"),
     "min-block": (int, "lossy: at least so many guesses of a chain are accepted; else 0"),
@@ -202,7 +207,7 @@ def apply(settings: Any, given: Mapping[str, Any]) -> Any:
         settings = settings.changed(beams=replace(settings.beams or BeamOptions(), **searched))
     if "min-block" in rest:
         settings = settings.changed(accept=replace(settings.accept, min_block=rest.pop("min-block")))
-    return settings.changed(**rest)
+    return settings.changed(**{name.replace("-", "_"): value for name, value in rest.items()})
 
 
 set_option = option(

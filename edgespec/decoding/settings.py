@@ -16,6 +16,7 @@ from edgespec.errors import InvalidRequest, unknown_name
 
 MAX_NEW_TOKENS = 128  # of a text that nothing ends
 MOST_CYCLES = 16
+MOST_GUIDANCE = 100
 MOST_LIKELIEST = 20  # tokens whose log-probabilities are told beside that of the one that was chosen
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is not lossless
@@ -65,6 +66,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "source_language": ((str, type(None)), "a language, or None"),
     "target_language": ((str, type(None)), "a language, or None"),
     "beams": ((BeamOptions, type(None)), "a number of beams, BeamOptions, or None"),
+    "guidance_scale": ((int, float, type(None)), "a number, or None"),
+    "negative_prompt": ((str, tuple, type(None)), "text, token ids, or None"),
     "accept": ((Accept,), "a rule of acceptance, or its text"),
     "grammar": ((Grammar, type(None)), "a Grammar"),
 }
@@ -142,6 +145,8 @@ class SettingsChanges(TypedDict, total=False):
     target_language: str | None
     begin: Sequence[int] | None
     beams: BeamOptions | int | None
+    guidance_scale: float | None
+    negative_prompt: str | Sequence[int] | None
     temperature: float
     top_k: int
     top_p: float
@@ -192,6 +197,10 @@ class Settings:
             639, or an English name; None = as the model has it.
         begin: tokens that an encoder-decoder's text begins with, instead of those that its languages ask for.
         beams: search so many texts at once for the likeliest, by plain passes; None = no search.
+        guidance_scale: classifier-free guidance: by how much the prompt counts beside ``negative_prompt``, at least 0;
+            None = none, or of codes the model's own.
+        negative_prompt: text, or token ids, of guidance's other half; None = the prompt's last token, or of codes what
+            the model was trained with.
 
     Raises:
         InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.
@@ -219,6 +228,8 @@ class Settings:
     target_language: str | None = None
     begin: tuple[int, ...] | None = None
     beams: BeamOptions | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, (least, hint) in _LEAST.items():
@@ -232,10 +243,7 @@ class Settings:
         for name, (kinds, expected) in _KINDS.items():
             if not isinstance(value := getattr(self, name), kinds):
                 raise InvalidRequest(f"{name} is {value!r}: expected {expected}")
-        if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
-            raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
-        if self.begin is not None and not (self.begin and all(isinstance(token, int) for token in self.begin)):
-            raise InvalidRequest(f"begin is {self.begin!r}: expected token ids, at least one")
+        self._check_content()
         if not (isinstance(self.top_logprobs, int) and 0 <= self.top_logprobs <= MOST_LIKELIEST):
             raise InvalidRequest(f"top_logprobs is {self.top_logprobs!r}: expected 0 to {MOST_LIKELIEST}")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
@@ -245,6 +253,19 @@ class Settings:
                 f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",
                 "see docs/methods.md",
             )
+
+    def _check_content(self) -> None:
+        if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
+            raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
+        if not 0 <= (self.guidance_scale or 0) <= MOST_GUIDANCE:
+            raise InvalidRequest(f"guidance_scale is {self.guidance_scale!r}: expected 0 to {MOST_GUIDANCE}")
+        if self.begin is not None and not (self.begin and all(isinstance(token, int) for token in self.begin)):
+            raise InvalidRequest(f"begin is {self.begin!r}: expected token ids, at least one")
+
+    @property
+    def guided(self) -> bool:
+        """Whether a prompt's logits are mixed with those of another one."""
+        return self.guidance_scale not in (None, 1)
 
     def changed(self, **changes: Any) -> Settings:
         """Copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
@@ -263,8 +284,9 @@ class Settings:
             changes["accept"] = Accept.parse(changes["accept"], self.accept.min_block)
         if isinstance(beams := changes.get("beams"), int):
             changes["beams"] = replace(self.beams or BeamOptions(), beams=beams) if beams != 1 else None
-        if changes.get("begin") is not None:
-            changes["begin"] = tuple(changes["begin"])
+        for name in ("begin", "negative_prompt"):
+            if isinstance(tokens := changes.get(name), Sequence) and not isinstance(tokens, str):
+                changes[name] = tuple(tokens)
         if isinstance(branch := changes.get("branch"), (int, list)):
             changes["branch"] = (branch,) if isinstance(branch, int) else tuple(branch)
         if drawn := {name: value for name, value in changes.items() if name in sampling}:

@@ -89,7 +89,8 @@ class Batches:
         if not prompts:
             return []
         width = _width(engine, prompts, settings[0])
-        sessions = self._take(engine, width) if engine.operators.kind == "native" and len(prompts) > 1 else None
+        together = engine.operators.kind == "native" and len(prompts) > 1 and not settings[0].guided
+        sessions = self._take(engine, width) if together else None
         pool = sessions.pool if sessions else None
 
         def start(number: int) -> Stream:

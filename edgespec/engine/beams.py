@@ -44,9 +44,10 @@ def search_beams(
     options, begin = with_rules(engine, settings.beams), begun(prompt)
     if engine.operators.kind != "native":
         raise InvalidRequest("beams are searched on native operators, and this model runs on stock ones")
-    if not settings.sampling.greedy or settings.grammar is not None or settings.method is not None:
+    if not settings.sampling.greedy or settings.grammar is not None or settings.method or settings.guided:
         raise InvalidRequest(
-            "beams are searched by plain passes, without sampling and grammars", "set temperature 0, and no method"
+            "beams are searched by plain passes, without sampling, grammars and guidance",
+            "set temperature 0, and no method",
         )
     settings = with_length(engine, settings, begin)
     longest = min(engine.context, len(begin) + (settings.max_new_tokens or _open_length(engine, settings)))

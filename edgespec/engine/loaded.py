@@ -67,7 +67,7 @@ class LoadedBundle:
         store: n-grams of texts read earlier, for method ngram; None = none.
         allowance: the memory it may take.
         lock: held while the model is used: buffers are shared by all sessions.
-        sessions: KV slots and drafters, kept from request to request.
+        sessions: KV slots and drafters, kept from request to request; ``guided_sessions``: of guided requests.
         places: the memory of all requests that run, and all sessions, those of batches too.
         encoding: encoders and memories; None = a decoder alone.
         images: what reads images; None = this bundle's model reads text alone, or nothing here can read them.
@@ -135,6 +135,7 @@ class LoadedBundle:
         elif run.operators == "native":
             self.approximations += model.kv.approximations
         self.sessions: SessionPool = SessionPool(self.new_session)
+        self.guided_sessions: SessionPool | None = None  # see guiding.py
         self.places = Places(self.sessions)
         self.device_lost: str | None = None
         self._off_device: LoadedBundle | None = None
@@ -168,8 +169,10 @@ class LoadedBundle:
 
     @cached_property
     def defaults(self) -> Settings:
-        """What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy."""
-        return Settings(sampling=own_sampling(self.bundle.manifest.sampling))
+        """What a request gets that says nothing: the model's own sampling and guidance if the bundle has them."""
+        codes = self.bundle.manifest.codes
+        scale = codes.image.guidance if codes is not None and codes.image is not None else None
+        return Settings(sampling=own_sampling(self.bundle.manifest.sampling), guidance_scale=scale)
 
     @property
     def model(self) -> Model:
@@ -413,6 +416,8 @@ class LoadedBundle:
         with self.lock:
             self.places.close()
             self.sessions.close()
+            if self.guided_sessions is not None:
+                self.guided_sessions.close()
             self._model = None
             self._drafts.clear()
             if self.encoding is not None:

@@ -14,7 +14,7 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, check_prompt, decode, run_pass
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Pass, Target
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.drafters.plain import Forced
@@ -22,6 +22,7 @@ from edgespec.drafters.predicted import Predicted
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import Room, admit
 from edgespec.engine.encoding import Source, begun
+from edgespec.engine.guiding import guided, sessions_for
 from edgespec.engine.images import Placed
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import kept_of_model
@@ -87,7 +88,7 @@ class Stream:
         self._sampling = ruled(engine, self._sampling, settings, self._prompt)
         if self._sampling.counts:
             self._sampling = replace(self._sampling, prompt=len(self._prompt))
-        self._sessions, self._joint = sessions or engine.sessions, sessions is not None
+        self._sessions, self._joint = sessions or sessions_for(engine, settings), sessions is not None
         # what is held of a text is of use beside the same source alone
         self._owner = owner = owner if self._source is None else f"{owner or ''} {self._source.digest.hex()}"
         self._choice, admission, self._place = admit(engine, choice, self._prompt, settings, self._sessions, owner)
@@ -157,9 +158,12 @@ class Stream:
         self._chain: Chain | None = None
         if self._sure and settings.method != "ar":
             drafter = self._chain = Chain([*self._sure.values(), drafter])
-        check_prompt(self.tokens, self._sampling, self.target.vocab_size, self.target.context)
+        target: Target = self.target
+        if settings.guided:
+            target = guided(self._engine, self._session, self._prompt, settings)
+        check_prompt(self.tokens, self._sampling, target.vocab_size, target.context)
         run = None if self._joint else run_pass
-        self._rounds = decode(self.target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
+        self._rounds = decode(target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
 
     def _take_up(self, tokens: list[int], ends: list[int]) -> None:
         """Let the slots hold what the disk has of the text; those of drafts do when a method asks for it."""
@@ -182,7 +186,7 @@ class Stream:
 
         self._kept = {}
         # nobody could say later whose keys and values those were
-        if self._foreign or not prompts.on or self._engine.unproven():
+        if self._foreign or not prompts.on or self._engine.unproven() or self._settings.guided:
             return
         self._session.on_draft = begin
         for name, slot in self._session.slots().items():
@@ -204,7 +208,7 @@ class Stream:
         if self._stats.prompt_tokens:
             self._stats.prompt_tokens -= len(self.tokens)  # they are counted again
         self._engine = self._engine.off_device(error.message)
-        self._sessions = self._engine.sessions
+        self._sessions = sessions_for(self._engine, self._settings)
         self._choice = self._engine.choose_for(self._settings)
         self._session = self._place.session = self._sessions.take(self.tokens, self._owner)
         self._begin()

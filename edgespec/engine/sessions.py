@@ -25,6 +25,7 @@ from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
@@ -47,6 +48,8 @@ class Session:
         used: when it was given back last, by ``time.monotonic``.
         foreign: why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here.
         restored: tokens of the text that was taken up with those.
+        other: a second slot, of guidance's other half; None = it is no guided request's.
+        batch: in which both slots are, if their passes can be one.
         on_draft: called with the name and the slot of a draft or drafter when a method has asked for it.
     """
 
@@ -66,6 +69,8 @@ class Session:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.foreign, self.restored = "", 0
         self.target = target or open_slot(model, context=context)
+        self.other: Slot | None = None
+        self.batch: NativeBatch | None = None
         self.owner: str | None = None
         self.asked, self.shared, self.used = 0, 0, 0.0
         self._most_rows = self.target.chunk
@@ -213,17 +218,19 @@ class Session:
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
-        return self.target.kv_bytes + sum(slot.kv_bytes for slot, _ in self._drafts.values())
+        slots = [*self.slots().values(), *([self.other] if self.other else [])]
+        return sum(slot.kv_bytes for slot in slots)
 
     def forget(self) -> None:
         """Hold no text any more: the next request must not be faster for what was asked before."""
-        for slot in self.slots().values():
+        for slot in (*self.slots().values(), *([self.other] if self.other else [])):
             slot.follow([])
         self.foreign = ""
 
     def close(self) -> None:
         """Free the slots and all that the drafters hold, whoever still has this session."""
-        for slot in (self.target, *(slot for slot, _ in self._drafts.values())):
+        own = [self.batch] if self.batch else [self.target, *([self.other] if self.other else [])]
+        for slot in (*own, *(slot for slot, _ in self._drafts.values())):
             slot.close()
         vars(self).clear()
 

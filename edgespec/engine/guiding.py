@@ -1,0 +1,88 @@
+"""Requests with classifier-free guidance: sessions of two slots, whose passes are one on native operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.settings import Settings
+from edgespec.decoding.target import Pass, Target
+from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.pool import SessionPool
+from edgespec.engine.sessions import Session
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.formats import LONGEST_PASS
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.guided import Guided
+from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
+
+
+def sessions_for(engine: LoadedBundle, settings: Settings) -> SessionPool:
+    """Return the sessions that a request decodes on: guided ones have a second slot.
+
+    Raises:
+        InvalidRequest: guidance of an encoder-decoder.
+    """
+    if not settings.guided:
+        return engine.sessions
+    if engine.encoding is not None:
+        raise InvalidRequest("guidance_scale is for decoders alone, and this model reads a source", "leave it out")
+    if engine.guided_sessions is None:
+        engine.guided_sessions = SessionPool(lambda: _session(engine), most_idle=1)
+        engine.places.pools.append(engine.guided_sessions)
+    return engine.guided_sessions
+
+
+def _session(engine: LoadedBundle) -> Session:
+    if engine.operators.kind != "native" or engine.device != "cpu":
+        session = engine.new_session()
+        session.other = open_slot(engine.model, context=engine.context)
+        return session
+    batch = NativeBatch(engine.model, 2, context=engine.context)
+    session = engine.new_session(batch.slots[0])
+    session.other, session.batch = batch.slots[1], batch
+    return session
+
+
+def guided(engine: LoadedBundle, session: Session, prompt: Sequence[int], settings: Settings) -> Target:
+    """Make the target of a guided request over its session's slots.
+
+    Args:
+        engine: of the session.
+        session: of ``sessions_for``.
+        prompt: token ids of the request.
+        settings: the scale and the negative prompt.
+
+    Raises:
+        InvalidRequest: a negative prompt that leaves no room, or a token outside the vocabulary.
+    """
+    target, other, batch = session.target, session.other, session.batch
+    if other is None:
+        raise InvalidRequest("a guided request has sessions of its own, and is no part of a batch's joint passes")
+    negative, codes = settings.negative_prompt, engine.bundle.manifest.codes
+    instead = list(engine.codec.encode(negative) if isinstance(negative, str) else negative or ())
+    if not instead and codes is not None and codes.image is not None:
+        instead = codes.image.null
+    instead = instead or list(prompt[-1:])
+    if len(instead) >= engine.context or not 0 <= min(instead) <= max(instead) < target.vocab_size:
+        raise InvalidRequest(
+            f"a negative prompt of {len(instead)} tokens: expected fewer than {engine.context}, of the vocabulary"
+        )
+
+    def both(
+        rows: NDArray[np.int64], others: NDArray[np.int64], parents: NDArray[np.int64] | None
+    ) -> tuple[Pass, Pass]:
+        assert batch is not None
+        first, second = cast(BatchSlot, target), cast(BatchSlot, other)
+        passes = [BatchPass(first, rows, parents), BatchPass(second, others, parents)]
+        if 2 * len(rows) <= LONGEST_PASS:
+            asked, instead = batch.forward(passes)
+            return asked, instead
+        ((asked,), (instead,)) = (batch.forward([one]) for one in passes)
+        return asked, instead
+
+    found = Guided(target, other, len(prompt), instead, float(settings.guidance_scale or 0), both if batch else None)
+    return cast(Target, found)

@@ -1,0 +1,62 @@
+"""Guidance: whatever guesses, the text and the distribution are those of plain decoding of mixed logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.decoding.loop import DecodeOptions
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafters.plain import Plain
+from edgespec.runtimes.slots.guided import Guided
+from tests.decoding.test_distribution import DRAFT, DRAFTERS, NEW, PROMPT, TABLE, VOCAB
+from tests.support.reference import LayeredFunctionTarget, TableTarget
+from tests.support.toy import chi_square, emitted, exact, sample_texts
+
+SCALE, INSTEAD = 2.5, [3, 0]
+FLAT = np.random.default_rng(9).normal(size=TABLE.shape)  # of the other half, whose table need not be the same
+
+
+def guided(both: bool = False) -> Guided:
+    asked, other = TableTarget(TABLE, draft_table=DRAFT), TableTarget(FLAT)
+    joint = (lambda rows, others, above: (asked.forward(rows, above), other.forward(others, above))) if both else None
+    return Guided(asked, other, len(PROMPT), INSTEAD, SCALE, joint)
+
+
+def mixed(prefix: tuple[int, ...]) -> NDArray[np.float32]:
+    """Say the logits after a text by the definition."""
+    asked, other = TableTarget(TABLE).function(prefix), TableTarget(FLAT).function((*INSTEAD, *prefix[len(PROMPT) :]))
+    return np.asarray(other + SCALE * (asked - other), np.float32)
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft model", "swift with siblings"])
+def test_texts_and_distributions_are_those_of_plain_guided_decoding(name: str) -> None:
+    target = guided()
+    greedy = DecodeOptions(40, 3)
+    text = list(PROMPT)
+    for _ in range(40):
+        text.append(int(mixed(tuple(text)).argmax()))
+    for one in (target, guided(both=True)):
+        assert emitted(one, DRAFTERS[name](one.asked), PROMPT, greedy) == text[len(PROMPT) :]
+    params = SamplingParams(1.0)
+    drafter = DRAFTERS[name](target.asked)
+    counts = sample_texts(target, drafter, PROMPT, NEW, lambda i: replace(params, seed=i), 2500)
+    assert chi_square(counts, exact(mixed, VOCAB, PROMPT, NEW, params)) > 1e-3
+    unguided = exact(TableTarget(TABLE).function, VOCAB, PROMPT, NEW, params)
+    assert chi_square(counts, unguided) < 1e-6
+
+
+def test_a_pass_whose_first_layers_have_run_is_mixed_as_well() -> None:
+    asked = LayeredFunctionTarget(TableTarget(TABLE).function, VOCAB)
+    target = Guided(asked, TableTarget(FLAT), len(PROMPT), INSTEAD, SCALE)
+    target.prefill(PROMPT[:-1])
+    rows = np.array([PROMPT[-1], 2], np.int64)
+    found = target.forward_from(rows, target.forward_layers(rows, 0, 0, 2), 2).logits
+    wanted = [mixed(tuple(PROMPT)), mixed((*PROMPT, 2))]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    target.keep([0, 1])
+    assert target.other.tokens == [*INSTEAD, 2]
+    assert emitted(target, Plain(), [*PROMPT, 2], DecodeOptions(1)) == [int(mixed((*PROMPT, 2)).argmax())]
