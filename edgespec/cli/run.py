@@ -34,6 +34,7 @@ from edgespec.cli.common import (
 from edgespec.cli.images import image_option, image_rows_option, read_images, require_sight, with_images
 from edgespec.cli.line_editor import typing
 from edgespec.cli.markdown import show
+from edgespec.cli.produce import check_made, made_options, produce
 from edgespec.cli.tool_calls import mcp_tools
 from edgespec.cli.translate import joined, parts_of, write_lines
 from edgespec.errors import InvalidRequest
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 @request_options
 @group("Pictures", image_option, image_rows_option)
 @audio_options
+@made_options
 @group(
     "Many prompts",
     option(
@@ -142,6 +144,7 @@ def command(
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
     edgespec run HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is in the picture?"
     edgespec run openai/whisper-small --audio talk.mp3 --format srt > talk.srt
+    edgespec run my-orpheus --prompt "Hello there." --voice tara -o speech.wav
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     edgespec run facebook/nllb-200-distilled-600M --from ko --to en --prompt "..."
     edgespec run my-translator --input letter.txt --output brief.txt --batch 8
@@ -160,12 +163,17 @@ def command(
     asked = read_input(options["input"]) if options["input"] else []
     with progress() as report:
         folder = ready(bundle, report)
-    template = read_manifest(folder).tokenizer.chat_template
+    manifest = read_manifest(folder)
+    template = manifest.tokenizer.chat_template
+    check_made(manifest, options["made"], options | {"chat": chat, "session": session, "as_json": as_json})
     if typed and not chat and not template:
         raise click.UsageError("give --prompt TEXT: this model has no chat template")
     chat = chat or bool(options["images"] and template)  # what is said of a picture is an answer
     with typing() if typed else nullcontext():
         engine = open_engine(folder, options)
+        if options["made"]:
+            produce(engine, texts, method, options | {"as_json": as_json, "bundle": bundle})
+            return
         settings = make_settings(method, options, engine.defaults)
         if options["images"]:
             require_sight(engine)

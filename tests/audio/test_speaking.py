@@ -17,6 +17,8 @@ from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.codes import write_codes
 from edgespec.runtimes.audio.spoken import pcm, wav_header
 from edgespec.runtimes.text.codec import TextCodec
+from tests.cli.conftest import Command
+from tests.cli.conftest import command as command
 from tests.support import hf
 from tests.support.snac import ARCHIVE, CUSTOM, EOT, FIRST, LEVELS, PLACES, codes, write_snac
 
@@ -77,3 +79,16 @@ def test_a_wav_file_says_what_it_holds() -> None:
     with wave.open(io.BytesIO(wav_header(24_000, 100) + pcm(sound))) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
         assert np.array_equal(np.frombuffer(file.readframes(200), np.int16), (sound * 32767).astype(np.int16))
+
+
+def test_the_command_writes_a_wav_file(command: Command, orpheus: Path, tmp_path: Path) -> None:
+    file, run = tmp_path / "speech.wav", ("run", orpheus, "--prompt", "well then", "--threads", 1)
+    told = command(*run, "--voice", "leo", "--seed", 0, "-o", file, "--json").json
+    with load(orpheus, threads=1) as engine:
+        sound = b"".join(map(pcm, engine.speak("well then", "leo", seed=0)))
+    with wave.open(str(file)) as made:
+        assert made.readframes(1 << 20) == sound
+    assert told["seconds"] == len(sound) / 48_000
+    assert "s of speech" in command(*run, "-o", file).err
+    for words, why in ((), "-o speech.wav"), (("-o", "a.mp3"), "ends with .wav"), (("-o", file, "--chat"), "--chat"):
+        command(*run, *words).refused(2, why)

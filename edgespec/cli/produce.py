@@ -1,0 +1,85 @@
+"""``edgespec run -o FILE``: what a model draws or speaks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.answer import conclude, end
+from edgespec.cli.common import PATH, emit_json, group, make_settings, option
+from edgespec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from edgespec.decoding.settings import Settings
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.result import Result
+    from edgespec.runtimes.files.manifest import Manifest
+
+made_options = group(
+    "Models that speak",
+    option("-o", "File of the speech: speech.wav; - streams it to stdout.", PATH, dest="made"),
+    option("--voice", "Who speaks.  [default: the model's first voice]"),
+)
+BESIDE = ("chat", "session", "input", "images", "system", "tools", "mcp", "template", "stop", "show_drafts", "beams",
+          "json_schema", "regex", "grammar")  # fmt: skip
+
+
+def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -> None:
+    """Refuse a file where a text is written, none where there is no text, and what does not go with one.
+
+    Raises:
+        click.UsageError: it is named.
+    """
+    if (manifest.codes is None) != (made is None):
+        raise click.UsageError("this model writes text: leave -o out" if made else "name a file: -o speech.wav")
+    for name in BESIDE if made else ():
+        if options.get(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with -o")
+    if made and made.suffix != ".wav" and str(made) != "-":
+        raise click.UsageError(f"-o {made}: expected a name that ends with .wav, or -")
+    if str(made) == "-" and options["as_json"]:
+        raise click.UsageError("--json does not go with -o -: both would write to stdout")
+
+
+def produce(engine: Engine, texts: Sequence[str], method: str | None, options: dict[str, Any]) -> None:
+    """Write the file, and say how it was decoded."""
+    if len(texts) != 1:
+        raise click.UsageError("give one --prompt TEXT: what is to be spoken")
+    made, settings = options["made"], make_settings(method, options, engine.speaking)
+    seconds, result = _speak(engine, texts[0].rstrip("\r\n"), options["voice"], settings, made)
+    if options["as_json"]:
+        emit_json({"bundle": options["bundle"], "prompt": texts[0], "file": str(made), "seconds": seconds}
+                  | result.as_dict())  # fmt: skip
+    else:
+        click.echo(f"{made}: {seconds:.1f} s of speech", err=True)
+        conclude(engine, result, settings, options["show_stats"])
+    end(engine, result, settings)
+
+
+def _speak(engine: Engine, text: str, voice: str | None, settings: Settings, made: Path) -> tuple[float, Result]:
+    """Write a WAV file, or a stream of one to stdout -> its seconds, and how its codes were decoded."""
+    from edgespec.runtimes.audio.spoken import pcm, wav_header
+
+    speech, pieces, live = engine.speak(text, voice, settings), [], str(made) == "-"
+    stdout = sys.stdout.buffer
+    if live:
+        stdout.write(wav_header(speech.rate))
+    try:
+        for piece in speech:
+            pieces.append(pcm(piece))
+            if live:
+                stdout.write(pieces[-1])
+                stdout.flush()
+    except KeyboardInterrupt:
+        speech.close()
+    samples = sum(map(len, pieces)) // 2
+    if not live:
+        try:
+            made.write_bytes(wav_header(speech.rate, samples) + b"".join(pieces))
+        except OSError as error:
+            raise InvalidRequest(f"{made}: cannot be written: {error.strerror}", "name another file") from error
+    return samples / speech.rate, speech.result
