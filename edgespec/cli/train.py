@@ -73,8 +73,14 @@ DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
 )
 @group(
     "Training",
-    option("--loss", "Divergence from the model's own distribution, or cross entropy of the text.", ("kl", "ce"), "kl"),
-    option("--ce-share", "draft: share of ce in a kl loss.", float, 0.0),
+    option(
+        "--loss",
+        "kl: divergence from the model's own distribution; lk: the more both overlap, the overlap; ce: cross entropy "
+        "of the text; d-pace: the same, weighted by the tokens that a guess brings.",
+        ("kl", "lk", "ce", "d-pace"),
+        "kl",
+    ),
+    option("--ce-share", "draft: share of ce in another loss.", float, 0.0),
     option("--steps", "Instead of --epochs.", int),
     option("--warmup", "Share of the steps in which it rises.", float, 0.05),
     option("--save-every", "Steps between checkpoints.", int, 100),
@@ -83,6 +89,7 @@ DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
     "Devices",
     option("--precision", "no is float32; fp16 needs a GPU.", ("no", "bf16", "fp16"), "no"),
     option("--gradient-checkpointing", "Less memory for more time.", bool),
+    option("--fsdp", "Share the model's layers among the processes (FSDP2).", bool),
     option("--threads", "Threads of torch on a CPU.  [default: torch's choice]", THREADS),
 )
 @group(

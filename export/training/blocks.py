@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgespec.export.training.learners import Learner
+from edgespec.export.training.losses import round_weights
 from edgespec.export.training.options import Loss
 from edgespec.export.training.target import Target
 
 SPREAD = 0.6  # random matrices start with this over the root of their inputs
 BLOCK = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
-FADES = {"dspark": 4.0, "dflash": 4.0}  # guesses after which a guess counts for 1 / e of the first
+FADE = 4.0  # guesses after which a guess counts for 1 / e of the first
 RANK = 64  # at most, of a Markov head
 SHARE = 1.5  # rows of blocks that a step computes, of the text's tokens
 
@@ -95,10 +96,12 @@ class Blocks(Learner):
         place, chosen = at[valid], rows[valid]  # [n], [n, H]
         with torch.no_grad():
             wanted = self.target.logits(states[-1][batch, place]).softmax(-1)  # [n, V]
-        labels = wanted if self.loss != "ce" else tokens[batch, place + 1]
-        fades = torch.exp(-torch.arange(self.steps, device=at.device) / FADES[self.kind]).expand_as(at)[valid]
-        weights = fades / fades.sum()
-        loss = self.one_loss(chosen, lambda rows: self.scored(rows, before), labels, weights)
+        labels = tokens[batch, place + 1] if self.of_text else wanted
+        losses = self.losses(chosen, lambda rows: self.scored(rows, before), labels)
+        fades = torch.exp(-torch.arange(self.steps, device=at.device) / FADE)
+        every = losses.new_zeros(valid.shape).masked_scatter(valid, losses)
+        weights = round_weights(every, valid, fades / fades.sum(), self.loss)[valid]
+        loss = (weights * losses).sum()
         if not self.anchor:
             return loss
         with torch.no_grad():

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from edgespec.export.training.learners import Learner
-from edgespec.export.training.options import HEAD_DECAY, DraftShape, Loss
+from edgespec.export.training.learners import Chain, Learner
+from edgespec.export.training.options import DraftShape, Loss
 from edgespec.export.training.target import Target
 
 SPREAD = 0.05  # standard deviation of random weights: such small models learn faster than from the usual 0.02
@@ -56,11 +56,11 @@ class Draft(Learner):
         if self.ce_share < 1:
             valid = at < lengths[:, None]
             wanted = self.target.logits(states[-1][valid]).softmax(-1)
-            total = total + (1 - self.ce_share) * self.one_loss(hidden[valid], self.model.lm_head, wanted)
+            total = total + (1 - self.ce_share) * self.losses(hidden[valid], self.model.lm_head, wanted).mean()
         if self.ce_share > 0:
             valid = at[:, :-1] + 1 < lengths[:, None]
-            loss = self.one_loss(hidden[:, :-1][valid], self.model.lm_head, tokens[:, 1:][valid])
-            total = total + self.ce_share * loss
+            losses = self.losses(hidden[:, :-1][valid], self.model.lm_head, tokens[:, 1:][valid])
+            total = total + self.ce_share * losses.mean()
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -130,7 +130,7 @@ def _reduced(matrix: Tensor, width: int) -> Tensor:
 SPREAD = 0.6  # random matrices start with this over the root of their inputs
 
 
-class Eagle(Learner):
+class Eagle(Chain):
     """One layer of the target's shape; the LM head starts as the target's.
 
     Args:
@@ -181,22 +181,10 @@ class Eagle(Learner):
     def states(self, tokens: Tensor) -> Tensor:
         return self.target.tapped(tokens, (0, *self.tapped))
 
-    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        teacher = self.target.logits(states[-1]).softmax(-1) if self.loss == "kl" else None  # [B, T, V]
-        total = states.new_zeros((), dtype=torch.float32)
-        for step, rows in enumerate(self.rows(states)):  # [B, N, H]
-            wanted, valid = self._wanted(tokens if teacher is None else teacher, lengths, rows.shape[1], step)
-            if bool(valid.any()):
-                total = total + HEAD_DECAY**step * self.one_loss(rows[valid], self._logits, wanted[valid])
-        return total
-
-    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for step, rows in enumerate(self.rows(self.states(tokens))):
-            wanted, valid = self._wanted(tokens, lengths, rows.shape[1], step)
-            yield self._logits(rows).float(), wanted, valid
+    def logits(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.matrices["head"])
 
     def rows(self, states: Tensor) -> Iterator[Tensor]:
-        """For each step the rows [B, N, H] that the LM head multiplies: row i guesses token i + 2 + step."""
         embedded, taps = states[0].float(), torch.cat(list(states[1:-1]), -1).float()
         m, count = self.matrices, embedded.shape[1] - 1 - self.steps
         at = torch.arange(count, device=embedded.device)
@@ -253,15 +241,6 @@ class Eagle(Learner):
             "dtype": "float16",
             "eagle_aux_hidden_state_layer_ids": list(self.tapped),
         }
-
-    def _wanted(self, of: Tensor, lengths: Tensor, count: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return what each row should guess, [B, N, ..]: tokens or probabilities; and where it counts, [B, N]."""
-        ahead = step + (1 if of.dim() == 3 else 2)
-        valid = torch.arange(count, device=of.device)[None] + ahead < lengths[:, None]
-        return of[:, ahead : ahead + count], valid
-
-    def _logits(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, self.matrices["head"])
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.norms[name], self.eps)

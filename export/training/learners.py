@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from edgespec.export.training.options import HEAD_DECAY, Loss
+from edgespec.export.training.losses import guess_losses, round_weights
+from edgespec.export.training.options import HEAD_DECAY, OF_TEXT, Loss
 from edgespec.export.training.target import Target
 
 Logits = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
@@ -27,7 +28,7 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
     Its parameters are what is trained; the target is no part of it, so that it is neither saved nor synchronized.
 
     Args:
-        loss: ``kl`` from the target's distribution, or ``ce`` of the text.
+        loss: see ``TrainOptions``.
         recompute: compute logits again in the backward pass instead of keeping them.
     """
 
@@ -65,23 +66,55 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
     def described(self) -> dict[str, Any]:
         """Fields of ``HeadsFile`` that depend on the method."""
 
-    def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Mean cross entropy of one head.
-
-        With a distribution for ``wanted`` it is the divergence from it and its own entropy, which has no gradient.
+    def losses(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
+        """Compute the loss of each row, [n].
 
         Args:
             rows: what ``logits`` turns into logits, [n, hidden].
             wanted: the target's distribution of the same tokens, [n, vocab], or the tokens themselves, int64 [n].
-            weights: of the rows, [n], which sum to 1; None = the same for all.
         """
 
         def compute(rows: Tensor) -> Tensor:
-            if weights is None:
-                return F.cross_entropy(logits(rows).float(), wanted)
-            return (F.cross_entropy(logits(rows).float(), wanted, reduction="none") * weights).sum()
+            return guess_losses(logits(rows).float(), wanted, self.loss)
 
         return checkpoint(compute, rows, use_reentrant=False) if self.recompute else compute(rows)
+
+    @property
+    def of_text(self) -> bool:
+        """Whether the text says what is right, not the target's distribution."""
+        return self.loss in OF_TEXT
+
+
+class Chain(Learner):
+    """A drafter that guesses token after token, trained ``steps`` deep over whole texts."""
+
+    steps: int
+
+    @abstractmethod
+    def rows(self, states: Tensor) -> Iterator[Tensor]:
+        """For each step the rows [B, N, hidden] that the LM head multiplies: row i guesses token i + 2 + step."""
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits [..., vocab] of rows [..., hidden]; the LM head is the target's."""
+        return self.target.scored(rows)
+
+    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+        teacher = tokens if self.of_text else self.target.logits(states[-1]).softmax(-1)  # [B, T] or [B, T, V]
+        losses, valid = [], []
+        for step, rows in enumerate(self.rows(states)):  # [B, N, H]
+            ahead, count = step + (2 if self.of_text else 1), rows.shape[1]
+            valid.append(torch.arange(count, device=tokens.device)[None] + ahead < lengths[:, None])
+            found = self.losses(rows[valid[-1]], self.logits, teacher[:, ahead : ahead + count][valid[-1]])
+            losses.append(found.new_zeros(valid[-1].shape).masked_scatter(valid[-1], found))
+        every, counts = torch.stack(losses, -1), torch.stack(valid, -1)  # [B, N, steps]
+        fades = HEAD_DECAY ** torch.arange(self.steps, device=tokens.device)
+        return (round_weights(every, counts, fades, self.loss) * every).sum()
+
+    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for step, rows in enumerate(self.rows(self.states(tokens))):
+            count = rows.shape[1]
+            valid = torch.arange(count, device=tokens.device)[None] + step + 2 < lengths[:, None]
+            yield self.logits(rows).float(), tokens[:, step + 2 : step + 2 + count], valid
 
 
 class LastHidden(Learner):
@@ -100,18 +133,17 @@ class LastHidden(Learner):
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         hidden = states[-1]  # [B, T, H]
         # the target's own distribution of token t + head + 2 stands at position t + head + 1
-        kl = self.loss == "kl"
-        teacher = self.target.logits(hidden).softmax(-1) if kl else tokens  # [B, T, V] or [B, T]
+        teacher = tokens if self.of_text else self.target.logits(hidden).softmax(-1)  # [B, T] or [B, T, V]
         total = hidden.new_zeros((), dtype=torch.float32)
         at = torch.arange(tokens.shape[1], device=tokens.device)
         for head, rows in enumerate(self.rows(hidden.float())):
-            ahead = head + (1 if kl else 2)
+            ahead = head + (2 if self.of_text else 1)
             valid = at[None, :-ahead] + ahead < lengths[:, None]  # [B, T - ahead]
             if not bool(valid.any()):
                 continue
             chosen = rows[:, : rows.shape[1] - ahead][valid]  # [n, H]
-            loss = self.one_loss(chosen, partial(self.logits, head), teacher[:, ahead:][valid])
-            total = total + HEAD_DECAY**head * loss
+            losses = self.losses(chosen, partial(self.logits, head), teacher[:, ahead:][valid])
+            total = total + HEAD_DECAY**head * losses.mean()
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -208,10 +240,10 @@ class Exits(Learner):
         *exits, final = states
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         teacher = self.target.logits(final[valid])  # [n, V]
-        wanted = teacher.softmax(-1) if self.loss == "kl" else teacher.argmax(-1)
+        wanted = teacher.argmax(-1) if self.of_text else teacher.softmax(-1)
         total = final.new_zeros((), dtype=torch.float32)
         for weight, hidden in zip(self.weight, exits, strict=True):
-            total = total + self.one_loss(F.linear(hidden[valid].float(), weight), self.target.scored, wanted)
+            total = total + self.losses(F.linear(hidden[valid].float(), weight), self.target.scored, wanted).mean()
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

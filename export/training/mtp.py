@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.mtp import LAYOUTS, Layout
 from edgespec.export.source.source import Checkpoint
-from edgespec.export.training.learners import Learner
-from edgespec.export.training.options import HEAD_DECAY, Loss
+from edgespec.export.training.learners import Chain
+from edgespec.export.training.options import Loss
 from edgespec.export.training.target import Target
 
 SPREAD = 0.2  # the matrix that joins begins as the hidden state itself and so much of random numbers
@@ -27,7 +27,7 @@ PARTS = {"fc": "input_proj", "embedding_norm": "token_layernorm", "hidden_norm":
 """Speculators' names of what stands around the layer."""
 
 
-class Mtp(Learner):
+class Mtp(Chain):
     """The layer, and what joins a token and a hidden state before it."""
 
     def __init__(self, target: Target, loss: Loss, recompute: bool, steps: int, seed: int) -> None:
@@ -57,25 +57,8 @@ class Mtp(Learner):
     def states(self, tokens: Tensor) -> Tensor:
         return self.target.tapped(tokens, (0,))
 
-    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
-        teacher = tokens if self.loss == "ce" else self.target.logits(states[-1]).softmax(-1)
-        total = states.new_zeros((), dtype=torch.float32)
-        for step, rows in enumerate(self.rows(states)):  # [B, N, H]
-            ahead, count = step + (2 if self.loss == "ce" else 1), rows.shape[1]
-            valid = torch.arange(count, device=tokens.device)[None] + ahead < lengths[:, None]
-            if bool(valid.any()):
-                wanted = teacher[:, ahead : ahead + count][valid]
-                total = total + HEAD_DECAY**step * self.one_loss(rows[valid], self.target.scored, wanted)
-        return total
-
-    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for step, rows in enumerate(self.rows(self.states(tokens))):
-            count = rows.shape[1]
-            valid = torch.arange(count, device=tokens.device)[None] + step + 2 < lengths[:, None]
-            yield self.target.scored(rows).float(), tokens[:, step + 2 : step + 2 + count], valid
-
     def rows(self, states: Tensor) -> Iterator[Tensor]:
-        """For each step the rows [B, N, H] that the LM head multiplies: row i guesses token i + 2 + step.
+        """See ``Chain``.
 
         A row sees the rows of step 0 up to its own place, and its own rows of the steps in between, as in a chain.
         """

@@ -14,7 +14,8 @@ from edgespec.runtimes.files.manifest import ModelFacts
 Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp"]
 METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
 DRAFTERS: tuple[Method, ...] = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; their training ends by itself
-Loss = Literal["kl", "ce"]
+Loss = Literal["kl", "lk", "ce", "d-pace"]
+OF_TEXT: tuple[Loss, ...] = ("ce", "d-pace")  # the text says what is right, not the target's distribution
 Precision = Literal["no", "bf16", "fp16"]
 Layout = Literal["sglang", "speculators", "medusa"]
 
@@ -35,6 +36,7 @@ FREE = (
     "revision",
     "plot",
     "layout",
+    "fsdp",
 )
 
 
@@ -51,7 +53,8 @@ class TrainOptions:
         or the target's. exits: paradecode: after how many layers; empty = about a quarter, half and three
         quarters. draft_layers: of a draft, dspark and dflash. draft_hidden, draft_intermediate, draft_heads:
         shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's own
-        distribution, or ``ce`` of the text. ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a
+        distribution, ``lk`` also of their overlap, ``ce`` of the text, ``d-pace`` weighted by what
+        guesses bring. ce_share: draft: share of ``ce`` in another loss. batch: windows a
         step, over all processes; None = 16, or 8 where it ends by itself. length: tokens of a window; None =
         256 or the context. epochs: passes over the windows, unless ``steps`` are given; None = 4, or a
         drafter's own end. lr: peak of the rate; None = the method's. warmup: share of the steps in which the
@@ -61,7 +64,8 @@ class TrainOptions:
         gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass. save_every:
         steps between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice.
         overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub model.
-        plot: a PNG to draw. layout: of heads or a drafter: another program's.
+        plot: a PNG to draw. layout: of heads or a drafter: another program's. fsdp: the processes share the
+        target's layers.
     """
 
     method: Method
@@ -99,6 +103,7 @@ class TrainOptions:
     revision: str | None = None
     plot: Path | None = None
     layout: Layout | None = None
+    fsdp: bool = False
 
     @property
     def ends_itself(self) -> bool:
@@ -130,6 +135,7 @@ ONLY_FOR = {
     "own_lm_heads": ("medusa",),
     "inner": ("blockwise", "eagle"),
     "minutes": DRAFTERS,
+    "fsdp": tuple(name for name in METHODS if name != "mtp"),  # which copies a layer of the model
     **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads"), ("draft",)),
 }
 """Options that are of use to some methods alone."""
@@ -165,6 +171,13 @@ def check_options(options: TrainOptions) -> None:
         if getattr(options, name) and options.method not in methods:
             option = name.replace("_", "-")
             raise TrainingError(f"--{option} is for {' and '.join(methods)}, not for {options.method}")
+    _check_kinds(options)
+
+
+def _check_kinds(options: TrainOptions) -> None:
+    """Refuse a loss or a layout that is for other methods."""
+    if options.loss == "d-pace" and options.method not in DRAFTERS:
+        raise TrainingError(f"--loss d-pace is for {' and '.join(DRAFTERS)}, not for {options.method}")
     if options.layout and options.layout not in (known := LAYOUTS.get(options.method, ())):
         said = f"expected {' or '.join(known)}" if known else "no other program loads it"
         raise TrainingError(f"--layout {options.layout} is not for {options.method}: {said}")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -73,9 +75,13 @@ class Source:
 
 
 class Target:
-    """A frozen model: hidden states, early exits, logits."""
+    """A frozen model: hidden states, early exits, logits.
 
-    def __init__(self, source: Source, precision: str, device: Any) -> None:
+    Args:
+        sharded: each process holds a part of every layer (FSDP2), so all have to compute the same passes.
+    """
+
+    def __init__(self, source: Source, precision: str, device: Any, sharded: bool = False) -> None:
         self.source = source
         self.facts = source.arch.facts
         logging.set_verbosity_error()
@@ -88,7 +94,14 @@ class Target:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise TrainingError(f"{source.path}: transformers cannot load this model: {error}") from error
-        self.model = model.to(device).eval().requires_grad_(False)
+        model.eval().requires_grad_(False)
+        self.sharded = sharded
+        if sharded:  # the rest, embedding and LM head, is used by itself and stays whole
+            mesh = init_device_mesh(torch.device(device).type, (distributed.get_world_size(),))
+            lists = (each for each in model.base_model.modules() if isinstance(each, nn.ModuleList))
+            for layer in next(each for each in lists if len(each) == self.facts.layers):
+                fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        self.model = model.to(device)
         self.device = device
         name = source.arch.outer_names.get(FINAL_NORM, FINAL_NORM).rsplit(".", 1)[-1]
         self.norm = getattr(self.model.base_model, name)

@@ -32,7 +32,7 @@ from edgespec.export.training.save import draft_acceptance, finished_files, join
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.until import run_until
-from edgespec.export.training.windows import Windows, files_digest, read_texts, split_texts, without
+from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
 
 DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
 FIRST_TEXTS = 96  # at least, that a training that ends by itself writes at a time, if there is time
@@ -64,7 +64,8 @@ class Trainer:
     def __init__(self, options: TrainOptions, report: Progress | None = None) -> None:
         check_options(options)
         self.options, self.begun = options, time.monotonic()
-        self.texts = read_texts(options.data)
+        self.data = data_files(options.data)
+        self.texts = read_texts(self.data)
         self.source = Source.open(options.model, options.revision)
         facts = self.source.arch.facts
         self.length = window_length(options, facts)
@@ -76,6 +77,8 @@ class Trainer:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.accelerator = _accelerator(options)
+        if options.fsdp and self.accelerator.num_processes == 1:
+            raise TrainingError("--fsdp shares the model among processes, and there is one", "start it by torchrun")
         if options.rows % self.accelerator.num_processes:
             raise TrainingError(
                 f"--batch {options.rows} is not a multiple of {self.accelerator.num_processes} processes",
@@ -96,13 +99,13 @@ class Trainer:
         options, main = self.options, self.accelerator.is_main_process
         if main:
             self.state.begin(
-                options.identity({**self.source.fingerprints, "data": files_digest(options.data)}),
+                options.identity({**self.source.fingerprints, "data": files_digest(self.data)}),
                 options.restart,
                 options.overwrite,
             )
         self.accelerator.wait_for_everyone()
         set_seed(options.seed)
-        target = Target(self.source, options.precision, self.accelerator.device)
+        target = Target(self.source, options.precision, self.accelerator.device, options.fsdp)
         windows, held = self._windows(target)
         learner = make_learner(target, options)
         look = held["sampled"].first(LOOKED_AT)
@@ -128,10 +131,9 @@ class Trainer:
         more: dict[str, Any] | None = None,
     ) -> Trained:
         """Measure and write what was trained; ``more``: of the report."""
-        found: dict[str, Any] = {}
+        found = self._measured(learner, held, history, windows)
+        found["training"] |= more or {}
         if self.accelerator.is_main_process:
-            found = self._measured(learner, held, history, windows)
-            found["training"] |= more or {}
             self.state.finish(finished_files(learner, self.source, found, self.options))
         self.accelerator.wait_for_everyone()
         return Trained(self.options.output, history, found, windows)
@@ -201,19 +203,20 @@ class Trainer:
         return own
 
     def _written(self, target: Target, asked: list[Order], what: str) -> Windows:
-        """Texts of the target, from the state or written now; every process writes a part of them."""
+        """Texts of the target, from the state or written now; every process writes a part of them or all."""
         accelerator, known = self.accelerator, {}
+        writers = 1 if target.sharded else accelerator.num_processes
         if accelerator.is_main_process:
             known = {order.name: texts for order in asked if (texts := self.state.texts(order.name)) is not None}
         known = shared(accelerator, known)
         left = [order for order in asked if order.name not in known]
         count, total = sum(order.count for order in asked), sum(order.count for order in left)
         done = count - total
-        for start in range(0, len(left), accelerator.num_processes):
-            mine = left[start + accelerator.process_index :][:1]
+        for start in range(0, len(left), writers):
+            mine = left[start + accelerator.process_index % writers :][:1]
             self.report("texts", done, count, f"the model writes {count} {what}: {done} done")
             made = [(order.name, write_texts(target, order, self.options.seed, self.texts)) for order in mine]
-            if accelerator.num_processes > 1:
+            if writers > 1:
                 made = gather_object(made)
             for name, texts in made:
                 known[name] = texts
@@ -229,11 +232,12 @@ class Trainer:
         texts = None
         if self.accelerator.is_main_process:
             texts = self.state.texts("held-greedy")
-            if texts is None:
-                texts = greedy_texts(target, sampled, prompt, self.measured)
-                self.state.keep_texts("held-greedy", texts)
-        found: Windows = shared(self.accelerator, texts)
-        return found
+        known: Windows | None = shared(self.accelerator, texts)
+        if known is None:
+            known = greedy_texts(target, sampled, prompt, self.measured)
+            if self.accelerator.is_main_process:
+                self.state.keep_texts("held-greedy", known)
+        return known
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

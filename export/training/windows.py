@@ -18,7 +18,7 @@ from edgespec.runtimes.text.codec import TextCodec
 HELD_OUT_SHARE = 0.05
 MANY = 20  # from so many texts on whole texts are held out; of fewer, the end of each
 LEAST = 8  # tokens of a window that is worth training on
-FORMS = "a text file, or .jsonl with `text`, `prompt` or `turns`"
+FORMS = "a text file, .jsonl with `text`, `prompt` or `turns`, or a folder of such"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,15 @@ class Windows:
         return self.take(np.arange(min(count, len(self)), dtype=np.int64))
 
 
+def data_files(given: Sequence[Path]) -> list[Path]:
+    """List files, and those in folders by name."""
+    return [file for each in given for file in (sorted(each.iterdir()) if each.is_dir() else [each])]
+
+
 def read_texts(files: Sequence[Path]) -> list[str]:
-    """Read texts of files: a .jsonl has one a line (``text``, ``prompt`` or Spec-Bench's ``turns``), others are one.
+    """Read texts of files: a .jsonl, or .json of Ray's, has one a line, others are one.
+
+    A line has ``text``, what was written after its ``prompt``, or ``prompt`` or Spec-Bench's ``turns`` alone.
 
     Raises:
         TrainingError: a file cannot be read, or none of them has text.
@@ -74,7 +81,7 @@ def read_texts(files: Sequence[Path]) -> list[str]:
     for file in files:
         try:
             content = file.read_text("utf-8-sig")
-            if file.suffix == ".jsonl":
+            if file.suffix in (".jsonl", ".json"):
                 texts += [_of_json(parse_json(line)) for line in content.splitlines() if line.strip()]
             else:
                 texts.append(content)
@@ -88,7 +95,9 @@ def read_texts(files: Sequence[Path]) -> list[str]:
 
 def _of_json(item: dict[str, object]) -> str:
     turns = item.get("turns")
-    return str(turns[0] if isinstance(turns, list) else item["text"] if "text" in item else item["prompt"])
+    if isinstance(turns, list):
+        return str(turns[0])
+    return f"{item.get('prompt', '')}{item['text']}" if "text" in item else str(item["prompt"])
 
 
 def files_digest(files: Sequence[Path]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.loading import load
+from edgespec.export.training.windows import data_files, read_texts
 from tests.cli.conftest import ROOT
 
 pytestmark = pytest.mark.nightly
@@ -29,7 +30,7 @@ def test_two_workers_write_what_each_prompt_gets_alone(demo: Path, tmp_path: Pat
         [*map(str, words), "--workers", "2", "--max-new-tokens", "12"],
         cwd=tmp_path, env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}, check=True, timeout=400,
     )  # fmt: skip
-    files = (tmp_path / "answers").glob("*.json")
+    files = sorted((tmp_path / "answers").glob("*.json"))
     found = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
     engine = load(demo, threads=1)
     assert {one["prompt"]: one["text"] for one in found} == {
@@ -37,3 +38,4 @@ def test_two_workers_write_what_each_prompt_gets_alone(demo: Path, tmp_path: Pat
     }
     assert all(one["exact"] for one in found)
     assert len({one["worker"] for one in found}) == 2
+    assert read_texts(data_files([tmp_path / "answers"])) == [one["prompt"] + one["text"] for one in found]

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from edgespec.errors import TrainingError
-from edgespec.export.training.windows import Windows, batch_rows, files_digest, read_texts, split_texts, without
+from edgespec.export.training.windows import (
+    Windows,
+    batch_rows,
+    data_files,
+    files_digest,
+    read_texts,
+    split_texts,
+    without,
+)
 from edgespec.runtimes.text.codec import TextCodec
 
 
@@ -21,10 +29,11 @@ def codec(model: Path) -> TextCodec:
 def test_texts_of_files(tmp_path: Path) -> None:
     plain, lines = tmp_path / "a.txt", tmp_path / "b.jsonl"
     plain.write_text('\ufeff{"text": "not json"\n\nthe whole', "utf-8")
-    items = [{"text": "one"}, {"prompt": "two"}, {"turns": ["three", "four"]}, {"text": " "}]
+    items = [{"text": "one"}, {"prompt": "tw", "text": "o"}, {"turns": ["three", "four"]}, {"prompt": " "}]
     lines.write_text("\n\n".join(json.dumps(item) for item in items), "utf-8")
     assert read_texts([plain, lines]) == ['{"text": "not json"\n\nthe whole', "one", "two", "three"]
     assert read_texts([]) == []
+    assert data_files([lines, tmp_path]) == [lines, plain, lines]
     assert len(set(files_digest([plain, lines]))) == 2
 
 

@@ -363,6 +363,36 @@ def test_a_chain_learns_what_comes_after_what_it_is_fed(
     assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
 
 
+def test_lk_and_d_pace_are_the_papers(torch: Any) -> None:
+    """LK: lambda KL + (1 - lambda) TV, lambda = exp(-3 overlap) without gradient; D-PACE: equations 7 and 8."""
+    from edgespec.export.training.losses import guess_losses, round_weights
+
+    random = np.random.default_rng(7)
+    logits, wanted = random.standard_normal((4, 9)), random.dirichlet(np.ones(9), 4)
+    guesses = np.exp([log_softmax(row) for row in logits])
+    overlap = np.minimum(guesses, wanted).sum(1)
+    kl, share = -(wanted * np.log(guesses)).sum(1), np.exp(-3 * overlap)
+    given = torch.tensor(logits, requires_grad=True)
+    found = guess_losses(given, torch.tensor(wanted), "lk")
+    np.testing.assert_allclose(numpy(found), share * kl + (1 - share) * (1 - overlap), rtol=1e-9)
+    found[0].backward()
+    towards_kl, less = guesses[0] - wanted[0], guesses[0] < wanted[0]
+    towards_tv = -guesses[0] * (less - (guesses[0] * less).sum())
+    np.testing.assert_allclose(numpy(given.grad)[0], share[0] * towards_kl + (1 - share[0]) * towards_tv, atol=1e-9)
+
+    losses, valid = random.random((2, 5, 3)), random.random((2, 5, 3)).cumsum(-1) < 1.5
+    weights = numpy(round_weights(torch.tensor(losses), torch.tensor(valid), torch.tensor([1.0, 0.5, 0.25]), "d-pace"))
+    expected = np.zeros(losses.shape)
+    for i, j in np.ndindex(2, 5):
+        smooth = [(0.5 + 0.5 * np.exp(-losses[i, j, k])) * valid[i, j, k] for k in range(3)]
+        for k in range(3):
+            expected[i, j, k] = sum(np.prod(smooth[: m + 1]) for m in range(k, 3)) * valid[i, j, k]
+    assert valid.any((0, 1)).all()
+    assert not valid.all()
+    np.testing.assert_allclose(weights / weights.sum(), expected / expected.sum(), rtol=1e-6)
+    assert weights.sum() == pytest.approx(1.75)
+
+
 def test_right_guesses_of_a_chain(learner: Any, torch: Any, tmp_path: Path) -> None:
     from edgespec.export.training.save import rank_shares
 

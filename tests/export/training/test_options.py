@@ -72,6 +72,8 @@ def test_defaults_of_the_command_are_those_of_the_library() -> None:
         ({"epochs": float("nan")}, "--epochs"),
         ({"greedy_share": 1.5}, "--greedy-share: expected a share between 0 and 1, got 1.5"),
         ({"exits": (1,)}, "--exits is for paradecode, not for medusa"),
+        ({"method": "mtp", "fsdp": True}, "--fsdp is for medusa and (.*) and dflash, not for mtp"),
+        ({"loss": "d-pace"}, "--loss d-pace is for eagle and dspark and dflash and mtp, not for medusa"),
         ({"method": "draft", "own_lm_heads": True}, "--own-lm-heads is for medusa"),
         ({"inner": 64}, "--inner is for blockwise"),
         ({"draft_hidden": 64}, "--draft-hidden is for draft"),

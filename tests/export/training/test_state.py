@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,12 +154,20 @@ def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: i
 @posix
 @pytest.mark.nightly
 @pytest.mark.usefixtures("torch")
-def test_two_processes(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes, more", [(1, ()), (2, ()), (1, ("--fsdp",))], ids=["processes", "nodes", "fsdp"])
+def test_two_processes(model: Path, tmp_path: Path, nodes: int, more: tuple[str, ...]) -> None:
     # `accelerate launch --cpu` starts one process however many are asked for, unless there is MPI: torchrun starts two
-    launch = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "-m", "edgespec"
-    command = *launch, "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "two"
-    done = python(*command, cwd=tmp_path, ACCELERATE_USE_CPU="1")
-    found = json.loads(done.stdout)  # of the main process alone
+    launch: tuple[object, ...] = "-m", "torch.distributed.run", "--nproc_per_node", 2 // nodes, "--nnodes", nodes
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meet = "--master_addr", "127.0.0.1", "--master_port", free.getsockname()[1], "--node_rank"
+    command = "-m", "edgespec", "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "two", *more
+    with ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(python, *launch, *meet, node, *command, cwd=tmp_path, ACCELERATE_USE_CPU="1")
+            for node in range(nodes)
+        ]
+    found = json.loads(runs[0].result().stdout)  # of the main process alone
+    assert [run.result().stdout for run in runs[1:]] == [""] * (nodes - 1)
     assert found["training"]["processes"] == 2
     launch = "-m", "accelerate.commands.launch", "--cpu", "--num_processes", 1, "-m", "edgespec"
     one = python(*launch, "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "one", cwd=tmp_path)
@@ -195,6 +205,7 @@ def test_mistakes_on_the_command_line(
     command("train").refused(2, "Missing argument '{medusa|blockwise|paradecode|draft|eagle|dspark|dflash|mtp}'")
     command("train", "hydra", model, "-o", "o").refused(2, "'hydra' is not one of 'medusa'")
     command("train", "medusa", model).refused(2, "-o FOLDER")
+    command("train", "medusa", model, *SHORT, "--fsdp", "-o", "o").refused(1, "there is one", "torchrun")
     command("train", "medusa", model, "-o", ".").refused(2, "the current folder")
     command("train", "medusa", model, "-o", "o").refused(1, "nothing to train on", "--self-distill N")
     command("train", "medusa", model, "-o", "o", "--data", "none.txt").refused(1, "none.txt: cannot read texts")

@@ -267,3 +267,19 @@ def test_bad_input(train: Train, tmp_path: Path, changes: dict[str, Any], error:
     with pytest.raises(error, match=said):
         train(**changes)
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_that_are_shared_compute_the_same(model: Path, target: Any, torch: Any) -> None:
+    from torch.distributed.tensor import DTensor
+
+    from edgespec.export.training.target import Source, Target
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shared = Target(Source.open(str(model)), "no", torch.device("cpu"), sharded=True)
+        tokens = torch.tensor([[5, 6]])
+        assert torch.equal(shared.tapped(tokens, (0, 1)), target.tapped(tokens, (0, 1)))
+        kinds = {type(value) for name, value in shared.model.named_parameters() if ".layers." in name}
+        assert kinds == {DTensor}
+    finally:
+        torch.distributed.destroy_process_group()
