@@ -33,6 +33,7 @@ from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer
 from edgespec.export.measuring.mixer import Mixer
 from edgespec.export.measuring.plan import encoder_bytes
+from edgespec.export.measuring.seeing import tower_note
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.opened import Opened
 from edgespec.export.optimum.write import WORK
@@ -94,7 +95,13 @@ class Exporter(Opened):
         Raises:
             ExportError: anything about the source, the options or the disk; nothing is left behind.
         """
-        steps: list[Callable[[InProgress], None]] = [self._compare, self._measure, self._learn_attention, self._devices]
+        steps: list[Callable[[InProgress], None]] = [
+            self._compare,
+            self._see,
+            self._measure,
+            self._learn_attention,
+            self._devices,
+        ]
         with staged_folder(self.options.output, self.options.overwrite) as folder:
             self._mix()
             made = self._write(folder)
@@ -182,6 +189,13 @@ class Exporter(Opened):
         else:
             found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
         made.parity |= found | self.text.facts
+
+    def _see(self, made: InProgress) -> None:
+        """Compare the rows of a picture with the source's."""
+        arch = self.target.arch if isinstance(self.target, EmittedModel) else None
+        if arch is not None and arch.sight is not None and not self.options.quick:
+            line = tower_note(arch.sight, made.folder, made.target, self.options.threads)
+            self.notes += [line] if line else []
 
     def _measure(self, made: InProgress) -> None:
         """Return acceptance and costs of the methods, with the search for a skip set."""

@@ -20,7 +20,6 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planning.budget import prompt_limit
 from edgespec.runtimes.files.bundle import Bundle, sha256
 from edgespec.runtimes.files.images import ImagePart
-from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, root_of, touch, trim
 from edgespec.runtimes.images.prompt import apart, expanded
@@ -89,7 +88,7 @@ class Images:
         self.rows = rows
         self._bundle, self._threads, self._left = bundle, threads, left
         self._limit = prompt_limit() if keep else 0
-        self._sides: dict[str, Encoder] = {}
+        self._sides: dict[int, Encoder] = {}  # 0 = the tower, then projectors
         self._lock = threading.RLock()
         files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
         sides = [[files.get(one.weights), one.high_alone] for one in target.sides]
@@ -182,7 +181,7 @@ class Images:
         return known
 
     def _made(self, image: Image, digest: bytes) -> Inserted:
-        from edgespec.runtimes.images.processing import merged, merged_grid, read_places, tower_rows
+        from edgespec.runtimes.images.processing import merged_grid, piece_rows, read_places
 
         part, target = self.part, self._bundle.manifest.target
         if self._places is None:
@@ -199,26 +198,20 @@ class Images:
                     f"{most} at once",
                     "cut it, so that its sides are nearer to each other",
                 )
-            inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
-            rows = self._side("tower", target.tower).encode(tower_rows(piece, part, self._places), inside)
-            each = np.split(rows, 1 + part.deepstack, axis=1)  # of the last layer, and of those that are tapped
-            made = [
-                self._side(f"projector {at}", one).encode(merged(each[at], piece.grid, part))
-                for at, one in enumerate(target.projectors or ())
-            ]
-            parts.append(np.concatenate(made, axis=1))
+            parts.append(piece_rows(piece, part, self._places, self._encode_side))
             height, across = merged_grid(piece.grid, part)
             grids.append(np.stack(np.divmod(np.arange(height * across), across)))
         grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
         return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
 
-    def _side(self, name: str, part: ModelPart | None) -> Encoder:
-        if name not in self._sides:
+    def _encode_side(self, side: int, rows: Rows, inside: NDArray[np.int64] | None) -> Rows:
+        if side not in self._sides:
+            bundle, target = self._bundle, self._bundle.manifest.target
+            part = [target.tower, *(target.projectors or ())][side]
             assert part is not None
-            bundle = self._bundle
             model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
-            self._sides[name] = Encoder(model, self.part.windows if name == "tower" else None)
-        return self._sides[name]
+            self._sides[side] = Encoder(model, None if side else self.part.windows)
+        return self._sides[side].encode(rows, inside)
 
     # -- on the disk ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +130,24 @@ def _weights(size: int, part: PlacesPart) -> Floats:  # [size, side]
     centers = (at + np.float32(0.5)) * scale - np.float32(0.5)
     found = np.maximum(1 - np.abs(source - centers[:, None]) / np.maximum(scale, np.float32(1)), np.float32(0))
     return np.asarray(found / found.sum(-1, keepdims=True), np.float32)
+
+
+Encode = Callable[[int, Floats, Any], Floats]  # number of a side (tower, projectors), rows, lines and columns -> rows
+
+
+def piece_rows(piece: Piece, part: ImagePart, places: Floats | None, encode: Encode) -> Floats:
+    """Have a tower and its projectors make a piece's rows of the decoder -> [R, width * (1 + deepstack)].
+
+    Args:
+        piece: of a picture.
+        part: of the model.
+        places: its learnt positions, of ``read_places``.
+        encode: computes rows of a side: 0 = the tower, which is told where its patches are, int64 [2, T]; 1 and more =
+            the projectors, which are told None.
+    """
+    inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
+    each = np.split(encode(0, tower_rows(piece, part, places), inside), 1 + part.deepstack, axis=1)
+    return np.concatenate([encode(1 + at, merged(one, piece.grid, part), None) for at, one in enumerate(each)], axis=1)
 
 
 # -- pixels ------------------------------------------------------------------------------------------------------------

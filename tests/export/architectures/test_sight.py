@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +17,17 @@ from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.measuring.seeing import tower_note
 from edgespec.export.quantization.reference import reference_rows
 from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.manifest import ModelPart
-from edgespec.runtimes.images.processing import Processed, merged, process, read_places, tower_rows
+from edgespec.runtimes.images.processing import Encode, Processed, piece_rows, process, read_places
 from edgespec.runtimes.slots.encoder import Encoder
 from edgespec.runtimes.slots.shared import Model
 from tests.support import sight
 
 Array = NDArray[np.float32]
-Encode = Callable[[int, Array, Any], Array]  # number of a side (tower, projectors), rows, places -> rows
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +38,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Architec
     return opener
 
 
-def rows_of(seen: Sight, found: Processed, learnt: Array | None, encode: Encode) -> Array:
-    """Compute the decoder's rows of a picture, [R, width * (1 + deepstack)]; without taps where there are none."""
-    made, width = [], seen.tower.facts.hidden
-    for piece in found.pieces:
-        places = np.indices(piece.grid).reshape(2, -1) if seen.tower.rotaries else None
-        rows = encode(0, tower_rows(piece, seen.image, learnt), places)
-        apart = [merged(rows[:, at : at + width], piece.grid, seen.image) for at in range(0, rows.shape[1], width)]
-        made.append(np.concatenate([encode(1 + at, own, None) for at, own in enumerate(apart)], 1))
-    return np.concatenate(made)
+def rows_of(image: ImagePart, found: Processed, learnt: Array | None, encode: Encode) -> Array:
+    """Compute the decoder's rows of a picture, [R, width * (1 + deepstack)]."""
+    return np.concatenate([piece_rows(piece, image, learnt, encode) for piece in found.pieces])
 
 
 def in_numpy(seen: Sight) -> Encode:
-    return lambda side, rows, places: reference_rows([seen.tower, *seen.projectors][side], rows, places)[0]
+    sides = [seen.tower, *seen.projectors]
+    return lambda at, rows, places: reference_rows(sides[at], rows, places if sides[at].rotaries else None)[0]
 
 
 def natively(folder: Path, part: ModelPart) -> Encode:
@@ -72,11 +67,13 @@ def test_rows_and_texts_equal_transformers(opened: Callable[[str], Architecture]
     for at, picture in enumerate(sight.pictures()):
         found, features = process(picture, seen.image), known[f"features.{at}"]
         assert tokenizer.encode(found.text).ids == known[f"text.{at}"].tolist()
-        for encode in (native,) if seen.image.windows else (in_numpy(seen), native):
-            rows = rows_of(seen, found, places, encode)
+        plain = seen.image.model_copy(update={"taps": []})  # numpy computes no taps
+        ways = [(native, seen.image), *([] if seen.image.windows else [(in_numpy(seen), plain)])]
+        for encode, image in ways:
+            rows = rows_of(image, found, places, encode)
             assert len(rows) == known[f"text.{at}"].tolist().count(sight.IMAGE) <= seen.image.most
             np.testing.assert_allclose(rows[:: sight.EVERY], features[:, : rows.shape[1]], atol=1e-4, rtol=0)
-        assert rows.shape[1] == features.shape[1] == arch.inserts
+        assert rows_of(seen.image, found, places, native).shape[1] == features.shape[1] == arch.inserts
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "w8a8"])
@@ -88,8 +85,13 @@ def test_quantized_towers_give_nearly_the_same(
     part = write_model(tmp_path, arch, ModelSpec(form)).part
     assert [side.format for side in part.sides] == ["int8" if form == "int4" else form] * 2
     found, places = process(sight.pictures()[0], arch.sight.image), read_places(tmp_path, arch.sight.image)
-    exact, near = (rows_of(arch.sight, found, places, one) for one in (in_numpy(arch.sight), natively(tmp_path, part)))
+    exact, near = (
+        rows_of(arch.sight.image, found, places, one) for one in (in_numpy(arch.sight), natively(tmp_path, part))
+    )
     assert np.abs(near - exact).mean() < 0.05 * exact.std()
+    said = tower_note(arch.sight, tmp_path, part, 1)
+    assert said is not None
+    assert 0.1 < float(said.split()[-4].rstrip("%")) < 10
 
 
 @pytest.mark.parametrize(
