@@ -10,10 +10,11 @@ from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.messages import CountRequest, MessagesRequest, MessageWriter
 from edgespec.server.requests import ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest, ResponseWriter
+from edgespec.server.speech import SpeechRequest
 from edgespec.server.writer import Writer
 
-Kind = Literal["completion", "chat", "message", "count", "response", "embedding"]
-Request = type[CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest | EmbeddingRequest]
+Kind = Literal["completion", "chat", "message", "count", "response", "embedding", "speech"]
+Request = type[CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest | EmbeddingRequest | SpeechRequest]
 
 
 @dataclass(frozen=True)
@@ -39,5 +40,6 @@ APIS: dict[Kind, Api] = {
     "message": Api("/v1/messages", MessagesRequest, MessageWriter, "msg_"),
     "count": Api("/v1/messages/count_tokens", CountRequest, None),
     "embedding": Api("/v1/embeddings", EmbeddingRequest, None),
+    "speech": Api("/v1/audio/speech", SpeechRequest, None),
     "response": Api("/v1/responses", ResponsesRequest, ResponseWriter, "resp_"),
 }

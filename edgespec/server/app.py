@@ -116,6 +116,7 @@ class _Routes:
             ),
             Route(APIS["count"].path, self.count, methods=["POST"]),
             Route(APIS["embedding"].path, self.embeddings, methods=["POST"]),
+            Route(APIS["speech"].path, self.speech, methods=["POST"]),
             *(Route(path, partial(self.audio, kind), methods=["POST"]) for kind, path in PATHS.items()),
             Route("/v1/responses/{wanted}", self.response),
             Route("/v1/responses/{wanted}", self.forget, methods=["DELETE"]),
@@ -143,6 +144,7 @@ class _Routes:
                 "embeddings": model.embeds,
                 "hears": model.hears,
                 "sees": model.sees,
+                "speaks": model.speaks,
                 "loaded": model.jobs is not None,
             }
             found.append(self._described(model.name) | {"edgespec": own})
@@ -182,6 +184,17 @@ class _Routes:
             request.scope[MODEL] = model = wanted.model
             async with self.served.lent(model) as jobs:
                 return await jobs.embed(client, texts, wanted, request)
+        except EdgespecError as error:
+            self._refused(model, error)
+            raise
+
+    async def speech(self, request: Request) -> Response:
+        client, model = self.access.client(request), ""
+        try:
+            asked, prompt = await self.readers.speech(client, await request.body())
+            request.scope[MODEL] = model = asked["model"]
+            async with self.served.lent(model) as jobs:
+                return await jobs.speak(client, prompt, asked, request)
         except EdgespecError as error:
             self._refused(model, error)
             raise

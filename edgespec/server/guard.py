@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.server.errors import refused
 
 JSON, FORM = "application/json", "multipart/form-data"
-AUDIO = "/v1/audio/"  # where forms are sent, with recordings
+FORMS = "/v1/audio/transcriptions", "/v1/audio/translations"  # where forms are sent, with recordings
 
 
 class Guard:
@@ -56,7 +56,7 @@ class Guard:
         if origins and not self._allowed(origins[0], hosts[0]):
             return 403, f"pages of {origins[0][:80]!r} may not use this server; --allow-origin lets them"
         kinds = headers.get(b"content-type", [""])
-        wanted = FORM if scope["path"].startswith(AUDIO) else JSON
+        wanted = FORM if scope["path"].startswith(FORMS) else JSON
         if scope["method"] == "POST" and kinds[-1].partition(";")[0].strip().lower() != wanted:
             return 415, f"expected a body of Content-Type: {wanted}"
         return None

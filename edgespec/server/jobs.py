@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
+from edgespec.engine.speaking import sound_part
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.runtimes.files.speech import Task
 from edgespec.runtimes.text.call_syntax import Event as Piece
@@ -29,6 +30,7 @@ from edgespec.server.metrics import Metrics
 from edgespec.server.reading import Read
 from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
+from edgespec.server.speech import answered, require_coder, speech_settings, spoken
 from edgespec.server.stored import Stored
 from edgespec.server.viewer import Viewer
 from edgespec.server.writer import Writer, as_json, sse
@@ -207,6 +209,26 @@ class Jobs:
         tokens = sum(map(len, texts))
         self.metrics.embedded(self.name, tokens)
         return await in_pieces(written(found, wanted, tokens))
+
+    async def speak(self, client: str, prompt: Sequence[int], asked: dict[str, Any], request: Request) -> Response:
+        """Answer with sound, as its codes come."""
+        settings = speech_settings(self.engine, asked, self.scheduler.limits.tokens)
+        self.engine.choose_for(settings)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def sink(event: Event) -> None:
+            if event.chunk is None:
+                self.metrics.ended(self.name, event)
+            with suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        form, rate = asked["response_format"], sound_part(self.engine.bundle.manifest)[1].rate
+        require_coder(form)
+        whose = None if self.shared else client
+        ticket = self.scheduler.submit(prompt, settings, sink, client, secrets.token_hex(12), whose)
+        pieces = spoken(self.engine, asked["seed"], events, ticket.cancel)
+        return await unless_gone(request, answered(pieces, form, rate)) or JSONResponse({}, 499)
 
     async def transcribe(
         self, client: str, sound: bytes, asked: AudioRequest, task: Task, request: Request

@@ -82,7 +82,19 @@ class Model:
         most = source.most if source and text else 0
         seen = manifest.target.image.model_dump_json() if manifest.target.image is not None else None
         self.known = Known(
-            str(folder), name, vocab, self.run.context, eos, plain, tokens, calls, text, most, seen, pictures
+            str(folder),
+            name,
+            vocab,
+            self.run.context,
+            eos,
+            plain,
+            tokens,
+            calls,
+            text,
+            most,
+            seen,
+            pictures,
+            manifest.codes.model_dump_json() if manifest.codes else None,
         )
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
@@ -102,6 +114,11 @@ class Model:
     def sees(self) -> bool:
         """Whether it reads pictures."""
         return self.known.image is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it speaks."""
+        return self.manifest.codes is not None and self.manifest.codes.sound is not None
 
     @property
     def busy(self) -> bool:

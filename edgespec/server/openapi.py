@@ -13,6 +13,7 @@ from edgespec.server.pictures import MOST_PICTURES, MOST_PIXELS
 from edgespec.server.reading import Known
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
 from edgespec.server.scheduler import Limits
+from edgespec.server.speech import KINDS
 
 Shape = dict[str, Any]
 TEXT, WHOLE, NUMBER, FLAG = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
@@ -63,6 +64,7 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
             ),
             "/v1/embeddings": _post("Embeddings of texts", "EmbeddingRequest", "Embeddings", security, stream=False),
             **{path: _audio(kind, schemas, security) for kind, path in PATHS.items()},
+            "/v1/audio/speech": _speech(security),
             "/v1/responses": _post("An answer", "ResponsesRequest", "Response", security),
             "/v1/responses/{response}": _get("A stored answer", "Response", security, parameter="response")
             | {"delete": _get("Forget a stored answer", "Deleted", security, parameter="response")["get"]},
@@ -118,6 +120,14 @@ def _audio(kind: Kind, schemas: Shape, security: list[Shape]) -> Shape:
     return made
 
 
+def _speech(security: list[Shape]) -> Shape:
+    """Describe speech, which is answered as sound."""
+    made = _post("Speech", "SpeechRequest", "Failure", security, stream=False)
+    sound: Shape = {"type": "string", "contentMediaType": "application/octet-stream"}
+    made["post"]["responses"]["200"]["content"] = {kind: {"schema": sound} for kind in KINDS.values()}
+    return made
+
+
 def _answer(what: str, kind: str, schema: str | None) -> Shape:
     plain = TEXT if kind == "text/plain" else {"type": "object"}
     return {"description": what, "content": {kind: {"schema": _ref(schema) if schema else plain}}}
@@ -155,6 +165,7 @@ def _answers(name: Shape) -> Shape:
         embeddings=FLAG,
         hears=FLAG,
         sees=FLAG,
+        speaks=FLAG,
         loaded=FLAG,
     )
     usage = _object(

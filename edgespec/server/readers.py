@@ -105,6 +105,11 @@ class Readers:
         found, texts = await self._ask(client, "embedding", body)
         return Wanted(**found["wanted"]), texts
 
+    async def speech(self, client: str, body: bytes) -> tuple[dict[str, Any], array[int]]:
+        """Read what is to be spoken; arguments and errors as of ``read``."""
+        found, (prompt,) = await self._ask(client, "speech", body)
+        return found["speech"], prompt
+
     async def _ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
         found: dict[str, Any] = {"elsewhere": True}
         prompts: list[array[int]] = []

@@ -41,6 +41,7 @@ from edgespec.server.errors import Refusal, failure
 from edgespec.server.pictures import Sight
 from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
+from edgespec.server.speech import SpeechRequest
 from edgespec.server.tooling import Plan, plan_chat
 
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
@@ -66,6 +67,7 @@ class Known:
         most: tokens of its longest source.
         image: how it sees, as JSON of the manifest; None = it reads text alone.
         pictures: folder whose pictures requests may name; empty = none.
+        codes: what its tokens become, as JSON of the manifest; None = it writes text.
     """
 
     bundle: str
@@ -80,6 +82,7 @@ class Known:
     most: int = 0
     image: str | None = None
     pictures: str = ""
+    codes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,10 @@ class Reader:
         sent = form.model_validate(made)
         if isinstance(sent, EmbeddingRequest):
             return _texts(self._tokens(sent.model), sent)
+        if isinstance(sent, SpeechRequest):
+            own = self._tokens(sent.model)
+            told, spoken = sent.read(own.known.codes, own.codec, own.known.vocab, own.known.context)
+            return {"speech": told}, [spoken]
         if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
             return {"previous": sent.previous_response_id}, []
         asked: Asked = sent.asked(earlier)
