@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest
 
 made_options = group(
-    "Models that speak",
-    option("-o", "File of the speech: speech.wav; - streams it to stdout.", PATH, dest="made"),
+    "Models that draw or speak",
+    option("-o", "File of the picture or the speech: picture.png, speech.wav; - is stdout.", PATH, dest="made"),
     option("--voice", "Who speaks.  [default: the model's first voice]"),
 )
 BESIDE = ("chat", "session", "input", "images", "system", "tools", "mcp", "template", "stop", "show_drafts", "beams",
@@ -34,13 +34,15 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
     Raises:
         click.UsageError: it is named.
     """
+    usual = "picture.png" if manifest.codes is not None and manifest.codes.image else "speech.wav"
+    ending = usual[-4:]
     if (manifest.codes is None) != (made is None):
-        raise click.UsageError("this model writes text: leave -o out" if made else "name a file: -o speech.wav")
+        raise click.UsageError("this model writes text: leave -o out" if made else f"name a file: -o {usual}")
     for name in BESIDE if made else ():
         if options.get(name):
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with -o")
-    if made and made.suffix != ".wav" and str(made) != "-":
-        raise click.UsageError(f"-o {made}: expected a name that ends with .wav, or -")
+    if made and made.suffix != ending and str(made) != "-":
+        raise click.UsageError(f"-o {made}: expected a name that ends with {ending}, or -")
     if str(made) == "-" and options["as_json"]:
         raise click.UsageError("--json does not go with -o -: both would write to stdout")
 
@@ -48,7 +50,10 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
 def produce(engine: Engine, texts: Sequence[str], method: str | None, options: dict[str, Any]) -> None:
     """Write the file, and say how it was decoded."""
     if len(texts) != 1:
-        raise click.UsageError("give one --prompt TEXT: what is to be spoken")
+        raise click.UsageError("give one --prompt TEXT: what is to be drawn or spoken")
+    if engine.bundle.manifest.codes and engine.bundle.manifest.codes.image:
+        _draw(engine, texts[0].strip(), make_settings(method, options, engine.defaults), options)
+        return
     made, settings = options["made"], make_settings(method, options, engine.speaking)
     seconds, result = _speak(engine, texts[0].rstrip("\r\n"), options["voice"], settings, made)
     if options["as_json"]:
@@ -58,6 +63,29 @@ def produce(engine: Engine, texts: Sequence[str], method: str | None, options: d
         click.echo(f"{made}: {seconds:.1f} s of speech", err=True)
         conclude(engine, result, settings, options["show_stats"])
     end(engine, result, settings)
+
+
+def _draw(engine: Engine, text: str, settings: Settings, options: dict[str, Any]) -> None:
+    """Write a PNG file, to stdout if it is called so."""
+    made, drawing = options["made"], engine.draw(text, settings)
+    if str(made) == "-":
+        sys.stdout.buffer.write(drawing.png())
+    else:
+        _write(made, drawing.png())
+    if options["as_json"]:
+        emit_json({"bundle": options["bundle"], "prompt": text, "file": str(made)} | drawing.result.as_dict())
+    else:
+        height, width, _ = drawing.pixels.shape
+        click.echo(f"{made}: {width} x {height} pixels", err=True)
+        conclude(engine, drawing.result, settings, options["show_stats"])
+    end(engine, drawing.result, settings)
+
+
+def _write(file: Path, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise InvalidRequest(f"{file}: cannot be written: {error.strerror}", "name another file") from error
 
 
 def _speak(engine: Engine, text: str, voice: str | None, settings: Settings, made: Path) -> tuple[float, Result]:
@@ -78,8 +106,5 @@ def _speak(engine: Engine, text: str, voice: str | None, settings: Settings, mad
         speech.close()
     samples = sum(map(len, pieces)) // 2
     if not live:
-        try:
-            made.write_bytes(wav_header(speech.rate, samples) + b"".join(pieces))
-        except OSError as error:
-            raise InvalidRequest(f"{made}: cannot be written: {error.strerror}", "name another file") from error
+        _write(made, wav_header(speech.rate, samples) + b"".join(pieces))
     return samples / speech.rate, speech.result

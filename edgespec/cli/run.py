@@ -144,6 +144,7 @@ def command(
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
     edgespec run HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is in the picture?"
     edgespec run openai/whisper-small --audio talk.mp3 --format srt > talk.srt
+    edgespec run builtin:glyphs --prompt "A serif" -o picture.png
     edgespec run my-orpheus --prompt "Hello there." --voice tara -o speech.wav
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
     edgespec run facebook/nllb-200-distilled-600M --from ko --to en --prompt "..."

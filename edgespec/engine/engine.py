@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from edgespec.engine.drawing import Drawing
     from edgespec.engine.speaking import Speech
     from edgespec.engine.transcript import Transcript
     from edgespec.engine.transcription import Transcription, TranscriptionSettings
@@ -334,6 +335,29 @@ class Engine(LoadedBundle):
         from edgespec.engine.speaking import Speech
 
         return Speech(self, text, voice, (settings or self.speaking).changed(**changes), cancel)
+
+    def draw(
+        self,
+        prompt: str,
+        settings: Settings | None = None,
+        *,
+        cancel: threading.Event | None = None,
+        **changes: Unpack[SettingsChanges],
+    ) -> Drawing:
+        """Draw a picture: its ``pixels``, uint8 [height, width, 3], ``png()``, and the ``result`` of its codes.
+
+        Args:
+            prompt: what is to be drawn: text, or of models of classes the number of one.
+            settings: of the codes; None = ``defaults``, with the model's own guidance.
+            cancel: set it to end with an error after the round at hand.
+            **changes: as for ``stream``.
+
+        Raises:
+            InvalidRequest: a bundle that does not draw, a prompt of words that it does not know, nonsense settings.
+        """
+        from edgespec.engine.drawing import draw
+
+        return draw(self, prompt, (settings or self.defaults).changed(**changes), cancel)
 
     @property
     def speaking(self) -> Settings:

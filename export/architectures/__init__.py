@@ -8,6 +8,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen, seq2seq, t5, whisper  # noqa: F401 (register)
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.sights import SIGHTS, open_sight
 from edgespec.export.source.source import Checkpoint, with_usual_prefix

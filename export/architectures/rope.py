@@ -213,10 +213,28 @@ def rope_tables(
     parameters: Parameters, dims: int, positions: int, context: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # [positions, dims // 2] each
     """Cosines and sines for every position; see ``inverse_frequencies``."""
+    if parameters["rope_type"] == "grid":
+        return _grid(parameters, dims, positions)
     # float32 angles, as transformers computes them: parity at long positions depends on the same rounding
     steps, times = inverse_frequencies(parameters, dims, context)
     angles = np.arange(positions, dtype=np.float32)[:, None] * steps.astype(np.float32)
     return np.cos(angles) * np.float32(times), np.sin(angles) * np.float32(times)
+
+
+def _grid(
+    parameters: Parameters, dims: int, positions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # [positions, dims // 2] each
+    """Turn half of a head's channels by line, half by column of a square; what stands before it has no keys at all.
+
+    As LlamaGen does (https://github.com/FoundationVision/LlamaGen, arXiv 2406.06525): tables are zeros there.
+    """
+    side, before = int(parameters["side"]), int(parameters["before"])
+    steps = (float(parameters["rope_theta"]) ** (np.arange(0, dims // 2, 2, dtype=np.float32) / (dims // 2))) ** -1
+    turns = np.arange(side, dtype=np.float32)[:, None] * steps.astype(np.float32)  # [side, dims // 4]
+    angles = np.concatenate([np.repeat(turns, side, 0), np.tile(turns, (side, 1))], 1)
+    found = np.zeros((2, max(positions, before + side * side), dims // 2), np.float32)
+    found[:, before : before + side * side] = np.cos(angles), np.sin(angles)
+    return found[0, :positions], found[1, :positions]
 
 
 def _llama3(parameters: Parameters, inverse: Doubles) -> Doubles:

@@ -5,6 +5,7 @@ How deep it is, its tensors say: blocks are read as long as there are some.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -40,7 +41,21 @@ def write(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:
     x = graph.node("Squeeze", [x, graph.shape(0)])
     graph.node("Transpose", [x], ["picture"], perm=[1, 2, 0])
     graph.output("picture", FLOAT, ["height", "width", 3])
-    return {"first": config.get("first", 0), "size": len(book), "image": config.get("image")}
+    return {"first": config.get("first", 0), "size": len(book), "image": config.get("image"), "codebook": book}
+
+
+def write_patches(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add a decoder whose codes are patches of pixels, ``codebook`` [size, side * side * 3]; as ``write``."""
+    book = graph.tensors("codebook").astype(np.float32)
+    image = config.get("image") or {}
+    rows, columns, side = int(image.get("rows", 0)), int(image.get("columns", 0)), math.isqrt(book.shape[1] // 3)
+    graph.input("codes", INT64, [rows, columns])
+    x = graph.node("Gather", [graph.constant("codebook", book), "codes"])
+    x = graph.node("Reshape", [x, graph.shape(rows, columns, side, side, 3)])
+    x = graph.node("Transpose", [x], perm=[0, 2, 1, 3, 4])
+    graph.node("Reshape", [x, graph.shape(rows * side, columns * side, 3)], ["picture"])
+    graph.output("picture", FLOAT, [rows * side, columns * side, 3])
+    return {"first": config.get("first", 0), "size": len(book), "image": image, "codebook": book}
 
 
 def codebook(graph: CodeGraph, config: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:

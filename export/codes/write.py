@@ -16,10 +16,10 @@ from edgespec.runtimes.files.codes import CodesPart
 from edgespec.runtimes.files.manifest import TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 
-GRAPH, FOLDER = "codes.onnx", "codes"
+GRAPH, CODEBOOK, FOLDER = "codes.onnx", "codebook.bin", "codes"
 Writer = Callable[[CodeGraph, Mapping[str, Any]], dict[str, Any]]
 """Adds a decoder to a graph, as a config.json describes it -> the fields of its ``CodesPart`` but for ``graph``."""
-WRITERS: dict[str, Writer] = {"vq": vq.write, "snac": snac.write}
+WRITERS: dict[str, Writer] = {"vq": vq.write, "patches": vq.write_patches, "snac": snac.write}
 
 
 def write_codes(checkpoint: Path, bundle: Path, codec: TextCodec) -> CodesPart:
@@ -47,6 +47,9 @@ def write_codes(checkpoint: Path, bundle: Path, codec: TextCodec) -> CodesPart:
         words = snac.spoken(codec)
         fields["first"] = words.pop("first")
         sound |= words
+    if (book := fields.pop("codebook", None)) is not None and isinstance(fields["image"], dict):
+        (bundle / CODEBOOK).write_bytes(book.astype("<f4").tobytes())
+        fields["image"] = fields["image"] | {"codebook": CODEBOOK}
     graph.save(bundle / GRAPH)
     try:
         return CodesPart(graph=GRAPH, **fields)

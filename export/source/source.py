@@ -220,7 +220,9 @@ def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
     Known others: without the first word (a base model saved alone), and below ``language_model`` (the text part of a
     model for images and text, in the order of either version of transformers) or ``text_model`` (Idefics 3, SmolVLM).
     """
-    first, rest = layers_at.split(".", 1)
+    first, _, rest = layers_at.partition(".")
+    if not rest:
+        return source
 
     def starts(prefix: str) -> bool:
         return any(name.startswith(f"{prefix}.0.") for name in source.index)

@@ -18,7 +18,7 @@ class ImageCodes(Part):
     """A picture is ``rows`` lines of ``columns`` codes, one behind the other.
 
     A prompt stands between ``begin`` and ``end``, and the codes follow; ``null``: the prompt of guidance's other half,
-    without those; ``guidance``: the scale that a request gets which says nothing.
+    without those; ``guidance``: the scale of a request that says nothing; ``codebook``: the codes' vectors, float32.
     """
 
     rows: int = Field(ge=1, le=MOST_SIDE)
@@ -27,6 +27,7 @@ class ImageCodes(Part):
     end: Tokens = Field(default_factory=list)
     null: Tokens = Field(default_factory=list)
     guidance: float | None = Field(default=None, ge=0, le=100)
+    codebook: InsidePath | None = None
 
 
 class SoundCodes(Part):

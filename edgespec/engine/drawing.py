@@ -1,0 +1,66 @@
+"""Drawing: a prompt is answered by the codes of one picture."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.request import Stream
+from edgespec.engine.result import Result
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.files.codes import CodesPart, ImageCodes
+from edgespec.runtimes.images.drawn import Pixels, pixels_of, png
+
+if TYPE_CHECKING:
+    from edgespec.runtimes.files.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture.
+
+    Attributes:
+        pixels: uint8 [height, width, 3].
+        result: its codes as tokens, and how they were decoded.
+    """
+
+    pixels: Pixels
+    result: Result
+
+    def png(self) -> bytes:
+        """Give it as a PNG file."""
+        return png(self.pixels)
+
+
+def image_part(manifest: Manifest) -> tuple[CodesPart, ImageCodes]:
+    """Say how a bundle draws.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    part = manifest.codes
+    if part is None or part.image is None:
+        raise InvalidRequest("this bundle's model does not draw", "expected one like builtin:glyphs")
+    return part, part.image
+
+
+def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threading.Event | None = None) -> Drawing:
+    """Draw a picture; see ``Engine.draw``."""
+    part, image = image_part(engine.bundle.manifest)
+    words = engine.codec.encode(prompt, special=False)
+    if not words or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:
+        raise InvalidRequest(f"the prompt {prompt[:80]!r} has words that this model does not know", "see its page")
+    tokens, count = [*image.begin, *words, *image.end], image.rows * image.columns
+    stream = Stream(engine.usable, tokens, settings.changed(max_new_tokens=count, ignore_eos=True), cancel)
+    for _ in stream:
+        pass
+    result = stream.result
+    if len(result.tokens) < count:
+        raise EdgespecError(f"the picture has {len(result.tokens)} of {count} codes: {result.finish}")
+    codes = np.array(result.tokens, np.int64).reshape(image.rows, image.columns) - part.first
+    return Drawing(pixels_of(engine.code_decoder.run(codes)), result)

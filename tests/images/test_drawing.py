@@ -1,0 +1,73 @@
+"""Models that draw: logits, guided codes and pictures against the authors' code of LlamaGen."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgespec.engine.loading import load
+from edgespec.errors import InvalidRequest
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.images.drawn import Lookalikes, png
+from edgespec.runtimes.opening import open_slot
+from tests.support.llamagen import ARCHIVE, CLASSES, CODES, SCALE, SIDE, SIZE, write_llamagen
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llamagen")
+    source = write_llamagen(folder / "model")
+    Exporter(ExportOptions(str(source), folder / "bundle", ["self-spec"], format="fp32", trials=2)).run()
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize("operators", ["native", "stock"])
+def test_logits_codes_and_pictures_are_those_of_the_authors_code(bundle: Path, operators: str) -> None:
+    with load(bundle, threads=1, operators=operators) as engine, np.load(ARCHIVE) as wanted:
+        for label, rows in zip((3, CLASSES), wanted["logits"], strict=True):
+            slot = open_slot(engine.model)
+            found = slot.forward(np.array([SIZE + label, *CODES[:-1]], np.int64)).logits
+            np.testing.assert_allclose(found[:, :SIZE], rows, atol=1e-4)
+        drawing = engine.draw("3", method="ar")
+        assert drawing.result.tokens == wanted["guided"].tolist()
+        picture = engine.code_decoder.run(wanted["guided"].reshape(SIDE, SIDE))
+        np.testing.assert_allclose(picture, wanted["picture"], atol=1e-4)
+        opened = np.asarray(Image.open(io.BytesIO(drawing.png())))
+        assert np.array_equal(opened, drawing.pixels)
+        assert np.abs(opened / 127.5 - 1 - np.clip(wanted["picture"], -1, 1)).max() < 0.004
+        for method in engine.methods:
+            assert engine.draw("3", method=method, fallback=False).result.tokens == drawing.result.tokens, method
+        drawn = engine.draw("3", temperature=5.0, seed=1).result  # of logits nearly alike, zeros of classes among them
+        assert max(drawn.tokens) < SIZE
+        assert engine.draw("3", guidance_scale=1.0).result.tokens != drawing.result.tokens
+        assert engine.defaults.guidance_scale == SCALE
+
+
+def test_what_cannot_be_drawn_is_refused(bundle: Path) -> None:
+    with load(bundle, threads=1) as engine:
+        for prompt in ("", "a house", "<none>"):
+            with pytest.raises(InvalidRequest, match="does not know"):
+                engine.draw(prompt)
+        with pytest.raises(InvalidRequest, match="does not speak"):
+            engine.speak("3")
+
+
+def test_codes_that_look_alike_are_the_nearest_vectors(bundle: Path) -> None:
+    with load(bundle, threads=1) as engine:
+        codes = engine.bundle.manifest.codes
+        assert codes is not None
+        near = Lookalikes(bundle, codes, 5).near
+        vectors = np.fromfile(bundle / "codebook.bin", "<f4").reshape(SIZE, -1)
+        far = np.linalg.norm(vectors - vectors[7], axis=1)
+        assert near(7).tolist() == np.argsort(far)[1:6].tolist()
+        assert not len(near(SIZE))
+
+
+def test_a_png_is_what_pillow_reads() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 3)).astype(np.uint8)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
