@@ -26,6 +26,7 @@ os.environ.update(_SILENT)
 
 __version__ = "0.1.0"
 __all__ = [
+    "Audio",
     "EdgespecError",
     "Engine",
     "ExportOptions",
@@ -49,10 +50,12 @@ if TYPE_CHECKING:
     from edgespec.export.front import export
     from edgespec.export.options import ExportOptions
     from edgespec.library import load
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
     from edgespec.runtimes.options import LoadOptions
 
 _WHERE = {
+    "Audio": "edgespec.runtimes.audio.audio",
     "Engine": "edgespec.engine.engine",
     "ExportOptions": "edgespec.export.options",
     "Grammar": "edgespec.decoding.settings",

@@ -17,6 +17,7 @@ from edgespec.export.bundle.model_part import (
     check_devices,
     check_layers,
     check_operators,
+    open_draft,
     open_model,
     source_of,
 )
@@ -153,7 +154,8 @@ class Opened:
         if is_foreign(path):
             refuse_draft(self.options, path)
             return ForeignModel.open(path, None)
-        return EmittedModel(open_model(path, None, text_only=True))
+        target = self.target.arch if isinstance(self.target, EmittedModel) else None
+        return EmittedModel(open_draft(path, target, self.options.image_rows))
 
     def _cut_draft(self) -> None:
         """Leave a draft the tokens that were asked for, or as many as pay."""

@@ -25,6 +25,7 @@ from edgespec.export.bundle.model_part import (
     check_layers,
     check_operators,
     open_described,
+    open_draft,
 )
 from edgespec.export.bundle.writer import GENAI, genai_config
 from edgespec.export.drafters.head_choice import HeadChoice
@@ -157,7 +158,7 @@ def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[s
         arch = assumed_draft(target)
         assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
     else:
-        arch = _opened(resolve(options.draft, weights=False), None, text_only=True)
+        arch = open_draft(resolve(options.draft, weights=False), target, options.image_rows, _opened)
     check_sizes(target.facts, arch.facts)
     context = min(target.facts.context, arch.facts.context)
     arch.facts = arch.facts.model_copy(update={"context": context})
@@ -187,7 +188,7 @@ def possible_drafter(model: str, revision: str | None = None, text_only: bool = 
     return next((name for name, kind in PUBLISHED.items() if kind.usual_for(arch)), EAGLE)
 
 
-def _opened(path: Path, context: int | None, text_only: bool) -> Architecture:
+def _opened(path: Path, context: int | None, text_only: bool = False) -> Architecture:
     """Open the model, or the error of an export for an architecture that edgespec does not emit."""
     if _holds_graph(path):
         raise UnsupportedModel(

@@ -122,8 +122,13 @@ class LoadOptions:
         Raises:
             InvalidRequest: it reads no images, or they have more rows at least.
         """
-        image = limited(manifest.target.image, self.image_rows)
-        return manifest.model_copy(update={"target": manifest.target.model_copy(update={"image": image})})
+        parts = {"target": manifest.target}
+        if manifest.draft is not None and manifest.draft.image is not None:
+            parts["draft"] = manifest.draft
+        limits = {name: limited(part.image, self.image_rows) for name, part in parts.items()}
+        return manifest.model_copy(
+            update={name: part.model_copy(update={"image": limits[name]}) for name, part in parts.items()}
+        )
 
     def resolve(self, manifest: Manifest) -> RunOptions:
         """Resolve the options for a bundle with ``manifest`` on this machine; no file is opened.

@@ -23,7 +23,7 @@ from edgespec.runtimes.options import LoadChanges, LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
-    "EdgespecError", "Engine", "ExportOptions", "Grammar", "Image", "LoadOptions", "Result", "SamplingParams",
+    "Audio", "EdgespecError", "Engine", "ExportOptions", "Grammar", "Image", "LoadOptions", "Result", "SamplingParams",
     "Settings", "__version__", "export", "load"
 ]  # fmt: skip
 

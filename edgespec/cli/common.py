@@ -428,7 +428,7 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
 
 def ask_words(manifest: Manifest) -> str:
     """Write the options of `edgespec run` that ask this model something."""
-    if manifest.speech is not None:
+    if manifest.hears:
         return "--audio talk.wav"
     return "--chat" if manifest.tokenizer.chat_template else "--prompt '...'"
 

@@ -39,7 +39,7 @@ def command(model: str | None, context: int | None, revision: str | None, text_o
 def _show_all(as_json: bool) -> None:
     from edgespec.export.architectures import ARCHITECTURES, VERIFIED
     from edgespec.export.architectures.refused import REFUSED
-    from edgespec.export.architectures.sights import SIGHTS
+    from edgespec.export.architectures.sights import READ
 
     kinds = [
         {"model_type": name, "examples": kind.example, "features": kind.features, "transformers": VERIFIED}
@@ -57,7 +57,8 @@ def _show_all(as_json: bool) -> None:
         table.add_row(kind["model_type"], kind["examples"], kind["features"])
     table_console().print(table)
     click.echo(f"verified, each: {VERIFIED_AS.format(VERIFIED)}")
-    click.echo(f"images, of models of the types: {', '.join(sorted(SIGHTS))}")
+    for sense, types in READ.items():
+        click.echo(f"{sense}, of models of the types: {', '.join(sorted(types))}")
     click.echo("rotary scaling: default, linear, dynamic, yarn, longrope, llama3")
     click.echo("refused:")
     for why, names in REFUSED.items():

@@ -22,7 +22,7 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
     Raises:
         InvalidRequest: the file cannot be read or has no prompts.
     """
-    if engine.bundle.manifest.speech is not None:
+    if engine.bundle.manifest.hears:
         from edgespec.engine.hearing import windows
 
         if file is None:

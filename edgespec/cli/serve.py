@@ -165,7 +165,7 @@ def _takes_much(folder: Path) -> bool:
     from edgespec.runtimes.files.manifest import read_manifest
 
     manifest = read_manifest(folder)
-    return manifest.speech is not None or manifest.target.image is not None
+    return manifest.hears or manifest.target.image is not None
 
 
 def _log(line: str) -> None:

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from edgespec.engine.speaking import Speech
     from edgespec.engine.transcript import Transcript
     from edgespec.engine.transcription import Transcription, TranscriptionSettings
+    from edgespec.engine.windows import WindowedTranscription
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.audio.reading import Sound
     from edgespec.runtimes.files.manifest import Pooling
     from edgespec.runtimes.images.image import Image
 
-Prompt = Union[str, Sequence[int], "Sequence[str | Image]", "NDArray[np.float32]", Source]
+Prompt = Union[str, Sequence[int], "Sequence[str | Image | Audio]", "NDArray[np.float32]", Source]
 STATS_EVERY = 16  # rounds
 
 
@@ -82,7 +84,8 @@ class Engine(LoadedBundle):
         """Start a request.
 
         Args:
-            prompt: text, token ids, or texts and images (``edgespec.Image``), one behind the other.  Of an
+            prompt: text, token ids, or texts and images or recordings (``edgespec.Image``, ``Audio``), one behind the
+                other.  Of an
                 encoder-decoder what its encoder reads: text, its token ids, or rows of features, float32 [S, columns];
                 or a ``Source`` that was made before.
             settings: what to set; None = ``defaults``, which has the model's own sampling.
@@ -206,8 +209,8 @@ class Engine(LoadedBundle):
         """Write a conversation down by the model's own template -> token ids, with those of images.
 
         Args:
-            messages: the content of one may be parts: ``{"type": "text", "text": ...}`` and ``{"type": "image",
-                "image": ...}``, an ``Image``, a file or its bytes.
+            messages: the content of one may be parts: ``{"type": "text", "text": ...}``, ``{"type": "image",
+                "image": ...}`` with an ``Image``, a file or its bytes, or ``{"type": "audio", "audio": ...}``.
             tools: as for ``chat``.
             **how: arguments of ``TextCodec.write_chat``.
 
@@ -218,7 +221,7 @@ class Engine(LoadedBundle):
             return self.codec.chat(messages, tools, **how)
         return self.reader().chat(self.codec, messages, tools, **how)
 
-    def place(self, tokens: Sequence[int], images: Sequence[Image], owner: str | None = None) -> list[int]:
+    def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> list[int]:
         """Put rows of images where a text has tokens that stand for them; see ``Images.place``.
 
         May be called from any thread, while others decode.  What it returns is good for requests as long as it is kept.
@@ -283,7 +286,7 @@ class Engine(LoadedBundle):
         on_text: Callable[[str], None] | None = None,
         cancel: threading.Event | None = None,
         **changes: Any,
-    ) -> Transcription:
+    ) -> Transcription | WindowedTranscription:
         """Begin a transcription: iterate for segments as they come; its ``transcript`` has those that came.
 
         Args:
@@ -472,7 +475,7 @@ def _refuse_empty(prompt: str) -> None:
         raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
 
 
-def given_tokens(prompt: Sequence[int] | Sequence[str | Image] | NDArray[np.float32] | Source) -> list[int]:
+def given_tokens(prompt: Sequence[int] | Sequence[str | Image | Audio] | NDArray[np.float32] | Source) -> list[int]:
     """Token ids of a prompt that is no text; of features and images there are none."""
     if isinstance(prompt, Source):
         return prompt.tokens

@@ -16,22 +16,19 @@ from edgespec.drafters.registry import AR
 from edgespec.engine.encoding import Source
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream, check_cancel
-from edgespec.engine.result import Result, of_all
+from edgespec.engine.result import Result
 from edgespec.engine.transcription import Features, Transcription, TranscriptionSettings
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.engine.windows import Cancelled, WindowedTranscription, how_decoded
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import HOP, encoder_rows, log_mel
 from edgespec.runtimes.audio.reading import RATE, Sound, pieces
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.speech import SpeechPart
 
 
-class Cancelled(EdgespecError):
-    """Somebody ended a transcription."""
-
-
 def why_deaf(manifest: Manifest) -> str | None:
     """Say why a bundle transcribes nothing; None = it does."""
-    return None if manifest.speech is not None else "this bundle's model reads text, not sound: expected one that hears"
+    return None if manifest.hears else "this bundle's model reads text, not sound: expected one that hears"
 
 
 def transcription(
@@ -42,9 +39,11 @@ def transcription(
     rate: int = RATE,
     on_text: Callable[[str], None] | None = None,
     cancel: threading.Event | None = None,
-) -> Transcription:
+) -> Transcription | WindowedTranscription:
     """Begin a transcription; see ``Engine.transcription``."""
     check_cancel(cancel)
+    if engine.bundle.manifest.target.sound is not None:
+        return WindowedTranscription(engine.usable, pieces(sound, rate), asked, settings, on_text, cancel)
     listener = EngineListener(engine.usable, settings, cancel or threading.Event())
     count = 0
 
@@ -59,12 +58,16 @@ def transcription(
     return Transcription(listener, features, frames, asked, settings.sampling, on_text, listener.how)
 
 
-def windows(engine: LoadedBundle, sound: Sound) -> list[Features]:
-    """Cut a recording into what the encoder reads at once, float32 [rows, columns] each; the last one ends in silence.
+def windows(engine: LoadedBundle, sound: Sound) -> list[Features | list[int]]:
+    """Cut a recording into prompts: what the encoder reads at once, float32 [rows, columns]; the last ends in silence.
+
+    Of a decoder that hears: token ids that ask for the transcript of a window each.
 
     Raises:
         InvalidRequest: a bundle that hears nothing, no sound.
     """
+    if engine.bundle.manifest.target.sound is not None:
+        return list(WindowedTranscription(engine.usable, pieces(sound), TranscriptionSettings(), Settings()).prompts())
     listener = EngineListener(engine.usable, Settings(), threading.Event())
     features = log_mel(pieces(sound), listener.bins, least=listener.frames * HOP)
     whole = [features[at : at + listener.frames] for at in range(0, len(features), listener.frames)]
@@ -157,19 +160,5 @@ class EngineListener:
         return self._engine.codec.decode(tokens)
 
     def how(self) -> dict[str, object]:
-        """Say how the texts were decoded; the keys are stable."""
-        found, stats = self._results, [result.stats for result in self._results]
-        used = [result.method_used for result in found if result.stats.drafted] or [one.method_used for one in found]
-        return {
-            "method_requested": self._settings.method,
-            "method_used": max(used, key=used.count) if used else AR,
-            "lossless": of_all(result.lossless for result in found),
-            "exact": of_all(result.exact for result in found),
-            "operators": self._engine.operators.kind,
-            "texts": len(found),
-            "tokens": sum(one.tokens for one in stats),
-            "rounds": sum(one.rounds for one in stats),
-            "drafted": sum(one.drafted for one in stats),
-            "accepted": sum(one.accepted for one in stats),
-            "decode_ms": round(sum(one.decode_ms for one in stats), 1),
-        }
+        """Say how the texts were decoded."""
+        return how_decoded(self._results, self._settings.method, self._engine.operators.kind)

@@ -1,4 +1,4 @@
-"""Images of prompts: towers and projectors, opened as they are needed, and the rows that they make."""
+"""Images and recordings of prompts: towers and projectors, opened as they are needed, and the rows that they make."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from edgespec.runtimes.files.bundle import Bundle, sha256
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, root_of, touch, trim
+from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.images.prompt import apart, expanded
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
-from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows
+from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows, OwnRows
 from edgespec.runtimes.slots.shared import Model
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
     from edgespec.runtimes.text.codec import TextCodec
 
+KINDS = {"image": "an image", "audio": "a recording"}  # of parts of messages
 WORTH = 0.25  # seconds: rows that are made again in less are not written
 Rows = NDArray[np.float32]
 
@@ -52,77 +55,107 @@ class Placed(list[int]):
 
 
 def has_images(messages: Sequence[Any]) -> bool:
-    """Tell whether a conversation has parts that are images."""
+    """Tell whether a conversation has parts that are images or recordings."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     parts = (part for content in contents if isinstance(content, (list, tuple)) for part in content)
-    return any(isinstance(part, Mapping) and part.get("type") == "image" for part in parts)
+    return any(isinstance(part, Mapping) and part.get("type") in KINDS for part in parts)
 
 
-def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image]]:
-    """Tell whether a prompt is texts and images, one behind the other."""
+def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image | Audio]]:
+    """Tell whether a prompt is texts and images, or recordings, one behind the other."""
     if not isinstance(prompt, (list, tuple)) or not prompt or isinstance(prompt[0], int):
         return False
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
 
-    kinds = {Image if isinstance(part, Image) else type(part) for part in prompt}
-    return Image in kinds and kinds <= {str, Image}
+    return any(isinstance(part, (Image, Audio)) for part in prompt) and all(
+        isinstance(part, (str, Image, Audio)) for part in prompt
+    )
 
 
 class Images:
-    """What reads the images of a bundle's prompts.  Calls may come from several threads.
+    """What reads the images, or hears the recordings, of a bundle's prompts.  Calls may come from several threads.
 
     Args:
-        bundle: of a model that reads images.
+        bundle: of a model that reads more than text.
         threads: of towers.
         rows: of the target, where they are kept.
         keep: whether they are written to the disk, too.
         left: bytes of a budget that are left; None = there is none.
+        name: of the model whose towers these are, ``target`` or ``draft``.
+
+    Attributes:
+        kind: of parts of messages that it reads, ``image`` or ``audio``.
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int | None, rows: InsertedRows, keep: bool, left: Callable[[], int | None]
+        self,
+        bundle: Bundle,
+        threads: int | None,
+        rows: InsertedRows,
+        keep: bool,
+        left: Callable[[], int | None],
+        name: str = "target",
     ) -> None:
-        target = bundle.manifest.target
-        assert target.image is not None
-        self.part: ImagePart = target.image
+        self._model = target = bundle.part(name)
+        assert target.sense is not None
+        self.part: ImagePart | SoundPart = target.sense
+        self.kind = "image" if target.image is not None else "audio"
         self.rows = rows
         self._bundle, self._threads, self._left = bundle, threads, left
+        self._beside: Images | None = None  # of a draft, which makes rows of its own of the same
         self._limit = prompt_limit() if keep else 0
         self._sides: dict[int, Encoder] = {}  # 0 = the tower, then projectors
         self._lock = threading.RLock()
         files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
-        sides = [[files.get(one.weights), one.high_alone] for one in target.sides]
+        sides = [[files.get(one.weights), one.high_alone] for one in target.front]
         facts = [self.part.model_dump(mode="json", exclude={"proof"}), sides]
         self._facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._folders: dict[str | None, PromptFolder | None] = {}
+        draft = bundle.manifest.draft if name == "target" else None
+        self._keeps = draft is not None and draft.sense is not None  # images and recordings, which the draft reads, too
         self._places: Rows | None = None  # the tower's learnt positions
 
     # -- from parts of a prompt, and messages, to token ids ------------------------------------------------------------
 
-    def prompt(self, codec: TextCodec, parts: Sequence[str | Image]) -> Placed:
-        """Encode texts and images, one behind the other."""
+    def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> Placed:
+        """Encode texts and images, or recordings, one behind the other."""
         written = self.part.words.written or self.part.words.placeholder
         text = "".join(part if isinstance(part, str) else written for part in parts)
         return self._encode(codec, text, [part for part in parts if not isinstance(part, str)], True)
 
     def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any) -> Placed:
-        """Encode a conversation with images; arguments as of ``TextCodec.chat``."""
+        """Encode a conversation with images, or recordings; arguments as of ``TextCodec.chat``."""
+        plain, held = apart(messages, self.kind)
+        text = codec.write_chat(plain, tools, **how)
+        return self._encode(codec, text, [self._of(one) for one in held], False)
+
+    def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> Placed:
+        """Encode one part with text before and behind it, in which special tokens are written out."""
+        return self._encode(codec, (self.part.words.written or self.part.words.placeholder).join(around), [part], False)
+
+    def _of(self, given: Any) -> Image | Audio:
+        """Take what a part of a message holds."""
+        if self.kind == "audio":
+            from edgespec.runtimes.audio.audio import Audio
+
+            return Audio.of(given)
         from edgespec.runtimes.images.image import Image
 
-        plain, held = apart(messages)
-        text = codec.write_chat(plain, tools, **how)
-        return self._encode(codec, text, [Image.of(one) for one in held], False)
+        return Image.of(given)
 
-    def _encode(self, codec: TextCodec, text: str, images: Sequence[Image], special: bool) -> Placed:
+    def _encode(self, codec: TextCodec, text: str, images: Sequence[Any], special: bool) -> Placed:
+        if other := {image.kind for image in images} - {self.kind}:
+            raise InvalidRequest(f"got {KINDS[other.pop()]}, and this model reads text and {self.kind} alone")
         texts = [image.text(self.part) for image in images]
         return self.place(codec.encode(expanded(text, self.part.words, texts), special=special), images)
 
-    def place(self, tokens: Sequence[int], images: Sequence[Image], owner: str | None = None) -> Placed:
-        """Put rows of images where a text has tokens that stand for them.
+    def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> Placed:
+        """Put rows of images, or recordings, where a text has tokens that stand for them.
 
         Args:
             tokens: with ``ImageWords.id`` for each row, in order.
-            images: in order.
+            images: or recordings, in order.
             owner: whose they are: what was made of the images of others is not taken.
 
         Raises:
@@ -134,13 +167,13 @@ class Images:
         at = [number for number, token in enumerate(found) if token == self.part.words.id]
         if len(at) != len(own):
             raise InvalidRequest(
-                f"a text with {len(at)} places for the {len(own)} rows of {len(images)} images",
+                f"a text with {len(at)} places for the {len(own)} rows of {len(images)} parts of type {self.kind}",
                 f"leave {self.part.words.token!r} out of what you write",
             )
         for number, token in zip(at, own, strict=True):
             found[number] = token
         if found and found[-1] >= INSERTED:
-            raise InvalidRequest("the prompt ends with an image", "say behind it what is asked")
+            raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "say behind it what is asked")
         return Placed(found, made, 1000 * (time.perf_counter() - start))
 
     def rows_of(self, images: Iterable[Image]) -> list[Inserted]:
@@ -161,10 +194,23 @@ class Images:
         self.rows.hold(images)
         return images
 
+    def beside(self, name: str) -> InsertedRows:
+        """Return rows of a draft's own for what texts of the target have in them, made as they are needed."""
+        if self._beside is None:
+            own = Images(self._bundle, self._threads, InsertedRows(), False, self._left, name)
+            own.rows = OwnRows(self.rows, own.made_for)
+            self._beside = own
+        return self._beside.rows
+
+    def made_for(self, item: Inserted) -> Inserted:
+        """Make rows for what stands in a text of the target, by this model's own towers."""
+        with self._lock:
+            return self._made(item.source, item.digest)
+
     # -- from images to rows -------------------------------------------------------------------------------------------
 
-    def _rows_of(self, image: Image, owner: str | None) -> Inserted:
-        """Make the rows of an image, unless they are there or on the disk."""
+    def _rows_of(self, image: Image | Audio, owner: str | None) -> Inserted:
+        """Make the rows of an image or a recording, unless they are there or on the disk."""
         digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
         with self._lock:
             known = self.rows.known(digest) or self._read(digest, owner)
@@ -175,15 +221,28 @@ class Images:
                     self._write(known, owner)
                 if (left := self._left()) is not None and left < 0:
                     self.close()
+            if self._keeps:
+                known.source = image
             image.forget()
             self.rows.hold([known])  # the first ones of a text must not make room for the last ones
             self.rows.let_go([known])
         return known
 
-    def _made(self, image: Image, digest: bytes) -> Inserted:
+    def _made(self, image: Any, digest: bytes) -> Inserted:
+        """Run towers and projectors over an image or a recording."""
+        part = self.part
+        return self._seen(image, digest, part) if isinstance(part, ImagePart) else self._heard(image, digest, part)
+
+    def _heard(self, audio: Audio, digest: bytes, part: SoundPart) -> Inserted:
+        from edgespec.runtimes.audio.processing import sound_features, sound_rows
+
+        rows = sound_rows(sound_features(audio.samples, part.front), part, self._encode_side)
+        return Inserted(digest, rows, (len(rows),))
+
+    def _seen(self, image: Image, digest: bytes, part: ImagePart) -> Inserted:
         from edgespec.runtimes.images.processing import merged_grid, piece_rows, read_places
 
-        part, target = self.part, self._bundle.manifest.target
+        target = self._model
         if self._places is None:
             self._places = read_places(self._bundle.path, part)
         assert target.tower is not None
@@ -204,14 +263,14 @@ class Images:
         grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
         return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
 
-    def _encode_side(self, side: int, rows: Rows, inside: NDArray[np.int64] | None) -> Rows:
+    def _encode_side(self, side: int, rows: Rows, inside: NDArray[np.int64] | None = None) -> Rows:
+        """Run one of ``ModelPart.front``, the tower first; rows get zeros behind them as far as it reads more."""
         if side not in self._sides:
-            bundle, target = self._bundle, self._bundle.manifest.target
-            part = [target.tower, *(target.projectors or ())][side]
-            assert part is not None
+            bundle, image, part = self._bundle, self._model.image, self._model.front[side]
             model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
-            self._sides[side] = Encoder(model, None if side else self.part.windows)
-        return self._sides[side].encode(rows, inside)
+            self._sides[side] = Encoder(model, image.windows if image and not side else None)
+        found = self._sides[side]
+        return found.encode(np.pad(rows, ((0, 0), (0, found.columns - rows.shape[1]))), inside)
 
     # -- on the disk ---------------------------------------------------------------------------------------------------
 
@@ -251,8 +310,7 @@ class Images:
             if data.nbytes > most // 2:
                 return
             trim(most, data.nbytes)
-            target = self._bundle.manifest.target
-            path = self._bundle.path
+            target, path = self._model, self._bundle.path
             folder.make(path / (target.tower or target).weights, {"bundle": str(path.resolve())})
             folder.write(f"{made.digest.hex()}.rows", [], data)
 
@@ -262,6 +320,8 @@ class Images:
             for one in self._sides.values():
                 one.close()
             self._sides.clear()
+        if self._beside is not None:
+            self._beside.close()
 
 
 def _packed(made: Inserted) -> NDArray[np.uint8]:  # [bytes]

@@ -70,7 +70,8 @@ class LoadedBundle:
         sessions: KV slots and drafters, kept from request to request; ``guided_sessions``: of guided requests.
         places: the memory of all requests that run, and all sessions, those of batches too.
         encoding: encoders and memories; None = a decoder alone.
-        images: what reads images; None = this bundle's model reads text alone, or nothing here can read them.
+        images: what reads images, or hears recordings; None = this bundle's model reads text alone, or nothing here can
+            read them.
         sources: how the encoder's texts become tokens; None = it reads features, or there is none.
         paces: how fast prompts are read, by the target and by a draft.
         prompts: what passes left of prompts, on the disk.
@@ -155,7 +156,7 @@ class LoadedBundle:
         wanted = options.prompt_cache and on_cpu and self.encoding is None
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
         self.images: Images | None = share.images if share else None
-        if target.image is not None and share is None and self.operators.kind == "native" and on_cpu:
+        if target.sense is not None and share is None and self.operators.kind == "native" and on_cpu:
             keep = options.prompt_cache
             self.images = Images(bundle, run.threads, model.inserted, keep, self.allowance.left)
         self._shared = share is not None
@@ -384,19 +385,21 @@ class LoadedBundle:
                 self.reader().rows.let_go(images)
 
     def reader(self) -> Images:
-        """Return what reads images.
+        """Return what reads images, or hears recordings.
 
         Raises:
             InvalidRequest: nothing does.
         """
         if self.images is not None:
             return self.images
-        if self.bundle.manifest.target.image is not None:
+        if self.bundle.manifest.target.sense is not None:
             raise InvalidRequest(
-                "images are read by native operators on the CPU alone", "use `--operators native --device cpu`"
+                "images and sound are read by native operators on the CPU alone",
+                "use `--operators native --device cpu`",
             )
         raise InvalidRequest(
-            "this bundle's model reads text alone, and got an image", "export one that reads images, as SmolVLM2"
+            "this bundle's model reads text alone, and got an image or a recording",
+            "export one that reads images, as SmolVLM2, or hears, as Qwen3-ASR",
         )
 
     def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
@@ -431,8 +434,11 @@ class LoadedBundle:
     def _draft_model(self, name: str) -> Model:
         if name not in self._drafts:
             self._drafts[name] = model = open_draft(self.bundle, name, self.options, self.operators)
-            if (image := self.bundle.manifest.target.image) is not None and image.words.id < model.facts.vocab:
-                model.inserted.instead = image.words.id
+            target, own = self.bundle.manifest.target, model.part
+            if target.sense is not None and target.sense.words.id < model.facts.vocab:
+                model.inserted.instead = target.sense.words.id
+            if self.images is not None and own.sense is not None and "inserted" in model.given:
+                model.inserted = self.images.beside(name)
         return self._drafts[name]
 
 

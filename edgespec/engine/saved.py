@@ -37,7 +37,10 @@ _HASH = 64  # characters that no person reads
 
 def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message]) -> None:
     """See ``Engine.save_session``."""
-    messages, held = apart(messages)
+    heard = engine.images is not None and engine.images.kind == "audio"
+    if heard and max(tokens, default=0) >= INSERTED:
+        raise InvalidRequest("a text with recordings cannot be saved", "the same prompt finds what was heard again")
+    messages, held = apart(messages, "audio" if heard else "image")
     pictures = [Image.of(one).pixels for one in held]
     if not pictures and max(tokens, default=0) >= INSERTED:
         raise InvalidRequest("a text with images is saved as a conversation", "give the messages that have them")

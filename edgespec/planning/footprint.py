@@ -16,9 +16,9 @@ from edgespec.drafters.registry import AR, METHODS, NGRAM
 from edgespec.planning.budget import table_of
 from edgespec.planning.encoders import encoder_weights, memory_bytes, source_rows, working_bytes
 from edgespec.planning.weights import looked_up, needs, stock_weights, weight_parts
+from edgespec.runtimes.audio.features import HOP, WINDOW_SAMPLES
 from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
 from edgespec.runtimes.files.formats import KV_BLOCK
-from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import Manifest, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
@@ -246,8 +246,8 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     ]
     if part.source is not None:
         found += source_parts(manifest, part, use, draft)
-    if part.image is not None and part.tower is not None and native:
-        found += image_parts(manifest, part, part.image, part.tower, use)
+    if part.tower is not None and native:
+        found += tower_parts(manifest, part, part.tower, use)
     return [replace(one, name=f"{lead}{one.name}") for one in found]
 
 
@@ -270,22 +270,26 @@ def source_parts(manifest: Manifest, part: ModelPart, use: RunOptions, draft: bo
     ]
 
 
-def image_parts(
-    manifest: Manifest, part: ModelPart, image: ImagePart, tower: ModelPart, use: RunOptions
-) -> list[MemoryPart]:
-    """List what reading images takes: a tower and its projectors, a pass over one piece, and rows of an image each."""
-    sides, rows = [tower, *(part.projectors or ())], tower.facts.context
+def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunOptions) -> list[MemoryPart]:
+    """List what images or sound take: a tower and what stands around it, a pass over one piece, and rows of one each.
+
+    A recording is planned for as long as a transcript's windows are, 30 s.
+    """
+    sides, rows = part.front, tower.facts.context
     graphs = sum(manifest.files[one.graphs[NATIVE].file].size for one in sides)
     working = native_scratch(tower, replace(use, context=rows), rows)
     working += working_bytes(tower, encoder_attention(tower), rows)
-    columns = part.facts.hidden * (1 + image.deepstack)
-    held = use.batch * 4 * image.most * columns
+    columns, name = part.facts.hidden * (1 + (part.image.deepstack if part.image else 0)), "images"
+    most = part.image.most if part.image else 0
+    if part.sound is not None:
+        most, name = min(part.sound.most, part.sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"
     weights = sum(manifest.files[one.weights].size for one in sides)
+    note = f"{tower.format}, and its projectors, mapped, as far as they are used"
     return [
-        MemoryPart("tower", file=weights, note=f"{tower.format}, and its projectors, mapped, as far as they are used"),
+        MemoryPart("tower", file=weights, note=note),
         MemoryPart("tower sessions", len(sides) * SESSION + int(SESSION_GRAPH * graphs)),
-        MemoryPart("tower scratch", working, note=f"of a pass over {rows} patches"),
-        MemoryPart("images", held, note=f"{use.batch} x {image.most} rows of {columns}"),
+        MemoryPart("tower scratch", working, note=f"of a pass over {rows} rows"),
+        MemoryPart(name, use.batch * 4 * most * columns, note=f"{use.batch} x {most} rows of {columns}"),
     ]
 
 

@@ -28,7 +28,7 @@ from edgespec.errors import BundleError
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.bundle import sha256
-from edgespec.runtimes.files.images import SeenVector
+from edgespec.runtimes.files.images import ImagePart, SeenVector
 from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.images.image import proof_picture
 from edgespec.runtimes.ort.native_library import native_library
@@ -107,7 +107,7 @@ def make_golden(
 
 def _seen(engine: Engine, text: str) -> list[SeenVector]:
     """Let a model that reads pictures go on with one and a line of the text."""
-    if engine.images is None or find_spec("PIL") is None:
+    if engine.images is None or engine.images.kind != "image" or find_spec("PIL") is None:
         return []
     line = next(filter(str.strip, text.splitlines()), "It is")[:LINE]
     prompt = engine.images.prompt(engine.codec, [proof_picture(PICTURE), line])
@@ -275,8 +275,9 @@ def golden_of(engine: Engine) -> list[tuple[list[int] | Source, list[int]]]:
     vectors = engine.bundle.manifest.golden
     found: list[tuple[list[int] | Source, GoldenVector | SeenVector]]
     found = [(one.prompt if one.begin is None else Source.of(one.prompt, one.begin), one) for one in vectors]
-    if vectors and engine.images is not None and find_spec("PIL") is not None:
-        found += [(engine.place(one.prompt, [proof_picture(one.size)]), one) for one in engine.images.part.proof]
+    part = engine.images.part if engine.images is not None else None
+    if vectors and isinstance(part, ImagePart) and find_spec("PIL") is not None:
+        found += [(engine.place(one.prompt, [proof_picture(one.size)]), one) for one in part.proof]
     return [(prompt, one.tokens) for prompt, one in found if len(one.prompt) + len(one.tokens) <= engine.context]
 
 

@@ -80,7 +80,9 @@ class Model:
         source, form = self.manifest.target.source, self.manifest.text
         text = form.model_dump(mode="json") if form is not None and source and source.kind == "text" else None
         most = source.most if source and text else 0
-        seen = manifest.target.image.model_dump_json() if manifest.target.image is not None else None
+        sense = manifest.target.sense
+        told = None if sense is None else sense.model_dump_json()
+        seen, heard = (told, None) if manifest.target.image else (None, told)
         self.known = Known(
             str(folder),
             name,
@@ -95,6 +97,7 @@ class Model:
             seen,
             pictures,
             manifest.codes.model_dump_json() if manifest.codes else None,
+            heard,
         )
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
@@ -108,7 +111,7 @@ class Model:
     @property
     def hears(self) -> bool:
         """Whether it transcribes recordings."""
-        return self.manifest.speech is not None
+        return self.manifest.hears
 
     @property
     def sees(self) -> bool:

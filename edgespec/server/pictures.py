@@ -1,7 +1,7 @@
-"""Pictures in requests: parts of messages become pixels.
+"""Pictures and recordings in requests: parts of messages become pixels and samples.
 
-A picture comes with its request, as a data URL or base64.  Nothing is fetched, and files of this machine are read only
-from a folder that whoever started the server has named.
+A picture comes with its request, as a data URL or base64, and so does a recording.  Nothing is fetched,
+and files of this machine are read only from a folder that whoever started the server has named.
 """
 
 from __future__ import annotations
@@ -13,15 +13,23 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from numpy.typing import NDArray
+
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.audio.audio import Audio
+from edgespec.runtimes.audio.reading import RATE, Samples
 from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.images.processing import process
 from edgespec.runtimes.images.prompt import expanded
-from edgespec.runtimes.images.reading import Pixels, from_data_url, read
+from edgespec.runtimes.images.reading import Pixels, from_base64, from_data_url, read
 
 MOST_BODY = 25 << 20  # bytes of a request to a model that sees
 MOST_PICTURES = 32  # of a request
 MOST_PIXELS = 1 << 25  # of them all: 100 MB
+MOST_SECONDS = 30 * 60  # of all recordings of a request: 115 MB
+Given = NDArray[Any]  # a picture, uint8 [h, w, 3], or a recording, float32 [n]
+PARTS = ("image_url", "input_audio")
 DATA = "send it as a data URL: data:image/png;base64,..."
 
 
@@ -31,61 +39,84 @@ def part(url: Any) -> dict[str, Any]:
 
 
 def has_pictures(content: Any) -> bool:
-    """Whether the content of a message has such a part."""
-    return isinstance(content, list) and any(
-        isinstance(one, dict) and one.get("type") == "image_url" for one in content
-    )
+    """Whether the content of a message has such a part, or a recording."""
+    return isinstance(content, list) and any(isinstance(one, dict) and one.get("type") in PARTS for one in content)
 
 
 @dataclass(frozen=True)
 class Sight:
-    """How a model sees.
+    """How a model sees, or hears.
 
     Attributes:
-        image: as in the manifest.
+        sense: as in the manifest.
         folder: whose pictures requests may name; empty = none.
     """
 
-    image: ImagePart
+    sense: ImagePart | SoundPart
     folder: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The type of parts that a template writes down."""
+        return "image" if isinstance(self.sense, ImagePart) else "audio"
 
     def opener(self) -> Opener:
         """Begin a request."""
-        return Opener(self.folder)
+        return Opener(self.folder, "image_url" if self.kind == "image" else "input_audio")
 
-    def written(self, text: str, pictures: Sequence[Pixels]) -> str:
-        """Put what stands for pictures, uint8 [h, w, 3], into a text; errors as of ``expanded``."""
-        return expanded(text, self.image.words, [process(one, self.image).text for one in pictures])
+    def written(self, text: str, given: Sequence[Given]) -> str:
+        """Put what stands for pictures, uint8 [h, w, 3], or recordings, float32 [n], into a text; as ``expanded``."""
+        sense = self.sense
+        if isinstance(sense, ImagePart):
+            return expanded(text, sense.words, [process(one, sense).text for one in given])
+        return expanded(text, sense.words, [Audio(one).text(sense) for one in given])
 
 
 @dataclass
 class Opener:
-    """Opens the pictures of one request.
+    """Opens the pictures, or recordings, of one request.
 
     Attributes:
         folder: whose files may be named; empty = none.
+        kind: of parts that the model reads, one of ``PARTS``.
     """
 
     folder: str = ""
+    kind: str = "image_url"
     _count: int = 0
     _left: int = MOST_PIXELS
+    _seconds: float = MOST_SECONDS
 
     def parts(self, content: Sequence[Any]) -> list[dict[str, Any]]:
         """Return texts and pictures of a message, as ``{"type": "image", "image": uint8 [h, w, 3]}``.
 
+        Recordings are ``{"type": "audio", "audio": float32 [n]}``.
+
         Raises:
-            InvalidRequest: a part that is neither, a picture that cannot be read or may not be, or too many.
+            InvalidRequest: a part that the model does not read, one that cannot be read or may not be, or too many.
         """
         made: list[dict[str, Any]] = []
         for one in content:
             kind = one.get("type") if isinstance(one, dict) else None
             if kind == "text" and isinstance(one.get("text"), str):
                 made.append({"type": "text", "text": one["text"]})
-            elif kind == "image_url":
+            elif kind == self.kind == "image_url":
                 made.append({"type": "image", "image": self._opened(one.get("image_url"))})
+            elif kind == self.kind:
+                made.append({"type": "audio", "audio": self._heard(one.get("input_audio"))})
             else:
-                raise InvalidRequest(f"a part of type {str(kind)[:80]!r}: expected text and image_url")
+                raise InvalidRequest(f"a part of type {str(kind)[:80]!r}: expected text and {self.kind}")
         return made
+
+    def _heard(self, given: Any) -> Samples:
+        data = given.get("data") if isinstance(given, dict) else None
+        if not isinstance(data, str):
+            raise InvalidRequest("input_audio: expected an object with `data`, base64 of a wav, mp3, flac or ogg file")
+        found = Audio.open(from_base64(data, "recording")).samples
+        self._seconds -= len(found) / RATE
+        if self._seconds < 0:
+            raise InvalidRequest(f"more than {MOST_SECONDS} s of sound in a request", "send it to /v1/audio")
+        return found
 
     def _opened(self, named: Any) -> Pixels:
         url = named.get("url") if isinstance(named, dict) else named

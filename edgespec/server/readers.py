@@ -226,7 +226,10 @@ async def _answer(process: Process) -> Told:
         prompt.frombytes(await stdout.readexactly(length * prompt.itemsize))
         prompts.append(prompt)
     found["pictures"] = []
-    for height, width in found.pop("sizes"):
-        pixels = np.frombuffer(await stdout.readexactly(height * width * 3), np.uint8)
-        found["pictures"].append(pixels.reshape(height, width, 3))
+    for size, *width in found.pop("sizes"):
+        if width:
+            pixels = np.frombuffer(await stdout.readexactly(size * width[0] * 3), np.uint8)
+            found["pictures"].append(pixels.reshape(size, width[0], 3))
+        else:
+            found["pictures"].append(np.frombuffer(await stdout.readexactly(size * 4), np.float32))
     return found, prompts

@@ -27,8 +27,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.files.text_form import TextForm
-from edgespec.runtimes.images.reading import Pixels
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.call_formats import AnswerShape
@@ -38,7 +38,7 @@ from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.embeddings import EmbeddingRequest, Wanted
 from edgespec.server.errors import Refusal, failure
-from edgespec.server.pictures import Sight
+from edgespec.server.pictures import Given, Sight
 from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.speech import SpeechRequest
@@ -68,6 +68,7 @@ class Known:
         image: how it sees, as JSON of the manifest; None = it reads text alone.
         pictures: folder whose pictures requests may name; empty = none.
         codes: what its tokens become, as JSON of the manifest; None = it writes text.
+        sound: how it hears recordings in chats, likewise.
     """
 
     bundle: str
@@ -83,6 +84,7 @@ class Known:
     image: str | None = None
     pictures: str = ""
     codes: str | None = None
+    sound: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Read:
         single: one call of a tool ends it.
         shape: how its texts are read.
         echo: what of it the answer repeats.
-        pictures: uint8 [h, w, 3] each; the only prompt has the image's token for each of their rows.
+        pictures: uint8 [h, w, 3] each, or recordings, float32 [n]; the only prompt has a token for each of their rows.
     """
 
     model: str
@@ -113,7 +115,7 @@ class Read:
     single: bool
     shape: AnswerShape
     echo: dict[str, Any]
-    pictures: list[Pixels]
+    pictures: list[Given]
 
     def each(self) -> list[Settings]:
         """List the settings of each choice of a prompt."""
@@ -131,7 +133,10 @@ class _Tokens:
         self.sources: SourceTexts | None = None
         if known.text is not None:
             self.sources = SourceTexts(Path(known.bundle), TextForm.model_validate(known.text), self.codec)
-        self.sight = Sight(ImagePart.model_validate_json(known.image), known.pictures) if known.image else None
+        self.sight: Sight | None = None
+        if known.image or known.sound:
+            kind: type[ImagePart | SoundPart] = ImagePart if known.image else SoundPart
+            self.sight = Sight(kind.model_validate_json(known.image or known.sound or ""), known.pictures)
 
     @cached_property
     def guidance(self) -> Guidance:

@@ -10,12 +10,11 @@ from typing import Any
 from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.images.prompt import apart
-from edgespec.runtimes.images.reading import Pixels
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
 from edgespec.runtimes.text.chat import choose_template
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.server.pictures import Sight, has_pictures
+from edgespec.server.pictures import Given, Sight, has_pictures
 from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, ChatRequest, NamedTool
 
 
@@ -35,7 +34,7 @@ class Plan:
     grammar: Grammar | None = None
     markers: tuple[str, ...] = ()
     single: bool = False
-    pictures: Sequence[Pixels] = ()
+    pictures: Sequence[Given] = ()
 
 
 def plan_chat(
@@ -57,7 +56,7 @@ def plan_chat(
     tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or ()] if asked.tool_choice != "none" else None
     tools = tools if asked.tools is not None else None
     options = _options(asked)
-    messages, pictures = apart(said(asked, codec, sight))
+    messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
     prompt = codec.write_chat(
         messages,
         tools,
@@ -113,7 +112,7 @@ def said(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> li
     are one.
 
     Raises:
-        InvalidRequest: a part that is no text, or a picture that this model does not see.
+        InvalidRequest: a part that is no text, or a picture or a recording that this model does not read.
     """
     made: list[dict[str, Any]] = []
     developers = "developer" in "".join(codec.templates.values())
@@ -122,8 +121,8 @@ def said(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> li
         content: Any = message.get("content")
         if has_pictures(content):
             if opener is None or message.get("role") != "user":
-                hint = TEXT_ALONE if opener is None else "pictures are seen in messages of the user"
-                raise InvalidRequest("a message has a picture: expected text", hint)
+                hint = TEXT_ALONE if opener is None else "pictures and recordings are read in messages of the user"
+                raise InvalidRequest("a message has a picture or a recording: expected text", hint)
             made.append(message | {"content": opener.parts(content)})
             continue
         one = message | {"content": plain(content)}

@@ -1,4 +1,4 @@
-"""Whose pictures a model looks at next: they become rows of its prompt before the text is lined up."""
+"""Whose pictures, or recordings, a model reads next: they become rows of its prompt before the text is lined up."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgespec.engine.engine import Engine
+from edgespec.runtimes.audio.audio import Audio
 from edgespec.runtimes.images.image import Image
-from edgespec.runtimes.images.reading import Pixels
 from edgespec.server.errors import Busy, Stopped
+from edgespec.server.pictures import Given
 from edgespec.server.queues import OneByOne, answer, refuse
 from edgespec.server.scheduler import Limits
 
@@ -19,7 +20,7 @@ MOST_WAITING, MOST_OF_ONE = 8, 6  # requests whose pictures wait for a model; of
 @dataclass(eq=False)
 class _Work:
     ids: Sequence[int]
-    pictures: Sequence[Pixels]
+    pictures: Sequence[Given]
     owner: str | None
     done: asyncio.Future[list[int]]
 
@@ -47,14 +48,14 @@ class Viewer:
         return self._running or len(self._waiting) > 0
 
     async def prompt(
-        self, client: str, ids: Sequence[int], pictures: Sequence[Pixels], owner: str | None
+        self, client: str, ids: Sequence[int], pictures: Sequence[Given], owner: str | None
     ) -> Sequence[int]:
         """Have pictures encoded -> the prompt with their rows in it.
 
         Args:
             client: whose turn it takes.
             ids: of the prompt, with the image's token for each row.
-            pictures: uint8 [h, w, 3], in order.
+            pictures: uint8 [h, w, 3], or recordings, float32 [n], in order.
             owner: as for ``Engine.place``.
 
         Raises:
@@ -84,4 +85,6 @@ class Viewer:
             self._running = False
 
     def _look(self, work: _Work) -> list[int]:
-        return self.engine.place(work.ids, [Image(one) for one in work.pictures], work.owner)
+        return self.engine.place(
+            work.ids, [Image(one) if one.ndim > 1 else Audio(one) for one in work.pictures], work.owner
+        )

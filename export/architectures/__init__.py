@@ -10,19 +10,21 @@ from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
-from edgespec.export.architectures.sights import SIGHTS, open_sight
-from edgespec.export.source.source import Checkpoint, with_usual_prefix
+from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
+from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 
 TEXT_HALVES = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen3_asr_text": "qwen3",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 """Decoders that differ from another one only in how images stand in their texts."""
 
+THINKER = "thinker."
 ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 """What they do whatever their configuration says."""
 
@@ -37,12 +39,13 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         NotText: the model has an encoder, or reads more than text and not its text half was asked for.
         UnsupportedModel: unknown ``model_type``; the message lists what is supported.
     """
+    source = _unwrapped(source)
     whole, opened = source.config, source
     config = whole
     what, text = senses(config, source.index), config.get("text_config")
-    seen = describe(config) if what == "images" and not text_only else ""
-    if what and not text_only and seen not in SIGHTS:
-        raise refuse_senses(source.path, what, text_kind(config), SIGHTS)
+    kind_of = describe(config) if what and not text_only else ""
+    if kind_of not in ("", *READ.get(what, ())):
+        raise refuse_senses(source.path, what, text_kind(config), READ)
     if describe(config) not in ARCHITECTURES:
         refuse_encoder(source.path, describe(config), config)
     if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
@@ -56,14 +59,30 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     made = kind(source)
     for side in filter(None, (made, made.encoder)):
         check_tensors(side, source)
-    if seen:
+    if kind_of:
         opened.config = whole
-        made.sight = open_sight(seen, opened, made)
+        if what == "images":
+            made.sight = open_sight(kind_of, opened, made)
+        else:
+            made.hearing = open_hearing(kind_of, opened, made)
         return made
     made.text_half_of = what
     if what:
         made.source.notes.append(f"the text half alone: the model itself reads {what}, the bundle does not")
     return made
+
+
+def _unwrapped(source: Checkpoint) -> Checkpoint:
+    """Take Qwen3-ASR's thinker, which its authors save as part of a larger model, as transformers saves it."""
+    thinker = source.config.get("thinker_config")
+    if not isinstance(thinker, dict) or describe(source.config) not in HEARINGS:
+        return source
+    config = {**thinker, "model_type": source.config["model_type"]}
+    if isinstance(source, ConfigOnly):
+        return ConfigOnly(source.path, config)
+    found = renamed(source, {name.removeprefix(THINKER): name for name in source.index})
+    found.config = config
+    return found
 
 
 def text_kind(config: dict[str, Any]) -> str | None:

@@ -13,11 +13,12 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.ops import AttentionRule, Block, Linear, LogitsRule, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
+from edgespec.export.architectures.rules import BEFORE, Norms
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts
+from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts, SoundPart
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gate_proj"
@@ -25,20 +26,6 @@ QKV = tuple(ATTENTION.format(part) for part in "qkv")
 
 Switch = bool | tuple[str, bool]
 """On or off; or a key of config.json and what it means if it is absent."""
-
-
-class Norms(NamedTuple):
-    """The norms of a layer, by module: in front of its sub-layers and behind them; None = there is no such norm."""
-
-    attention: str | None = None
-    mlp: str | None = None
-    after_attention: str | None = None
-    after_mlp: str | None = None
-
-
-BEFORE = Norms("input_layernorm", "post_attention_layernorm")
-AFTER = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
-AROUND = AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layernorm")
 
 
 class Part:
@@ -68,6 +55,18 @@ class Sight(NamedTuple):
     tower: Architecture
     projectors: list[Architecture]
     places: Extra | None = None
+
+
+class Hearing(NamedTuple):
+    """What stands in front of a decoder that hears; ``sound``: what a bundle says of it.
+
+    ``convolutions``: over chunks of features, one after the other, before the tower.
+    """
+
+    sound: SoundPart
+    tower: Architecture
+    projectors: list[Architecture]
+    convolutions: list[Architecture]
 
 
 ARCHITECTURES: dict[str, type[Architecture]] = {}
@@ -166,6 +165,7 @@ class Architecture:
     inserts: int = 0  # columns of rows that stand where a token has no embedding, as an image's; 0 = there are none
 
     sight: Sight | None = None  # what stands in front of a decoder that reads images
+    hearing: Hearing | None = None  # the same of one that hears
     text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
 
     def __init__(self, source: Checkpoint) -> None:

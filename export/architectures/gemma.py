@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.export.architectures.base import AROUND, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
 from edgespec.export.architectures.ops import Activation, Ops, Value
 from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.rules import AROUND
 
 
 @known("gemma", "gemma-2b-it", "scaled embedding, norms by 1 + weight, GELU")

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, GATE, LAYERS, Architecture, Norms, known
+from edgespec.export.architectures.base import ATTENTION, GATE, LAYERS, Architecture, known
 from edgespec.export.architectures.experts import Experts, first_of
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
+from edgespec.export.architectures.rules import Norms
 from edgespec.export.architectures.states import ShortConvolutions
 from edgespec.export.source.derived import Extra, original
 from edgespec.export.source.source import Checkpoint

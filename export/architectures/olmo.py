@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgespec.export.architectures.base import AFTER, BEFORE, LAYERS, Architecture, Norms, known
+from edgespec.export.architectures.base import LAYERS, Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.rules import AFTER, BEFORE, Norms
 from edgespec.export.architectures.states import NegativeDeltaRules
 from edgespec.export.source.derived import Extra, original
 from edgespec.export.source.source import Checkpoint

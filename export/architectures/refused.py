@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,16 @@ def senses(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
     return " and ".join(what for what, begins in SENSES.items() if any(map(begins.match, keys | parts)))
 
 
-def refuse_senses(path: Path, what: str, text_kind: str | None, known: Iterable[str]) -> NotText:
+def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[str, Iterable[str]]) -> NotText:
     """Make the error for a model that reads more than text.
 
     Args:
         what: it reads beside text.
         text_kind: the architecture of its text half; None = one that is not supported.
-        known: types of models whose images are read.
+        known: types of models whose images, and whose sound, are read.
     """
     hint = f"{OPTION} takes its text half alone" if text_kind else "take another model"
-    read = f"; images are read of {', '.join(sorted(known))}" if "images" in what else ""
+    read = "".join(f"; {sense}: of {', '.join(sorted(kinds))}" for sense, kinds in known.items() if sense in what)
     return NotText(f"{path}: this model reads {what}, and edgespec does not yet{read}", hint)
 
 

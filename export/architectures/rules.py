@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,20 @@ class Norm:
     weight: str
     bias: str | None = None
     centered: bool = False
+
+
+class Norms(NamedTuple):
+    """The norms of a layer, by module: in front of its sub-layers and behind them; None = there is no such norm."""
+
+    attention: str | None = None
+    mlp: str | None = None
+    after_attention: str | None = None
+    after_mlp: str | None = None
+
+
+BEFORE = Norms("input_layernorm", "post_attention_layernorm")
+AFTER = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+AROUND = AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layernorm")
 
 
 @dataclass(frozen=True)

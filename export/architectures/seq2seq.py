@@ -17,19 +17,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.architectures.base import (
-    EMBEDDING,
-    FINAL_NORM,
-    HEAD,
-    LAYERS,
-    QKV,
-    Architecture,
-    Norms,
-    Switch,
-    known,
-)
+from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Architecture, Switch, known
 from edgespec.export.architectures.ops import MemoryRule, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.rules import Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import FeaturePart, SourcePart

@@ -1,20 +1,22 @@
-"""How models read images, by the ``model_type`` of config.json."""
+"""How models read images and hear, by the ``model_type`` of config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.errors import ExportError, first_line
-from edgespec.export.architectures import gemma3_vl, idefics3, lfm2_vl, qwen2_5_vl, qwen_vl
-from edgespec.export.architectures.base import Architecture, Sight
+from edgespec.errors import ExportError, UnsupportedModel, first_line
+from edgespec.export.architectures import gemma3_vl, idefics3, lfm2_vl, qwen2_5_vl, qwen3_asr, qwen_vl, voxtral
+from edgespec.export.architectures.base import Architecture, Hearing, Sight
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.rope import axes_of
-from edgespec.export.architectures.towers import Tower, Whole
+from edgespec.export.architectures.towers import Around, Tower, Whole
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint, ConfigOnly
-from edgespec.export.source.stored import NONSENSE
+from edgespec.export.source.stored import NONSENSE, read_object
+from edgespec.runtimes.audio.features import HOP, WINDOW
+from edgespec.runtimes.audio.reading import RATE
 from edgespec.runtimes.images.limits import limited
 
 SIGHTS: dict[str, Callable[[Whole], Sight]] = {
@@ -29,6 +31,14 @@ SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "qwen3_5": qwen_vl.open_sight,
     "qwen3_5_moe": qwen_vl.open_sight,
 }
+HEARINGS: dict[str, Callable[[Around], Hearing]] = {
+    "qwen3_asr": qwen3_asr.open_hearing,
+    "voxtral": voxtral.open_hearing,
+}
+READ: dict[str, Iterable[str]] = {"images": SIGHTS, "sound": HEARINGS}
+"""What is read beside text, and of which types of models."""
+FEATURES = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW}
+"""What features are made of; there is one kind."""
 
 
 def limit_images(arch: Architecture, rows: int | None) -> None:
@@ -80,4 +90,26 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
             name: replace(rotary, axes=axes_of({**rotary.parameters, **mixed}, rotary.dims))
             for name, rotary in text.rotaries.items()
         }
+    return found
+
+
+def open_hearing(kind: str, source: Checkpoint, text: Architecture) -> Hearing:
+    """Open what stands in front of a decoder that hears; arguments and errors as of ``open_sight``.
+
+    ``kind``: one of ``HEARINGS``.
+    """
+    file = source.path / "preprocessor_config.json"
+    given = read_object(file, "download it again") if file.is_file() else {}
+    for key, wanted in FEATURES.items():
+        if (got := given.get(key, wanted)) != wanted:
+            raise UnsupportedModel(f"{file}: {key} {got!r}: expected {wanted}, as Whisper's features have")
+    try:
+        found = HEARINGS[kind](Around(source, text))
+    except NONSENSE as error:
+        what = "what config.json says of sound cannot be understood"
+        raise ExportError(f"{source.path}: {what}: {first_line(error)}", "repair it, or use --text-only") from error
+    for side in (found.tower, *found.projectors, *found.convolutions):
+        assert isinstance(side.source, DerivedCheckpoint)
+        check_tensors(side, side.source.base)
+    text.inserts = text.facts.hidden
     return found

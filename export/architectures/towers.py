@@ -37,30 +37,20 @@ HALVES = [0.5, 0.5, 0.5]  # mean and deviation of most
 
 
 @dataclass
-class Whole:
-    """A checkpoint of a model that reads images, its configuration and that of its processor.
+class Around:
+    """A checkpoint of a model that reads more than text.
 
     Attributes:
-        settings: config.json.
-        vision: what it says of the tower.
         text: the decoder.
-        processor: processor_config.json.
-        pixels: preprocessor_config.json, or what processor_config.json says of images.
+        settings: config.json.
     """
 
     source: Checkpoint
     text: Architecture
-    vision: dict[str, Any] = field(init=False)
     settings: Settings = field(init=False)
-    pixels: Settings = field(init=False)
-    processor: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.settings = Settings(self.source.path, self.source.config, {})
-        self.vision = self.settings.get("vision_config", {})
-        self.processor, own = _processors(self.source.path)
-        self.pixels = Settings(self.source.path, own, {})
-        self.pixels.file = self.source.path / "preprocessor_config.json"
 
     def below(self, suffix: str) -> Checkpoint:
         """Take the tensors beside the one whose name ends in ``suffix``, without what stands before it."""
@@ -72,13 +62,35 @@ class Whole:
         return renamed(self.source, inside)
 
     def words(self, default: ImageWords) -> ImageWords:
-        """Name the token of an image's rows as the tokenizer does."""
+        """Name the token of inserted rows as the tokenizer does."""
         file = self.source.path / "tokenizer.json"
         added = read_object(file, "download it again").get("added_tokens", []) if file.is_file() else []
         names = {one.get("id"): one.get("content") for one in added if isinstance(one, dict)}
         token = names.get(default.id, default.token)
         placeholder = token if default.placeholder == default.token else default.placeholder
         return default.model_copy(update={"token": token, "placeholder": placeholder})
+
+
+@dataclass
+class Whole(Around):
+    """A checkpoint of a model that reads images, its configuration and that of its processor.
+
+    Attributes:
+        vision: what config.json says of the tower.
+        processor: processor_config.json.
+        pixels: preprocessor_config.json, or what processor_config.json says of images.
+    """
+
+    vision: dict[str, Any] = field(init=False)
+    pixels: Settings = field(init=False)
+    processor: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.vision = self.settings.get("vision_config", {})
+        self.processor, own = _processors(self.source.path)
+        self.pixels = Settings(self.source.path, own, {})
+        self.pixels.file = self.source.path / "preprocessor_config.json"
 
     def common(self, patch: int, mean: list[float], std: list[float], resample: int) -> dict[str, Any]:
         """Read what all processors say of pixels, as fields of ``Pixels``; arguments: where they do not say it."""
@@ -157,9 +169,13 @@ class Tower(Architecture):
         sizes = {"vocab_size": 1, "max_position_embeddings": rows, "rope_parameters": None}
         source.config = {**self.defaults, **vision, **sizes}
         self.patch = Settings(source.path, source.config, {}).integer("patch_size")
-        self.columns = self.patch**2 * CHANNELS
+        self.columns = self.of_a_row()
         super().__init__(source)
         self.input_width = self.columns + (self.facts.hidden if self.given else 0)
+
+    def of_a_row(self) -> int:
+        """Count what a row is made of."""
+        return self.patch**2 * CHANNELS
 
     def configure(self) -> dict[str, Any]:
         return super().configure() | {"tied": False}

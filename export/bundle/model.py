@@ -14,10 +14,10 @@ from edgespec.export.bundle.model_part import (
     FINAL_NORM,
     INDEX,
     STANDARD,
-    TOWER,
     ModelSpec,
+    front_of,
     model_part,
-    projector_name,
+    taps_of,
 )
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.drafters.heads import HeadPlan
@@ -76,14 +76,10 @@ def write_model(
 def encoder_plans(arch: Architecture, spec: ModelSpec) -> dict[str, NativePlan]:
     """Plan the weight files of a model's encoders, by name; what both sides of a model share lies in both."""
     sides = {} if arch.encoder is None or spec.shares_encoder else {ENCODER: arch.encoder}
-    if arch.sight is not None:
-        sides |= {TOWER: arch.sight.tower}
-        sides |= {projector_name(number): one for number, one in enumerate(arch.sight.projectors)}
     found = {}
-    for name, side in sides.items():
-        taps = tuple(arch.sight.image.taps) if arch.sight and name == TOWER else ()
-        form = spec.format if name == ENCODER else spec.sight_format
-        found[name] = storage_plans(side, form, spec.head, HeadPlan(tapped=taps))["native"]
+    for name, side in (sides | front_of(arch)).items():
+        form = spec.format if name == ENCODER else spec.front_format
+        found[name] = storage_plans(side, form, spec.head, HeadPlan(tapped=taps_of(arch, name)))["native"]
         found[name].file = f"{name}.data"
     return found
 

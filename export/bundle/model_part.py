@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.architectures.sights import limit_images
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
 from edgespec.export.emit.stock import native_only
@@ -23,15 +25,18 @@ from edgespec.runtimes.files.manifest import (
     FinalNorm,
     Graph,
     HeadVocab,
+    ImagePart,
     Layout,
     ModelFacts,
     ModelPart,
+    SoundPart,
     SourcePart,
 )
 from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.files.sound import reads_alike
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
-ENCODER, TOWER = "encoder", "tower"  # names of files
+ENCODER, TOWER, PROJECTOR, CONVOLUTION = "encoder", "tower", "projector", "convolution"  # names of files
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
 FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin"
@@ -67,8 +72,8 @@ class ModelSpec:
     shares_encoder: bool = False
 
     @property
-    def sight_format(self) -> Format:
-        """Weight format of what reads images: int8 in a bundle of 4 bits, where it is small beside the decoder."""
+    def front_format(self) -> Format:
+        """Weight format of what reads images or hears: int8 in one of 4 bits, where it is small beside the decoder."""
         return "int8" if self.format in FOUR_BITS else self.format
 
 
@@ -84,6 +89,33 @@ def open_model(path: Path, context: int | None, adapter: Path | None = None, tex
         ExportError: unreadable, unsupported, or a context beyond what the model was made for.
     """
     return limited(architecture(Checkpoint.open(path, adapter), text_only), context)
+
+
+def open_draft(
+    path: Path, target: Architecture | None, image_rows: int | None, opener: Callable[..., Architecture] = open_model
+) -> Architecture:
+    """Open a draft: with towers of its own if it reads images, or hears, as its target does; else its text half.
+
+    Args:
+        target: None = one of optimum's graphs.
+        image_rows: most rows of an image; None = as many as the model was made for.
+        opener: ``open_model``, or ``open_described``.
+    """
+    if target is not None and sense_of(target) is not None:
+        with suppress(UnsupportedModel):
+            arch = opener(path, None)
+            if arch.sight is not None:
+                limit_images(arch, image_rows)
+            if reads_alike(sense_of(target), sense_of(arch)):
+                return arch
+    return opener(path, None, text_only=True)
+
+
+def sense_of(arch: Architecture) -> ImagePart | SoundPart | None:
+    """Return how images, or sounds, become rows of a model; None = it reads text alone."""
+    if arch.sight is not None:
+        return arch.sight.image
+    return arch.hearing.sound if arch.hearing else None
 
 
 def open_described(path: Path, context: int | None, text_only: bool = False) -> Architecture:
@@ -204,13 +236,7 @@ def model_part(
         decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
                               anchor=arch.anchor, confidence=sure, masked=masked, reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
-    source, sight = source_of(arch), arch.sight
-    seeing: dict[str, Any] = {}
-    if sight is not None:
-        own = replace(spec, format=spec.sight_format)
-        projectors = [encoder_part(one, own, None, 0, projector_name(at)) for at, one in enumerate(sight.projectors)]
-        tower = encoder_part(sight.tower, own, None, 0, TOWER, sight.image.taps)
-        seeing = {"image": sight.image, "tower": tower, "projectors": projectors}
+    source = source_of(arch)
     return ModelPart(
         facts=facts,
         format=spec.format,
@@ -234,13 +260,49 @@ def model_part(
         decoder=decoder,
         source=source and source.model_copy(update={"shares_encoder": spec.shares_encoder}),
         encoder=None if encoder is None else encoder_part(encoder, spec, quantizer, encoder_low_bytes),
-        **seeing,
+        **_front(arch, spec),
     )
 
 
-def projector_name(number: int) -> str:
-    """Name the files of a projector."""
-    return f"projector.{number}" if number else "projector"
+def front_of(arch: Architecture) -> dict[str, Architecture]:
+    """Name the files of what makes rows of images or sound: a tower, projectors, convolutions."""
+    if (found := arch.sight or arch.hearing) is None:
+        return {}
+    convolutions = arch.hearing.convolutions if arch.hearing else []
+    return {
+        TOWER: found.tower,
+        **{numbered(PROJECTOR, at): one for at, one in enumerate(found.projectors)},
+        **{numbered(CONVOLUTION, at): one for at, one in enumerate(convolutions)},
+    }
+
+
+def taps_of(arch: Architecture, name: str) -> tuple[int, ...]:
+    """After which layers a side's rows are given, too: a tower's."""
+    return tuple(arch.sight.image.taps) if arch.sight and name == TOWER else ()
+
+
+def numbered(name: str, number: int) -> str:
+    """Name the files of the first of several sides, or of another one."""
+    return f"{name}.{number}" if number else name
+
+
+def _front(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
+    """Return what a model's entry says of images and sound."""
+    own, sides = replace(spec, format=spec.front_format), front_of(arch)
+    parts = {name: encoder_part(one, own, None, 0, name, taps_of(arch, name)) for name, one in sides.items()}
+    if not parts:
+        return {}
+    image = arch.sight.image if arch.sight else None
+    if image is not None and image.places is not None:
+        places = image.places.model_copy(update={"file": f"{spec.prefix}{image.places.file}"})
+        image = image.model_copy(update={"places": places})
+    return {
+        "image": image,
+        "sound": arch.hearing.sound if arch.hearing else None,
+        "tower": parts.pop(TOWER),
+        "projectors": [one for name, one in parts.items() if name.startswith(PROJECTOR)],
+        "convolutions": [one for name, one in parts.items() if name.startswith(CONVOLUTION)] or None,
+    }
 
 
 def encoder_part(

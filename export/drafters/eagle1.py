@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgespec.export.architectures.base import BEFORE, FINAL_NORM, Architecture, Norms
+from edgespec.export.architectures.base import FINAL_NORM, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.rules import BEFORE, Norms
 from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding

@@ -14,7 +14,7 @@ from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import describe, refusal, text_kind
 from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import model_facts
-from edgespec.export.architectures.sights import SIGHTS
+from edgespec.export.architectures.sights import READ
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice
@@ -83,7 +83,7 @@ class ForeignModel:
         home = next((at for at in (path, path / "onnx") if (at / "config.json").is_file()), path)
         config = read_object(home / "config.json", "copy the whole export, or give a model folder")
         if what := senses(config):
-            raise refuse_senses(path, what, text_kind(config), SIGHTS)
+            raise refuse_senses(path, what, text_kind(config), READ)
         refuse_encoder(path, describe(config), config)
         if file is None:
             if missing := optimum_missing():

@@ -106,10 +106,11 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     Raises:
         BundleError: the model whose weights are too small is named, or weights that the manifest does not list.
     """
+    flat = [one for part in manifest.models for one in part.front[1:]]  # projectors and convolutions have no layers
     for part in manifest.models:
         if part.weights not in manifest.files:
             raise BundleError(f"{folder / MANIFEST}: uses {part.weights!r} but does not list it under files")
-        if not any(part is one for one in manifest.target.projectors or ()):  # they have no layers
+        if not any(part is one for one in flat):
             _check_size(folder, part, manifest.files[part.weights].size)
 
 

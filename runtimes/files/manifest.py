@@ -46,6 +46,8 @@ from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
+from edgespec.runtimes.files.sound import SoundPart as SoundPart
+from edgespec.runtimes.files.sound import reads_alike
 from edgespec.runtimes.files.speech import SpeechPart as SpeechPart
 from edgespec.runtimes.files.text_form import TextForm as TextForm
 
@@ -142,18 +144,22 @@ def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None
                          f"{source.most} of {source.width}")  # fmt: skip
 
 
-def _check_image(part: ModelPart) -> None:
+def _check_tower(part: ModelPart) -> None:
     """Refuse a tower and projectors that do not give what the decoder beside them reads."""
-    image, projectors = part.image, part.projectors or []
-    if image is None and part.tower is None and not projectors:
+    image, sound, projectors, convolutions = part.image, part.sound, part.projectors or [], part.convolutions or []
+    if image is None and sound is None and part.tower is None and not projectors and not convolutions:
         return
-    if image is None or part.tower is None or len(projectors) != 1 + image.deepstack:
-        raise ValueError("image: expected a tower and a projector beside it, and one for each of its taps")
-    if any("native" not in one.graphs or one.source or one.image for one in (part.tower, *projectors)):
+    taps, wanted = image.taps if image else [], getattr(sound.front, "convolutions", 0) if sound else 0
+    if (image is None) == (sound is None) or part.tower is None or len(projectors) != 1 + len(taps):
+        raise ValueError("image or sound: expected a tower and a projector beside it, and one for each of its taps")
+    if len(convolutions) != wanted:
+        raise ValueError(f"convolutions: expected {wanted}")
+    sides = part.tower, *projectors, *convolutions
+    if any("native" not in one.graphs or one.source or one.image or one.sound for one in sides):
         raise ValueError("tower: expected it and its projectors for native operators, with nothing beside them")
     if lost := [one.facts.hidden for one in projectors if one.facts.hidden != part.facts.hidden]:
         raise ValueError(f"projectors: give rows of {lost[0]}, and the decoder has {part.facts.hidden}")
-    if any(tap > part.tower.facts.layers for tap in image.taps):
+    if any(tap > part.tower.facts.layers for tap in taps):
         raise ValueError(f"image: taps after more than {part.tower.facts.layers} layers")
 
 
@@ -219,10 +225,12 @@ class ModelPart(Part):
     source: SourcePart | None = Field(default=None, description="of a decoder that attends over what an encoder gave")
     encoder: ModelPart | None = Field(default=None, description="that encoder, which has no source of its own")
     image: ImagePart | None = Field(default=None, description="of a target that reads images")
-    tower: ModelPart | None = Field(default=None, description="the encoder of what images are cut into")
+    sound: SoundPart | None = Field(default=None, description="of a target that hears")
+    tower: ModelPart | None = Field(default=None, description="the encoder of what images, or sounds, are cut into")
     projectors: list[ModelPart] | None = Field(
         default=None, description="encoders without layers, which make the decoder's rows of merged ones of the tower"
     )
+    convolutions: list[ModelPart] | None = Field(default=None, description="likewise, over features before the tower")
     _high_alone: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -248,13 +256,23 @@ class ModelPart(Part):
         if self.decoder and self.decoder.columns <= facts.hidden:
             raise ValueError(f"decoder: {self.decoder.columns} columns, of which the embedding has {facts.hidden}")
         _check_encoder(self.source, self.encoder)
-        _check_image(self)
+        _check_tower(self)
         return self
 
     @property
     def sides(self) -> list[ModelPart]:
         """The encoders beside it, whatever they read."""
-        return [part for part in (self.encoder, self.tower, *(self.projectors or ())) if part]
+        return [part for part in (self.encoder, *self.front) if part]
+
+    @property
+    def front(self) -> list[ModelPart]:
+        """What makes rows of images or sound: tower, projectors, convolutions; none of a model of text."""
+        return [] if self.tower is None else [self.tower, *(self.projectors or ()), *(self.convolutions or ())]
+
+    @property
+    def sense(self) -> ImagePart | SoundPart | None:
+        """How images, or sounds, become rows; None = it reads text alone."""
+        return self.image or self.sound
 
     @property
     def planes(self) -> bool:
@@ -288,6 +306,7 @@ class ModelPart(Part):
                 "encoder": self.encoder and self.encoder.at_high_precision(),
                 "tower": self.tower and self.tower.at_high_precision(),
                 "projectors": self.projectors and [one.at_high_precision() for one in self.projectors],
+                "convolutions": self.convolutions and [one.at_high_precision() for one in self.convolutions],
             }
         )
         found._high_alone = True
@@ -389,15 +408,18 @@ class Manifest(Part):
     text: TextForm | None = Field(default=None, description="of an encoder-decoder: what stands around its texts")
     speech: SpeechPart | None = Field(default=None, description="of a model that hears: what transcripts begin with")
     codes: CodesPart | None = Field(default=None, description="of a model that draws or speaks: what its tokens become")
-    pooling: Pooling | None = Field(
-        default=None, description="how embeddings of texts are made; None = it says nothing"
-    )
+    pooling: Pooling | None = Field(default=None, description="how embeddings of texts are made; None = not said")
     parity: Parity = Field(default_factory=dict)
     cost: Times = Field(default_factory=dict)
     memory: Memory = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=dict)
     golden: list[GoldenVector] = Field(default_factory=list)
     files: dict[InsidePath, FileEntry] = Field(default_factory=dict)
+
+    @property
+    def hears(self) -> bool:
+        """Whether it transcribes recordings."""
+        return self.speech is not None or self.target.sound is not None
 
     @property
     def models(self) -> list[ModelPart]:
@@ -439,8 +461,9 @@ class Manifest(Part):
         _check_sources(self.target, self.draft)
         if self.codes and (end := self.codes.first + self.codes.size) > facts.vocab:
             raise ValueError(f"codes: up to token {end} of a vocabulary of {facts.vocab}")
-        if any(part and part.image for part in (self.draft, self.drafter)):
-            raise ValueError("draft: expected one that reads text alone, as its target reads the images")
+        others = [part.sense for part in (self.draft, self.drafter) if part and part.sense]
+        if not all(reads_alike(self.target.sense, sense) for sense in others):
+            raise ValueError("draft: expected one that reads text alone, or images and sound as its target does")
         if any(
             token >= facts.vocab
             for golden in self.golden

@@ -25,7 +25,10 @@ class Image:
 
     Attributes:
         pixels: uint8 [h, w, 3], red, green and blue; not to be changed.
+        kind: of parts of messages that hold one.
     """
+
+    kind = "image"
 
     def __init__(self, pixels: Pixels) -> None:
         self.pixels = pixels

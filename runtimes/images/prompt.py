@@ -1,4 +1,4 @@
-"""Pictures within messages and texts: taken out for a chat template, and what stands for them put into its text."""
+"""Pictures, or recordings, in messages: taken out for a chat template, and what stands for them put into its text."""
 
 from __future__ import annotations
 
@@ -8,37 +8,44 @@ from typing import Any
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.images import ImageWords
 
+THINGS = {"image": "picture", "audio": "recording"}
+"""What a part of a type holds."""
 
-def apart(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Take pictures out of a conversation, as a template wants to see it.
+
+def apart(messages: Sequence[Mapping[str, Any]], kind: str = "image") -> tuple[list[dict[str, Any]], list[Any]]:
+    """Take pictures, or recordings, out of a conversation, as a template wants to see it.
 
     Args:
         messages: the content of one is a text, or parts such as ``{"type": "text", "text": ...}`` and
             ``{"type": "image", "image": ...}``.
+        kind: of parts that the model reads, ``image`` or ``audio``.
 
     Returns:
-        the messages, whose parts of type image hold nothing, and what they held, in order.
+        the messages, whose parts of that type hold nothing, and what they held, in order.
 
     Raises:
-        InvalidRequest: a part of type image without a picture.
+        InvalidRequest: such a part that holds nothing, or one of the other type.
     """
     held: list[Any] = []
     made = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, (list, tuple)):
-            message = {**message, "content": [_emptied(part, held) for part in content]}
+            message = {**message, "content": [_emptied(part, held, kind) for part in content]}
         made.append(dict(message))
     return made, held
 
 
-def _emptied(part: Any, held: list[Any]) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") != "image":
+def _emptied(part: Any, held: list[Any], kind: str) -> Any:
+    got = part.get("type") if isinstance(part, Mapping) else None
+    if got in THINGS and got != kind:
+        raise InvalidRequest(f"got a {THINGS[got]}, and this model reads text and {kind} alone")
+    if got != kind:
         return part
-    if part.get("image") is None:
-        raise InvalidRequest("a part of type image holds no picture", "expected it under the key `image`")
-    held.append(part["image"])
-    return {key: value for key, value in part.items() if key != "image"}
+    if part.get(kind) is None:
+        raise InvalidRequest(f"a part of type {kind} holds no {THINGS[kind]}", f"expected it under the key `{kind}`")
+    held.append(part[kind])
+    return {key: value for key, value in part.items() if key != kind}
 
 
 def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
@@ -72,7 +79,7 @@ def expanded(text: str, words: ImageWords, texts: Sequence[str]) -> str:
     pieces = text.split(words.placeholder)
     if len(pieces) != len(texts) + 1:
         raise InvalidRequest(
-            f"the text has {words.placeholder!r} {len(pieces) - 1} times for {len(texts)} pictures: expected one each",
+            f"the text has {words.placeholder!r} {len(pieces) - 1} times for {len(texts)} parts: expected one each",
             "leave it out of what you write; the model's template puts it in",
         )
     return "".join(piece + given for piece, given in zip(pieces, [*texts, ""], strict=True))

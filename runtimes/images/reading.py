@@ -110,8 +110,8 @@ def from_data_url(url: str) -> bytes:
     return from_base64(url[head.end() :])
 
 
-def from_base64(text: str) -> bytes:
-    """Decode base64, which may have line ends.
+def from_base64(text: str, what: str = "picture") -> bytes:
+    """Decode base64, which may have line ends; ``what`` is named in errors.
 
     Raises:
         InvalidRequest: something else.
@@ -119,7 +119,7 @@ def from_base64(text: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"the picture is no base64: {first_line(error)}") from error
+        raise InvalidRequest(f"the {what} is no base64: {first_line(error)}") from error
 
 
 def _contents(file: Path, name: str) -> bytes:

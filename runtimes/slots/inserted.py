@@ -7,8 +7,9 @@ have the same ids, and what is kept of a text by its ids holds for its images, t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ class Inserted:
         blocks: rows of each part that see each other, R in all.
         grid: int64 [2, R], line and column of each row, where rows turn by three positions; None = by one.
         users: requests that have it in their text.
+        source: what it was made of, where a draft makes rows of its own of it.
+        own: those rows of the draft's.
     """
 
     digest: bytes
@@ -40,6 +43,8 @@ class Inserted:
     blocks: tuple[int, ...]
     grid: Ids | None = None
     users: int = field(default=0, repr=False)
+    source: Any = field(default=None, repr=False)
+    own: Inserted | None = field(default=None, repr=False)
 
     @property
     def first(self) -> int:
@@ -131,6 +136,25 @@ class InsertedRows:
             if row not in (0, *np.cumsum(item.blocks)):
                 return stop + item.end_of_block(row) - row
         return stop
+
+
+class OwnRows(InsertedRows):
+    """Rows of a draft's own for what texts of its target have in them.
+
+    Args:
+        of: those of the target.
+        make: the draft's rows, as many, of an item of the target's.
+    """
+
+    def __init__(self, of: InsertedRows, make: Callable[[Inserted], Inserted]) -> None:
+        super().__init__()
+        self._of, self._make = of, make
+
+    def find(self, token: int) -> tuple[Inserted, int]:
+        item, row = self._of.find(token)
+        if item.own is None:
+            item.own = self._make(item)
+        return item.own, row
 
 
 class Turns:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from edgespec.cli.app import cli
 from edgespec.engine.loading import load
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from tests.server.conftest import Later, Served, start, stop
+from tests.support import hearing
 from tests.support.whisper import DIGITS, SAID
 
 if TYPE_CHECKING:
@@ -50,6 +57,42 @@ def test_every_form_of_a_transcript_is_the_engines(client: openai.OpenAI, digits
         wanted.write("srt"), wanted.write("vtt"), f"{SAID['en']}\n"
     ]  # fmt: skip
     assert create(prompt="one two", temperature=0.1, extra_body={"method": "speculative"}).text
+
+
+@pytest.mark.filterwarnings("ignore:deprecated")
+@pytest.mark.usefixtures("native")
+def test_a_decoder_that_hears_answers_as_its_engine_does(tmp_path: Path) -> None:
+    source = hearing.write_case(tmp_path / "source", "qwen3_asr")
+    folder, base64_of = tmp_path / "bundle", base64.b64encode(TALK.read_bytes()).decode()
+    Exporter(ExportOptions(str(source), folder, format="int8", threads=1, quick=True)).run()
+    with load(folder, threads=1) as engine:
+        wanted = engine.transcribe(TALK, language="de").text
+        said: Any = [{"role": "user", "content": [{"type": "audio", "audio": TALK}, {"type": "text", "text": "what"}]}]
+        answer = engine.chat(said, max_new_tokens=16, temperature=0.0).text
+    assert wanted
+    result = CliRunner().invoke(cli, ["run", str(folder), "--audio", str(TALK), "--language", "German", "--json"])
+    assert json.loads(result.stdout)["text"] == wanted
+    running = start(folder, "--name", "ear")
+    try:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+            assert client.audio.transcriptions.create(model="ear", file=TALK, language="de").text == wanted
+            with pytest.raises(openai.BadRequestError, match="does not translate"):
+                client.audio.translations.create(model="ear", file=TALK)
+            create: Any = partial(client.chat.completions.create, model="ear", temperature=0, max_tokens=16)
+            for kind, part, words in (
+                ("input_audio", {"data": base64_of, "format": "wav"}, None),
+                ("input_audio", {"data": "UklGRg==", "format": "wav"}, "expected a sound file"),
+                ("input_audio", {"data": "?"}, "the recording is no base64"),
+                ("image_url", {"url": "data:image/png;base64,AA"}, "expected text and input_audio"),
+            ):
+                messages = [{"role": "user", "content": [{"type": kind, kind: part}, {"type": "text", "text": "what"}]}]
+                if words is None:
+                    assert create(messages=messages).choices[0].message.content == answer
+                    continue
+                with pytest.raises(openai.BadRequestError, match=words):
+                    create(messages=messages)
+    finally:
+        stop(running)
 
 
 @pytest.mark.filterwarnings("ignore:deprecated")  # OpenAI's client says so of its own call

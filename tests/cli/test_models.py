@@ -108,7 +108,7 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any], str, Callable[[str], str], str
                lambda name: name.replace("model.", "model.language_model.", 1), "model.vision_tower.a.weight"),
     "ministral3": ("ministral3_window", "mistral3", VISION, "images",
                    lambda name: name.replace("model.", "model.language_model.", 1), "model.vision_tower.a.weight"),
-    "voxtral": ("llama_tied_gqa", "voxtral", {"audio_config": {"a": 1}}, "sound",
+    "qwen2_audio": ("llama_tied_gqa", "qwen2_audio", {"audio_config": {"a": 1}}, "sound",
                 lambda name: f"language_model.{name}", "audio_tower.a.weight"),
     "gemma4": ("gemma4_alone", "gemma4", {**VISION, "audio_config": {"a": 1}}, "images and sound",
                lambda name: name.replace("model.", "model.language_model.", 1), "model.audio_tower.a.weight"),

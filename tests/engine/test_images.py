@@ -293,7 +293,7 @@ def test_golden_vectors_of_a_picture_and_fewer_rows(tmp_path: Path) -> None:
         prompts = [prompt for prompt, _ in found if isinstance(prompt, Placed)]
         assert len(prompts) == 1
         assert check_golden(engine) == (len(found), len(found))
-        part = engine.images.part  # type: ignore[union-attr]
+        part: Any = engine.images.part  # type: ignore[union-attr]
         assert all(proof.exact for proof in prove(engine, prompts, Settings(max_new_tokens=8), ["self-spec"]))
         wrong = part.proof[0].model_copy(update={"tokens": [token + 1 for token in part.proof[0].tokens]})
         engine.images.part = part.model_copy(update={"proof": [wrong]})  # type: ignore[union-attr]

@@ -1,0 +1,65 @@
+"""A recording in a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.audio.processing import frames_of
+from edgespec.runtimes.audio.reading import RATE, Samples, Sound, pieces
+from edgespec.runtimes.files.sound import SoundPart
+
+
+class Audio:
+    """A recording as a part of a prompt; ``edgespec.Audio``.
+
+    Attributes:
+        samples: float32 [n], one channel, 16,000 a second; not to be changed.
+        kind: of parts of messages that hold one.
+    """
+
+    kind = "audio"
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    @classmethod
+    def open(cls, source: Sound, rate: int = RATE) -> Audio:
+        """Read a file (wav, flac, ogg, mp3), its bytes, or samples; see ``reading.pieces`` for errors.
+
+        Args:
+            source: of an array: samples [n] or [n, channels].
+            rate: of an array, samples a second; a file has its own.
+        """
+        return cls(np.concatenate(list(pieces(source, rate))))
+
+    @classmethod
+    def of(cls, source: Any) -> Audio:
+        """Take a recording as it is given: an ``Audio``, or what ``open`` reads."""
+        return source if isinstance(source, Audio) else cls.open(source)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the samples."""
+        return hashlib.sha256(b"sound" + np.ascontiguousarray(self.samples).tobytes()).digest()
+
+    def text(self, part: SoundPart) -> str:
+        """Write what stands for it in a text.
+
+        Raises:
+            InvalidRequest: it is longer than the model hears at once.
+        """
+        rows = part.front.rows(frames_of(len(self.samples), part.front))
+        if rows > part.most:
+            raise InvalidRequest(
+                f"a recording of {len(self.samples) / RATE:.0f} s is {rows} rows, and this model hears {part.most}",
+                "cut it, or transcribe it: that is done window by window",
+            )
+        return part.words.begin + part.words.token * rows + part.words.end
+
+    def forget(self) -> None:
+        """Free what was made of it: nothing is kept."""

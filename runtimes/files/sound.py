@@ -1,0 +1,96 @@
+"""What a manifest says of a decoder that hears: features, what stands for a recording, and how it is asked to write."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from edgespec.runtimes.files.bounds import Context, Guesses, Width
+from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.images import ImagePart, ImageWords, Word
+from edgespec.runtimes.files.manifest_parts import FeaturePart
+from edgespec.runtimes.files.speech import Language
+
+Text = Annotated[str, StringConstraints(max_length=4096)]
+
+
+class WhisperFront(Part):
+    """A tower of Whisper's kind (Voxtral, arXiv 2507.13264): its convolutions are in its first rows.
+
+    A recording is filled with silence to whole windows of ``features.frames``; ``merge`` rows of the tower stand side
+    by side before the projector.
+    """
+
+    kind: Literal["whisper"]
+    features: FeaturePart
+    merge: Guesses
+
+    @property
+    def bands(self) -> int:
+        """Features of a frame."""
+        return self.features.bands
+
+    def rows(self, frames: int) -> int:
+        """Count the decoder's rows of so many frames."""
+        return -(-frames // self.features.frames) * (self.features.frames // 2 // self.merge)
+
+
+class ChunksFront(Part):
+    """Chunks of ``chunk`` frames go through convolutions that halve frames and bands (Qwen3-ASR, arXiv 2601.21337).
+
+    There is one for each of ``ModelPart.convolutions``, 3 by 3, in both directions 2 apart, zeros around the chunk.
+    The tower's rows are a frame's ``bands`` one behind the other; they see those of ``window`` chunks.  ``least``:
+    samples, to which a shorter recording is filled with silence.
+    """
+
+    kind: Literal["chunks"]
+    bands: Width
+    chunk: Width
+    window: Guesses
+    convolutions: Annotated[int, Field(ge=1, le=8)]
+    least: Context = 8000
+
+    def rows(self, frames: int) -> int:
+        """Count the decoder's rows of so many frames."""
+        whole, rest = divmod(frames, self.chunk)
+        return whole * self.halved(self.chunk) + self.halved(rest)
+
+    def halved(self, size: int) -> int:
+        """Return how many frames, or bands, of so many the convolutions leave."""
+        return -(-size >> self.convolutions)
+
+
+class AskPart(Part):
+    """How a transcript is asked for.
+
+    ``text``: with ``{sound}`` where a recording stands, ``{prompt}`` where the user's words do (none: there is no such
+    place), and ``{language}``.  ``language``: what stands there where one is named, with its ``{code}`` or English
+    ``{name}``; ``languages``: names by codes of those that may be; none = all.  ``marker``: stands between the language
+    that the model has heard, as ``language`` has it, and the transcript.
+    """
+
+    text: Text
+    language: Word = ""
+    languages: dict[Language, Word] = Field(default_factory=dict, max_length=1000)
+    marker: Word = ""
+
+
+class SoundPart(Part):
+    """How sound becomes rows of a decoder, which stand where its embedding has none.
+
+    ``words``: what stands for a recording in a text.  ``most``: rows of the longest one.
+    """
+
+    front: Annotated[WhisperFront | ChunksFront, Field(discriminator="kind")]
+    words: ImageWords
+    most: Context
+    ask: AskPart
+
+
+def reads_alike(one: ImagePart | SoundPart | None, other: ImagePart | SoundPart | None) -> bool:
+    """Tell whether a draft makes as many rows of an image or a recording as its target, and at the same positions."""
+    if isinstance(one, SoundPart) or isinstance(other, SoundPart) or one is None or other is None:
+        return isinstance(one, SoundPart) and isinstance(other, SoundPart) and one.front == other.front
+    names = ("processor", "words", "merge", "most", "positions")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -1,0 +1,109 @@
+"""Small decoders that hear, two of every kind, and what transformers computes with them.
+
+tests/data/reference/hearing.npz (tools/make_hearing_reference.py makes it) has of each what sight.npz has of models
+that read images (tests/support/sight.py); of recordings, ``features.N`` float32 [frames // 7, bands] and ``sound.N``
+float32 [rows // 7, width].  The prompt is ``BEFORE``, the first recording between ``AROUND``, ``AFTER``.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from tests.support.sight import LLAMA, weights, write_tokenizer
+
+ARCHIVE = Path(__file__).parents[1] / "data" / "reference" / "hearing.npz"
+Config = dict[str, Any]
+Array = NDArray[np.float32]
+SIZES = [37_999, 4_000, 97_531]  # samples of recordings
+EVERY, SOUND = 7, 99  # of rows that are kept; the id of the token of a recording's rows
+BEFORE, AFTER = "what is ", " this"
+
+QWEN3: Config = LLAMA | {"model_type": "qwen3"}
+CHUNKS: Config = {
+    "model_type": "qwen3_asr_encoder", "num_mel_bins": 80, "encoder_layers": 2, "encoder_attention_heads": 3,
+    "encoder_ffn_dim": 80, "d_model": 48, "output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 24,
+}  # fmt: skip
+WINDOWS: Config = {
+    "model_type": "voxtral_encoder", "hidden_size": 48, "intermediate_size": 192, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "num_mel_bins": 80, "max_source_positions": 100,
+}  # fmt: skip
+CASES: dict[str, Config] = {
+    "qwen3_asr": {"model_type": "qwen3_asr", "text_config": QWEN3, "audio_config": CHUNKS,
+                  "tie_word_embeddings": False},
+    "qwen3_asr_tied": {
+        "model_type": "qwen3_asr", "text_config": QWEN3 | {"num_hidden_layers": 2, "rms_norm_eps": 1e-3},
+        "tie_word_embeddings": True,
+        "audio_config": CHUNKS | {"num_mel_bins": 128, "encoder_layers": 3, "encoder_attention_heads": 2, "d_model": 64,
+                                  "n_window_infer": 300, "downsample_hidden_size": 20},
+    },
+    "voxtral": {"model_type": "voxtral", "text_config": LLAMA, "audio_config": WINDOWS},
+    "voxtral_three": {
+        "model_type": "voxtral", "text_config": LLAMA | {"num_hidden_layers": 2}, "projector_hidden_act": "silu",
+        "audio_config": WINDOWS | {"hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 2,
+                                   "num_mel_bins": 128, "max_source_positions": 90, "num_hidden_layers": 3},
+    },
+}  # fmt: skip
+AROUND = {"qwen3_asr": ("<|audio_start|>", "<|audio_end|>"), "voxtral": ("[BEGIN_AUDIO]", "")}
+MARKER = "<asr_text>"
+WORDS: dict[str, dict[str, int]] = {
+    "qwen3_asr": {"<|audio_pad|>": SOUND, "<|audio_start|>": 98, "<|audio_end|>": 97, "<|im_start|>": 96,
+                  "<|im_end|>": 95, MARKER: 94, "\n": 93},
+    "voxtral": {"[AUDIO]": SOUND, "[BEGIN_AUDIO]": 98, "[INST]": 97, "[/INST]": 96, "[TRANSCRIBE]": 95, "<s>": 94},
+}  # fmt: skip
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
+    "{% if part.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def config_of(name: str) -> Config:
+    """Give the configuration of a case, with the id of the token of a recording's rows."""
+    return CASES[name] | {"audio_token_id": SOUND, "pad_token_id": 0, "eos_token_id": 2}
+
+
+def recordings() -> list[Array]:
+    """Make recordings: tones that rise and fade, and noise."""
+    rng, found = np.random.default_rng(7), []
+    for size in SIZES:
+        time = np.arange(size) / 16_000
+        tones = np.sin(2 * np.pi * (200 + 900 * np.sin(time * 3)) * time) * np.exp(-2 * (time % 0.7))
+        found.append((0.4 * tones + 0.02 * rng.standard_normal(size)).astype(np.float32))
+    return found
+
+
+@cache
+def reference(name: str) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a case."""
+    with np.load(ARCHIVE) as arrays:
+        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
+
+
+def write_checkpoint(folder: Path, config: Config, shapes: dict[str, list[int]]) -> Path:
+    """Write config.json, a tokenizer of letters and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    write_tokenizer(folder, WORDS[config["model_type"]])
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["content"] != MARKER
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    if config["model_type"] == "qwen3_asr":
+        (folder / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    save_file(weights(shapes), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_case(folder: Path, name: str) -> Path:
+    """Write the checkpoint of a case."""
+    saved = json.loads(reference(name)["saved"].tobytes())
+    return write_checkpoint(folder, saved["config"], saved["tensors"])

@@ -1,0 +1,116 @@
+"""Compute what decoders that hear give in transformers, for the tests of the export (tests/support/hearing.py).
+
+Needs torch and transformers: python tools/make_hearing_reference.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    Qwen3ASRForConditionalGeneration,
+    VoxtralForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
+from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.support.hearing import (
+    AFTER,
+    ARCHIVE,
+    AROUND,
+    BEFORE,
+    CASES,
+    EVERY,
+    SOUND,
+    config_of,
+    recordings,
+    write_checkpoint,
+)
+
+NEW, KEPT, RATE = 12, 6, 16_000
+KINDS = {"qwen3_asr": Qwen3ASRForConditionalGeneration, "voxtral": VoxtralForConditionalGeneration}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name in CASES:
+        arrays = reference(name)
+        found |= {f"{name}/{key}": value for key, value in arrays.items()}
+        print(f"{name}: logits of {arrays['logits'].std():.2f}, {len(set(arrays['greedy'].tolist()))} tokens")
+    np.savez_compressed(ARCHIVE, **found)
+
+
+def prepared(config: Any, samples: Any) -> tuple[dict[str, Any], int]:
+    """Compute a recording's features, and how many of its frames are heard."""
+    bands = config["audio_config"]["num_mel_bins"]
+    if config["model_type"] == "qwen3_asr":
+        made = Qwen3ASRFeatureExtractor(feature_size=bands)(samples, sampling_rate=RATE, padding=True,
+                                                                    return_attention_mask=True)  # fmt: skip
+        given = {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}
+        return given, int(made["attention_mask"].sum())
+    frames = 2 * config["audio_config"]["max_source_positions"]
+    extractor = WhisperFeatureExtractor(feature_size=bands)
+    made = extractor(samples, sampling_rate=RATE, padding=True, truncation=False, pad_to_multiple_of=frames * 160,
+                     return_tensors="pt")["input_features"]  # fmt: skip
+    return {"input_features": made.reshape(bands, -1, frames).transpose(0, 1)}, made.shape[-1]
+
+
+def reference(name: str) -> dict[str, Any]:
+    """Make the arrays of one case."""
+    config = config_of(name)
+    kind = KINDS[config["model_type"]]
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        kind(AutoConfig.for_model(**config)).float().save_pretrained(folder)
+        written = json.loads((folder / "config.json").read_text("utf-8"))
+        with safe_open(folder / "model.safetensors", "np") as file:
+            shapes = {each: file.get_slice(each).get_shape() for each in sorted(file.keys())}
+        write_checkpoint(folder, written, shapes)
+        model = kind.from_pretrained(folder, attn_implementation="eager").float().eval()
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    saved = json.dumps({"config": written, "tensors": shapes}).encode()
+    found: dict[str, Any] = {"saved": np.frombuffer(saved, np.uint8)}
+    rows = []
+    with torch.no_grad():
+        for at, samples in enumerate(recordings()):
+            given, frames = prepared(config, samples)
+            rows.append(model.model.get_audio_features(**given).pooler_output)
+            mels = given["input_features"].transpose(1, 2).reshape(-1, config["audio_config"]["num_mel_bins"])
+            found |= {f"features.{at}": mels[:frames:EVERY].numpy(), f"sound.{at}": rows[-1][::EVERY].numpy(),
+                      f"count.{at}": np.asarray(len(rows[-1]))}  # fmt: skip
+        token = next(word for word, number in tokenizer.get_vocab().items() if number == SOUND)
+        start, end = AROUND[config["model_type"]]
+        ids = tokenizer.encode(BEFORE + start + token * len(rows[0]) + end + AFTER).ids
+        logits, greedy = run(model, ids, rows[0])
+    kept = np.linspace(0, len(ids) - 1, KEPT).astype(np.int64)
+    return found | {"ids": np.asarray(ids), "rows": kept, "logits": logits[kept], "greedy": np.asarray(greedy)}
+
+
+def run(model: Any, ids: list[int], rows: Any) -> tuple[Any, list[int]]:
+    """Compute logits [T, vocab] of a prompt with a recording, and go on with it greedily."""
+    tokens, logits = list(ids), None
+    for _ in range(NEW + 1):
+        row = torch.tensor([tokens])
+        embeds = model.model.get_input_embeddings()(row)
+        embeds[0, torch.tensor(ids).eq(SOUND).nonzero()[:, 0]] = rows
+        out = model(inputs_embeds=embeds, use_cache=False).logits[0]
+        logits = out if logits is None else logits
+        tokens.append(int(out[-1].argmax()))
+    assert logits is not None
+    return logits.numpy(), tokens[len(ids) : -1]
+
+
+if __name__ == "__main__":
+    main()
