@@ -219,7 +219,8 @@ def adaptive() -> Iterator[dict[str, Any]]:
          (False, True, False, 0.05, 0), (True, False, True, 0.5, 0), (False, False, True, 0.75, 0),
          (False, False, True, 0.3, 0), (False, False, True, 0.75, 1.5),
          (False, True, True, 0.75, 1.5), (False, False, True, 0.6, 0), (True, False, True, 0.6, 0),
-         (False, True, True, 0.8, 0), (False, False, True, 0.35, 0), (False, False, False, 0.6, 1.5)]
+         (False, True, True, 0.8, 0), (False, False, True, 0.35, 0), (False, False, False, 0.6, 1.5),
+         (False, False, True, 0.95, 8)]
     ):  # fmt: skip
         rng, rounds = np.random.default_rng(number), 240
         buckets = rng.integers(0, 3, rounds).tolist() if cheap else [0] * rounds

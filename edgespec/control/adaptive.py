@@ -193,7 +193,7 @@ class Adaptive(Wrapper):
         if length := self._to_probe(record, rows):
             record.waited = 0
             record.probing = True
-            record.streak += 1
+            record.streak += 1 if self._could_gain(rows) else _STREAK
             self.probes += 1
             stats.probes += 1
             return length
@@ -206,6 +206,10 @@ class Adaptive(Wrapper):
             return 0
         longest = min(_PROBE, len(rows) - 1)
         return next((n for n in range(longest, 0, -1) if self._steps(n, rows[n]) - 1 <= self.stake), 0)
+
+    def _could_gain(self, rows: list[int]) -> bool:
+        """Say whether guesses would be worth their time if all were accepted; else no probe need be repeated."""
+        return any((n + 1) / self._steps(n, rows[n]) > self.required for n in range(1, len(rows)))
 
     def _best(self, record: Record, rows: list[int]) -> tuple[int, float, float]:
         """Find the length of the highest predicted speed -> it, the speed, acceptance of the first guess."""

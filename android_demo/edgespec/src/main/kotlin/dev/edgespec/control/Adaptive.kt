@@ -187,7 +187,7 @@ class Adaptive(
         if (length > 0) {
             record.waited = 0
             record.probing = true
-            record.streak++
+            record.streak += if (couldGain(rows)) 1 else STREAK
             probes++
             stats.probes++
             return length
@@ -201,6 +201,10 @@ class Adaptive(
         if (record.waited < record.wait && record.known) return 0
         return (minOf(PROBE, rows.size - 1) downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
     }
+
+    /** Whether guesses would be worth their time if all were accepted; else no probe need be repeated. */
+    private fun couldGain(rows: IntArray): Boolean =
+        (1 until rows.size).any { (it + 1) / steps(it, rows[it]) > required }
 
     /** The best length, its predicted speed-up, and the acceptance that it was predicted from. */
     private class Outlook(val length: Int, val gain: Double, val acceptance: Double)
@@ -242,8 +246,8 @@ class Adaptive(
             record.steps = PRIOR_ROUNDS * best.second
         }
         val speed = record.tokens / record.steps
-        val most = (rows.size - 1 downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
-        return Outlook(if (speed > required) most else 0, speed, record.rate(0))
+        fun most() = (rows.size - 1 downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
+        return Outlook(if (speed > required) most() else 0, speed, record.rate(0))
     }
 
     /** What a guess more after those down to a depth must gain: what rounds give in its time, or plain decoding. */
