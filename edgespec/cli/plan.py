@@ -63,12 +63,14 @@ def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | 
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import find_profile
     from edgespec.runtimes.files.bundle import check_sizes
+    from edgespec.runtimes.files.operators import choose_operators
 
     manifest = complete(read_manifest(Path(source)))
     check_sizes(Path(source), manifest)
     profile = None
     if load is not None:
         if load.device != "cpu" and load.device not in manifest.target.graphs:
+            choose_operators("stock", manifest.target)  # whose error says where it can run
             why = f"export it again with `--device {load.device}`"
             raise BundleError(f"{source}: has no graphs for {load.device}", why)
         load.resolve(manifest)  # what loading would refuse

@@ -65,7 +65,7 @@ class PlanRequest:
     def operators(self, manifest: Manifest) -> Operators:
         """Those that a bundle is run on there."""
         if self.load.device != "cpu":
-            return "stock"
+            return choose_operators("stock", manifest.target).kind
         if self.profile is not None and self.load.operators == "auto":
             return self.profile.operators
         return choose_operators(self.load.operators, manifest.target).kind

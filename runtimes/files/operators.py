@@ -41,12 +41,9 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
         BundleError: native operators are asked for and cannot run.
     """
     library = native_library()
-    if part.main == NATIVE and (wanted == "stock" or library.path is None):
-        why = "stock operators cannot run it" if wanted == "stock" else library.reason
-        raise BundleError(
-            f"this model needs native operators, but {why}", "install edgespec where there is a C++ compiler"
-        )
     if part.main == NATIVE:
+        if wanted == "stock" or library.path is None:
+            raise _lacking(wanted, library.reason)
         return OperatorChoice("native", library.reason)
     if wanted == "stock":
         return OperatorChoice("stock", "asked for")
@@ -72,3 +69,12 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
     if wanted == "auto" and part.layout != "native":
         return OperatorChoice("stock", "the bundle was exported for stock operators")
     return OperatorChoice("native", library.reason)
+
+
+def _lacking(wanted: WantedOperators, reason: str) -> BundleError:
+    """Say why a model that native operators alone compute cannot run, and what to do."""
+    what = "this model needs native operators"
+    if wanted == "stock":
+        why = "stock ones, and devices such as webgpu, cannot run it"
+        return BundleError(f"{what}: {why}", "run it on the CPU: leave --device and --operators out")
+    return BundleError(f"{what}: {reason}", "install edgespec where there is a C++ compiler")

@@ -26,6 +26,9 @@ from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.formats import Format
 from edgespec.server.app import make_app
 from edgespec.server.models import Models
+from tests.cli.conftest import Command, command
+
+__all__ = ["command"]  # a fixture
 
 LINES = (Path(__file__).parents[1] / "data" / "restore.txt").read_text("utf-8").splitlines()
 METHODS = ["speculative", "self-spec", "swift", "ngram", "auto"]
@@ -125,6 +128,12 @@ def test_what_is_refused(engine: Callable[[Format], Engine]) -> None:
     ):
         with pytest.raises(InvalidRequest, match=what):
             asked()
+
+
+def test_devices_are_refused(engine: Callable[[Format], Engine], command: Command) -> None:
+    bundle = str(engine("fp32").bundle.path)
+    for asked in (["run", bundle, "--prompt", "x"], ["plan", bundle], ["plan", "builtin:restore"], ["bench", bundle]):
+        command(*asked, "--device", "webgpu").refused(1, "run it on the CPU: leave --device and --operators out")
 
 
 def test_long_texts_go_by_sentences(engine: Callable[[Format], Engine], tmp_path: Path) -> None:
