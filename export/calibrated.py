@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.held_out import Figures, HeldOut
@@ -30,10 +31,13 @@ from edgespec.runtimes.slots.slot import Slot
 OWN, SHIPPED = "own", "text"  # names of the texts that are measured on: the model's writing, and another text
 HELD_OUT = 2  # sequences of each
 SOURCE, ABOUT = 64, 96  # tokens of a source of an encoder-decoder, and of what it writes about it
+SOUND = 256  # rows of a piece of a recording
+MEMORIES = 2 << 30  # bytes of the memories of all texts, which are held at once, unquantized and quantized
 LEAST_SOURCES = 8
 TOKENS = 8192  # to calibrate on: twice as many gain 3 % on average, half as many lose 2 %
 COPIED = 1e-4  # relative error of weights whose levels a checkpoint had already
 CALIBRATED = QUANTIZERS["gptq"]
+Rows: TypeAlias = "NDArray[np.int64] | NDArray[np.float32]"
 QUICK = QUANTIZERS["mse"]
 
 
@@ -48,7 +52,7 @@ class Calibration:
         begin: tokens that a text begins with.
         eos: tokens that end one.
         seed: of what the model writes.
-        sources: of an encoder-decoder, from ``arranged``.
+        sources: of an encoder-decoder, from ``arranged``: int64 [S, R] token ids, or float32 [S, R, columns] of sounds.
     """
 
     quantizer: Quantizer | None
@@ -57,7 +61,7 @@ class Calibration:
     begin: Sequence[int]
     eos: Sequence[int]
     seed: int
-    sources: NDArray[np.int64] | None = None
+    sources: Rows | None = None
 
     @property
     def tokens(self) -> int:
@@ -78,7 +82,7 @@ class Calibration:
                 return written, {"calibration": {"quantizer": QUICK.name, "reason": "the checkpoint's own levels"}}
             slot = _opened(written, quick, writing)
             read = self._sources(written, quick, slot)
-            count, texts = self._texts(model, slot, writing, read)
+            count, texts = self._texts(slot, writing, read)
             held = self._held_out(model, texts[count:], writing)
             before = held.of(slot, self._attending(read, slot))
             q4_0 = held.q4_0() if writing.choice.format in FOUR_BITS and read is None else None
@@ -111,9 +115,7 @@ class Calibration:
         how = "less than a minute" if minutes < 1 else f"about {minutes:.0f} minutes"
         return f"on {self.tokens} tokens of {text}: {how} (--quick: without)"
 
-    def _texts(
-        self, model: EmittedModel, slot: Slot, writing: Writing, read: Sources | None
-    ) -> tuple[int, NDArray[np.int64]]:
+    def _texts(self, slot: Slot, writing: Writing, read: Sources | None) -> tuple[int, NDArray[np.int64]]:
         """Let the model write: [count + HELD_OUT, T], the last of them to measure on."""
         length = min(LENGTH if read is None else ABOUT, slot.context - 1)
         count = max(1, self.tokens // length) if self.given is None else 0
@@ -158,10 +160,12 @@ class Calibration:
         return sequences(tokens[:TOKENS], self.begin, min(LENGTH, model.facts.context - 1))
 
 
-def arranged(sources: NDArray[np.int64], context: int) -> NDArray[np.int64]:  # [n, R] -> [S, R]
-    """Repeat sources for as many texts as are calibrated on; the last ``HELD_OUT`` are measured with."""
-    count = max(1, TOKENS // min(ABOUT, context - 1))
-    return np.concatenate([np.resize(sources[:-HELD_OUT], (count, sources.shape[1])), sources[-HELD_OUT:]])
+def arranged(sources: Rows, arch: Architecture) -> Rows:
+    """Repeat sources [n, R, ...] for as many texts as are calibrated on; the last ``HELD_OUT`` are measured with."""
+    facts, rows = arch.facts, 2 * sources.shape[1]
+    memory = 4 * rows * facts.layers * 2 * facts.kv_heads * facts.head_dim  # bytes of a text's
+    count = max(1, min(TOKENS // min(ABOUT, facts.context - 1), MEMORIES // memory))
+    return np.concatenate([np.resize(sources[:-HELD_OUT], (count, *sources.shape[1:])), sources[-HELD_OUT:]])
 
 
 def seconds(model: EmittedModel, tokens: int) -> float:

@@ -22,7 +22,7 @@ from edgespec.export.bundle.model_part import (
     source_of,
 )
 from edgespec.export.bundle.progress import Progress
-from edgespec.export.calibrated import LEAST_SOURCES, SOURCE, Calibration, arranged
+from edgespec.export.calibrated import LEAST_SOURCES, SOUND, SOURCE, Calibration, Rows, arranged
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
@@ -35,10 +35,8 @@ from edgespec.export.measuring.reading import Reading, reading, shares_encoder, 
 from edgespec.export.measuring.skip_search import read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.options import ExportOptions, refuse_draft, refuse_reading, refuse_target
-from edgespec.export.quantization.calibration_text import (
-    read_calibration,
-    unmeasured,
-)
+from edgespec.export.quantization.calibration_sound import read_sounds
+from edgespec.export.quantization.calibration_text import read_calibration, unmeasured
 from edgespec.export.quantization.coded_keys import check_attention
 from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.source.source import Checkpoint, resolve
@@ -109,12 +107,14 @@ class Opened:
         if self.drafter is not None:
             check_drafter(self.drafter, self.methods, options.operators)
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
-        self.text = read_calibration(options.calibration, self.target.source.path, self.codec)
+        self.sounds = self._sounds()
+        text = options.calibration if self.sounds is None else None
+        self.text = read_calibration(text, self.target.source.path, self.codec)
         self.tokens = self.codec.encode(self.text.text)
         self.read: Reading | None = None
         if self.form is not None and isinstance(self.target, EmittedModel):
-            source_codec = self.source_codec or self.codec
-            self.read = reading(self.target.arch, self.form, source_codec, self.text.text, options.seed)
+            source_codec, sound = self.source_codec or self.codec, None if self.sounds is None else self.sounds[-1]
+            self.read = reading(self.target.arch, self.form, source_codec, self.text.text, options.seed, sound)
         tapped = self.drafter.tapped if self.drafter else ()
         self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
         self.target.equip(self.heads)
@@ -131,6 +131,13 @@ class Opened:
         refuse_reading(self.options)
         sources, folder = open_source_codec(self.target.source.path), self.target.source.path
         return sources, text_form(folder, self.target.config, self.codec, sources)
+
+    def _sounds(self) -> NDArray[np.float32] | None:
+        """Read the recordings that a model that hears is to be calibrated on; None = there are none."""
+        source = source_of(self.target.arch) if isinstance(self.target, EmittedModel) else None
+        if source is None or source.features is None or self.options.calibration is None:
+            return None
+        return read_sounds(self.options.calibration, source.features, min(SOUND, source.most))
 
     def _share_encoder(self, draft: SourceModel) -> None:
         """Let a draft read what the target's encoder gives, if both have the same one."""
@@ -203,19 +210,23 @@ class Opened:
         return Calibration(asked, given, tokens, begin, self.tokenizer.eos, options.seed)
 
     def _sourced(self, read: Reading, asked: Quantizer | None) -> Calibration | None:
-        """Return how an encoder-decoder's levels are calibrated: on what it writes about parts of the text."""
-        codec, rows = self.source_codec or self.codec, np.empty((0, 0), np.int64)
+        """Return how an encoder-decoder's levels are calibrated: on what it writes about parts of texts or sounds."""
         assert isinstance(self.target, EmittedModel)
-        assert self.target.arch.encoder is not None
+        arch, codec = self.target.arch, self.source_codec or self.codec
+        rows: Rows | None = self.sounds
+        assert arch.encoder is not None
+        why, instead = "no recordings", "--calibration FOLDER with some, or --quantizer mse"
         if isinstance(read.content, list):
-            rows = source_rows(read, codec, self.text.text, min(SOURCE, self.target.arch.encoder.facts.context))
-        if len(rows) < LEAST_SOURCES:
-            why = f"{len(rows)} sources of {SOURCE} tokens" if isinstance(read.content, list) else "no sounds"
+            rows = source_rows(read, codec, self.text.text, min(SOURCE, arch.encoder.facts.context))
+            why, instead = f"{len(rows)} sources of {SOURCE} tokens", "--quantizer mse"
+        elif rows is not None:
+            why = f"{len(rows)} pieces of recordings, fewer than {LEAST_SOURCES},"
+        if rows is None or len(rows) < LEAST_SOURCES:
             if asked:
-                raise ExportError(f"--quantizer {asked.name}: there are {why} to calibrate on", "--quantizer mse")
-            self.notes.append(f"levels are chosen by mse: there are {why} to calibrate on")
+                raise ExportError(f"--quantizer {asked.name}: there are {why} to calibrate on", instead)
+            self.notes.append(f"levels are chosen by mse: there are {why} to calibrate on ({instead})")
             return None
-        sources = arranged(rows, self.target.facts.context)
+        sources = arranged(rows, arch)
         return Calibration(asked, None, [], read.begin, self.tokenizer.eos, self.options.seed, sources)
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:

@@ -32,11 +32,11 @@ class ExportOptions:
         of the LM head and the embedding tied to it; None = ``format``. draft: the draft model, for ``speculative``.
         draft_format: weight format of the draft; None = the target's.
         context: most tokens of a sequence; None = the model's own limit.
-        calibration: text to calibrate on, and to measure parity, acceptance and the search on; None = the model's own
-        writing to calibrate on, the model's or the built-in text to measure on. skip_set: a JSON file with a published
-        skip set, instead of the search. trials: proposals of the skip-set search. seed: of the search, and of what the
-        model writes. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
-        keep_search: folder for the state of an interrupted search.
+        calibration: text, or of a model that hears recordings, to calibrate on, and to measure parity, acceptance and
+            the search on; None = the model's own writing to calibrate on, the model's or our text to measure on.
+        skip_set: a JSON file with a published skip set, instead of the search. trials: proposals of that search.
+        seed: of the search, and of what the model writes. threads: of the measurements. overwrite: replace an older
+            bundle. revision: of a hub model. keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
@@ -230,8 +230,6 @@ def refuse_reading(options: ExportOptions) -> None:
     given: Sequence[tuple[str, bool]] = (
         (f"--attention {' '.join(options.attention)}", bool(set(options.attention) - {"f32", "f16", "int8"})),
         ("--drafter", options.drafter is not None),
-        ("--operators stock", options.operators == "stock"),
-        ("--device", bool(options.devices)),
     )
     for option, wrong in given:
         if wrong:

@@ -75,7 +75,8 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     ),
     option(
         "--calibration",
-        "Text to calibrate and measure on.  [default: what the model writes; the model's or ours]",
+        "Text to calibrate and measure on; of a model that hears recordings, a file or a folder.  "
+        "[default: what the model writes; the model's or ours]",
         PATH,
     ),
     option(

@@ -15,7 +15,7 @@ from edgespec.export.measuring.parity import divergence
 from edgespec.export.measuring.variants import Rounded
 from edgespec.export.quantization.levels import Array, Blocks, Quantized, grouped, half
 from edgespec.export.quantization.quantizer import Quantizer
-from edgespec.export.quantization.reference import SequenceOps
+from edgespec.export.quantization.reference import SequenceOps, split_sources
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.ort.session import default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
@@ -34,7 +34,8 @@ class HeldOut:
         arch: the model in float32.
         texts: by name, sequences int64 [S, T], each from an empty past; a model is compared on each text alone.
         progress: told how many sub-layers are done, of how many.
-        sources: int64 [S, R], what the encoder of an encoder-decoder reads beside each sequence of all texts.
+        sources: int64 [S, R] or float32 [S, R, columns], what the encoder of an encoder-decoder reads beside each
+            sequence of all texts.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class HeldOut:
         arch: Architecture,
         texts: Mapping[str, NDArray[np.int64]],
         progress: Callable[[int, int], None] = lambda done, of: None,
-        sources: NDArray[np.int64] | None = None,
+        sources: NDArray[np.int64] | Array | None = None,
     ) -> None:
         self.arch, self.texts, self._progress = arch, dict(texts), progress
         self._floats: Array | None = None  # [S, R, width], what the encoder gives
         if sources is not None and arch.encoder is not None:
-            self._floats = SequenceOps(arch.encoder, sources).run(arch.encoder.trace())
+            ids, given = split_sources(sources)
+            self._floats = SequenceOps(arch.encoder, ids, floats=given).run(arch.encoder.trace())
         length = max(rows.shape[1] for rows in texts.values())
         wanted = min(length, max(LEAST_POSITIONS, LOGITS // arch.facts.vocab))
         self._positions = np.unique(np.linspace(0, length - 1, wanted).astype(np.int64))

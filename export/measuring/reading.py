@@ -75,8 +75,10 @@ class Reading:
         return reference_rows(encoder, self.content)
 
 
-def reading(arch: Architecture, form: TextForm, codec: TextCodec, text: str, seed: int) -> Reading:
-    """Choose a source of a text; of a model that hears, noise.
+def reading(
+    arch: Architecture, form: TextForm, codec: TextCodec, text: str, seed: int, sound: Array | None = None
+) -> Reading:
+    """Choose a source of a text; of a model that hears, a sound or noise.
 
     Args:
         arch: the decoder.
@@ -84,6 +86,7 @@ def reading(arch: Architecture, form: TextForm, codec: TextCodec, text: str, see
         codec: of sources.
         text: what they are taken from.
         seed: of noise.
+        sound: float32 [S, columns].
     """
     source = source_of(arch)
     assert source is not None
@@ -91,7 +94,7 @@ def reading(arch: Architecture, form: TextForm, codec: TextCodec, text: str, see
     if source.kind == "features":
         shape = min(MOST, source.most), arch.encoder.input_width if arch.encoder else 0
         noise = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-        return Reading(form, noise, begin)
+        return Reading(form, noise if sound is None else sound, begin)
     language = next(iter(form.languages), None)
     told = {name: language for name in ("from", "to") if form.needs(name)}
     one = SourceTexts(Path(), form, codec)
@@ -116,13 +119,15 @@ class Sources:
     """Sources that the slots of one written model attend over, one after the other.
 
     Args:
-        ids: int64 [S, R], token ids.
+        ids: int64 [S, R], token ids, or float32 [S, R, columns].
         folder: of the model, and part: its entry in the manifest.
         model: it, opened.
         together: slots that attend at a time.
     """
 
-    def __init__(self, ids: NDArray[np.int64], folder: Path, part: ModelPart, model: Model, together: int) -> None:
+    def __init__(
+        self, ids: NDArray[np.int64] | Array, folder: Path, part: ModelPart, model: Model, together: int
+    ) -> None:
         assert part.encoder is not None
         self.ids = ids
         self._encoder = Encoder(Model(folder, part.encoder, NATIVE, model.threads))

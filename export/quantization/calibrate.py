@@ -37,7 +37,7 @@ from edgespec.export.quantization.levels import (
 )
 from edgespec.export.quantization.mse import quantize_searched
 from edgespec.export.quantization.quantizer import DirectLevels, LevelSource, PieceQuantizer, Quantizer
-from edgespec.export.quantization.reference import NumpyOps, SequenceOps
+from edgespec.export.quantization.reference import NumpyOps, SequenceOps, split_sources
 from edgespec.export.source.source import Checkpoint
 
 SEQUENCE = 512  # tokens
@@ -51,17 +51,18 @@ class SourcedTexts:
     """Calibration texts of an encoder-decoder.
 
     Attributes:
-        sources: int64 [S, R], token ids that the encoder reads.
+        sources: int64 [S, R], token ids that the encoder reads, or float32 [S, R, columns], rows of sounds.
         texts: int64 [S, T], what the decoder has before it, each about its source.
     """
 
-    sources: NDArray[np.int64]
+    sources: NDArray[np.int64] | Array
     texts: NDArray[np.int64]
 
     @property
     def size(self) -> int:
-        """Tokens of both."""
-        return self.sources.size + self.texts.size
+        """Rows of sources and tokens of texts."""
+        count, rows = self.sources.shape[:2]
+        return count * rows + self.texts.size
 
 
 class SpooledLevels:
@@ -85,6 +86,10 @@ class SpooledLevels:
         self._file.write(np.ascontiguousarray(pack_levels(levels, form.bits)).data)
         self._file.write(np.ascontiguousarray(scales).data)
         self._where.setdefault((name, form), []).append((offset, *scales.shape))
+
+    def holds(self, name: str, form: Blocks) -> bool:
+        """Whether a matrix has its levels: a convolution comes once for each of its frames."""
+        return (name, form) in self._where
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         where = self._where.get((name, form))
@@ -253,11 +258,13 @@ class CalibrationOps(SequenceOps):
         y = np.empty((2, len(seen), self.source.shape(part.weight)[0] if self._product else 0), np.float32)
         if given is not None:
             y[0] = given
-        at = 0
-        for piece in self.source.pieces(part.weight):
+        at, known = 0, self.spool.holds(part.weight, form)
+        for piece, made in (
+            self.spool.pieces(self.source, part.weight, form)
+            if known
+            else (self._made(part.weight, form, quantize, target))
+        ):
             rows = slice(at, at := at + len(piece))
-            made = quantize(target(piece, rows) if target else piece, form)
-            self.spool.add(part.weight, form, made)
             if self._product:
                 if given is None:
                     np.matmul(exact, piece.T, out=y[0, :, rows])
@@ -265,6 +272,17 @@ class CalibrationOps(SequenceOps):
         if part.bias is not None and self._product:
             y += self.source.read(part.bias)
         return y.reshape(*x.shape[:-1], -1)
+
+    def _made(
+        self, name: str, form: Blocks, quantize: PieceQuantizer, target: Callable[[Array, slice], Array] | None
+    ) -> Iterator[tuple[Array, Quantized]]:
+        """Quantize a matrix piece by piece."""
+        at = 0
+        for piece in self.source.pieces(name):
+            rows = slice(at, at := at + len(piece))
+            made = quantize(target(piece, rows) if target else piece, form)
+            self.spool.add(name, form, made)
+            yield piece, made
 
 
 class HeadInputs(SequenceOps):
@@ -308,7 +326,9 @@ def chosen_levels(
             assert arch.encoder is not None
             spool.encoder, encoder = (inner := SpooledLevels(other, quantizer)), arch.encoder
             # no matrix of an encoder is the decoder's LM head, whatever it is called
-            ops = CalibrationOps(encoder, texts.sources, quantizer, lambda name: blocks(f"encoder.{name}"), inner)
+            ids, given = split_sources(texts.sources)
+            ops = CalibrationOps(encoder, ids, quantizer, lambda name: blocks(f"encoder.{name}"), inner,
+                                 floats=None if given is None else np.concatenate([given, given]))  # fmt: skip
             floats = ops.run(encoder.trace())
         rows = texts.texts if isinstance(texts, SourcedTexts) else texts
         CalibrationOps(arch, rows, quantizer, blocks, spool, progress, floats).run(arch.trace())

@@ -336,6 +336,17 @@ class SequenceOps(NumpyOps):
         return x
 
 
+def split_sources(sources: NDArray[np.int64] | Array) -> tuple[NDArray[np.int64], Array | None]:
+    """Return what ``SequenceOps`` of an encoder takes as sequences and as floats.
+
+    Args:
+        sources: int64 [S, R], token ids, or float32 [S, R, columns].
+    """
+    if sources.ndim == 2:
+        return sources.astype(np.int64, copy=False), None
+    return np.zeros(sources.shape[:2], np.int64), sources.astype(np.float32, copy=False)
+
+
 def reference_logits(
     arch: Architecture,
     tokens: Sequence[int],

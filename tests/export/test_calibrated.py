@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def test_an_encoder_decoder_is_calibrated_on_what_it_writes_about_sources(tmp_pa
     assert figures["calibrated"]["kl"] < 0.8 * figures["mse"]["kl"]
     assert "calibrated by gptq" in " ".join(made.provenance["notes"])
     assert quality_words(made.parity).count("KL") == 1
+
+
+def test_a_model_that_hears_is_calibrated_on_recordings(tmp_path: Path) -> None:
+    model, folder = "builtin:spoken-digits", Path(__file__).parents[1] / "data" / "digits"
+    calibration = tmp_path / "sounds"
+    calibration.mkdir()
+    for at in range(3):  # the same ones again: enough pieces, and what is measured on is not new
+        for file in folder.glob("*.wav"):
+            shutil.copyfile(file, calibration / f"{file.stem}{at}.wav")
+    made = Exporter(ExportOptions(model, tmp_path / "out", threads=1, calibration=calibration, quantizer="gptq")).run()
+    assert made.target.encoder is not None
+    assert made.target.quantizer == made.target.encoder.quantizer == "gptq"
+    figures = made.parity["held_out"]["own"]
+    assert figures["calibrated"]["kl"] < figures["mse"]["kl"]
+    few = ExportOptions(model, tmp_path / "few", threads=1, calibration=folder)
+    assert "4 pieces of recordings, fewer than 8" in " ".join(Exporter(few).notes)
+    for path, said in ((tmp_path / "none.wav", "expected a sound file"), (Path(__file__), "this model hears"),
+                       (Path(__file__).parent, "there is no recording")):  # fmt: skip
+        with pytest.raises(ExportError, match=said):
+            Exporter(ExportOptions(model, tmp_path / "none", calibration=path))
 
 
 def test_it_is_shown(tmp_path: Path) -> None:
