@@ -39,6 +39,7 @@ from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import check_sizes
+from edgespec.export.training.options import LAST_HIDDEN
 from edgespec.runtimes.files.formats import LEARNT, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
@@ -169,11 +170,12 @@ def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[s
 
 
 def possible_methods(model: str, revision: str | None = None, text_only: bool = False) -> tuple[str, ...]:
-    """List the methods that a model can have without a draft; an encoder-decoder has neither heads nor a drafter."""
+    """List the methods that a model can have without a draft; an encoder-decoder has no drafter."""
     arch = _opened(resolve(model, revision, weights=False), None, text_only)
     if arch.encoder is not None:
         few = arch.facts.layers < 3  # see check_layers
-        return tuple(name for name in needing("text", "layers") if not (few and METHODS[name].searches))
+        heads = () if arch.encoder.input_width else LAST_HIDDEN
+        return (*(name for name in needing("text", "layers") if not (few and METHODS[name].searches)), *heads)
     return (*needing("text", "layers", "heads"), possible_drafter(model, revision, text_only))
 
 

@@ -22,10 +22,11 @@ DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
 @click.argument("method", type=click.Choice(METHODS))
 @click.argument("model")
 @option("-o --output", "Folder for the heads or the draft.  [required]", PATH)
-@option("--self-distill", "Texts that the model writes itself to train on.", int, 0)
+@option("--self-distill", "Texts that the model writes itself to train on; 0: none, or 1000 without --data.", int, 0)
 @option(
     "--data",
-    "Text to train on: a text file, or .jsonl with `text`, `prompt` or `turns`; may be repeated.",
+    "Text to train on: a text file, or .jsonl with `text`, `prompt` or `turns`; may be repeated.  Of an "
+    "encoder-decoder what it reads, a line each.",
     PATH,
     multiple=True,
 )

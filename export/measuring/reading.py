@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import source_of
 from edgespec.export.quantization.reference import reference_rows
+from edgespec.export.tokenizers.text_form import surroundings
 from edgespec.runtimes.files.manifest import ModelPart, TextForm
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.slots.encoder import Encoder, Memories
@@ -19,7 +20,6 @@ from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.runtimes.text.sources import SourceTexts
 
 MOST = 256  # rows of the source
 LEAST = 64  # tokens that are compared: what stands behind an end is not what a model was made to write
@@ -90,18 +90,12 @@ def reading(
     """
     source = source_of(arch)
     assert source is not None
-    begin = [token if isinstance(token, int) else next(iter(form.languages.values())) for token in form.begin]
+    begin, (before, behind) = surroundings(form, codec)
     if source.kind == "features":
         shape = min(MOST, source.most), arch.encoder.input_width if arch.encoder else 0
         noise = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
         return Reading(form, noise if sound is None else sound, begin)
-    language = next(iter(form.languages), None)
-    told = {name: language for name in ("from", "to") if form.needs(name)}
-    one = SourceTexts(Path(), form, codec)
-    around = one.encode("", told.get("from"), told.get("to"))
-    most = max(1, min(MOST, source.most) - len(around))
-    at = form.source.index("text")
-    before, behind = around[:at], around[at:]
+    most = max(1, min(MOST, source.most) - len(before) - len(behind))
     return Reading(form, [*before, *_longest_line(codec, text, most), *behind], begin, (before, behind))
 
 

@@ -13,6 +13,7 @@ from edgespec.errors import BundleError, ExportError, first_line
 from edgespec.runtimes.files.text_form import Place, TextForm, WritingRules
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.languages import code_of
+from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.runtimes.text.special import read_object
 
 # tokens that name a language: Marian, M2M-100, MADLAD-400, Whisper; then NLLB and mBART
@@ -71,6 +72,22 @@ def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources
 def _known(name: Any, languages: Mapping[str, int]) -> str | None:
     """Return a language that the configuration names, if the model has it, or has none to choose from."""
     return name if isinstance(name, str) and name and (not languages or name in languages) else None
+
+
+def surroundings(form: TextForm, codec: TextCodec) -> tuple[list[int], tuple[list[int], list[int]]]:
+    """Return what a decoder's text begins with, and what stands before and behind the words of a source.
+
+    Where languages must be told, they are the first that the model has.
+
+    Args:
+        codec: of sources.
+    """
+    begin = [token if isinstance(token, int) else next(iter(form.languages.values())) for token in form.begin]
+    language = next(iter(form.languages), None)
+    told = {name: language for name in ("from", "to") if form.needs(name)}
+    around = SourceTexts(Path(), form, codec).encode("", told.get("from"), told.get("to"))
+    at = form.source.index("text")
+    return begin, (around[:at], around[at:])
 
 
 def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:

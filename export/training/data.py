@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgespec.export.quantization.calibration_text import read_calibration
@@ -26,31 +27,44 @@ class Order:
         count: texts.
         length: tokens of each, seed included.
         greedy_from: the token from which the likeliest is written instead of a drawn one; None = never.
+        read: what an encoder-decoder writes about, int64 [count, S], as of ``Windows``.
     """
 
     name: str
     count: int
     length: int
     greedy_from: int | None = None
+    read: NDArray[np.int64] | None = None
 
 
-def orders(kind: str, count: int, length: int, greedy_from: int | None = None) -> list[Order]:
-    """So many texts in batches of ``TOGETHER``."""
-    sizes = [min(TOGETHER, count - start) for start in range(0, count, TOGETHER)]
-    return [Order(f"{kind}-{number:05}", size, length, greedy_from) for number, size in enumerate(sizes)]
+def orders(
+    kind: str, count: int, length: int, greedy_from: int | None = None, read: NDArray[np.int64] | None = None
+) -> list[Order]:
+    """So many texts in batches of ``TOGETHER``; ``read``: the source of each."""
+    found = []
+    for number, start in enumerate(range(0, count, TOGETHER)):
+        own = None if read is None else read[start : start + TOGETHER]
+        found.append(Order(f"{kind}-{number:05}", min(TOGETHER, count - start), length, greedy_from, own))
+    return found
 
 
 def write_texts(target: Target, order: Order, seed: int, texts: Sequence[str] = ()) -> Windows:
     """Let the target write; the texts follow from the seed and the order's name alone.
 
     A text begins with BOS, or, where the tokenizer has none, with ``SEED_TOKENS`` tokens of a random place of ``texts``
-    (or of the calibration text); it is drawn at temperature 1 and ends after an EOS.
+    (or of the calibration text); it is drawn at temperature 1 and ends after an EOS.  That of an encoder-decoder begins
+    as all of its texts do.
 
     Returns:
         ``order.count`` windows of at most ``order.length`` tokens.
     """
     numbers = np.random.Generator(np.random.PCG64([seed, *order.name.encode()]))
-    begin = _seeds(target.source, order.count, numbers, texts)  # [B, s]
+    reader = target.source.reader
+    if reader is not None:
+        begin = torch.tensor([reader.begin] * order.count)
+        target.attend(order.read)
+    else:
+        begin = _seeds(target.source, order.count, numbers, texts)  # [B, s]
     generator = torch.Generator(device=target.device).manual_seed(int(numbers.integers(2**62)))
 
     def choose(logits: Tensor, at: int) -> Tensor:  # [B, vocab] -> [B]
@@ -58,7 +72,8 @@ def write_texts(target: Target, order: Order, seed: int, texts: Sequence[str] = 
             return logits.argmax(-1)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
-    return _continued(target, begin, order.length, choose)
+    made = _continued(target, begin.to(target.device), order.length, choose)
+    return made if order.read is None else replace(made.first(order.count), read=order.read)
 
 
 def greedy_texts(target: Target, prompts: Windows, prompt: int, length: int) -> Windows:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from edgespec.errors import TrainingError
 from edgespec.export.training.learners import Learner
@@ -126,14 +124,14 @@ class Batches:
         self.learner, self.windows, self.options, self.accelerator = learner, windows, options, accelerator
         self.known: Any = None  # [S, N, T, hidden]
         rows, length = windows.tokens.shape
-        first = self._states(windows.tokens[:1])
+        first = self._states(next(windows.parts(1)))
         bytes_needed = first.numel() * first.element_size() * rows
         if again is None:  # whether windows are read more than once
             again = total_steps(options, rows) * options.rows > rows
         if accelerator.num_processes == 1 and again and bytes_needed <= CACHE_BYTES:
             self.known = first.new_empty(len(first), rows, length, first.shape[-1])
-            for start in range(0, rows, TOGETHER):
-                self.known[:, start : start + TOGETHER] = self._states(windows.tokens[start : start + TOGETHER])
+            for number, part in enumerate(windows.parts(TOGETHER)):
+                self.known[:, number * TOGETHER : (number + 1) * TOGETHER] = self._states(part)
 
     def of(self, step: int) -> tuple[Any, Any, Any]:
         """Tokens [B, T], lengths [B] and states [S, B, T, hidden] of a step."""
@@ -142,11 +140,12 @@ class Batches:
         batch, device = self.windows.take(rows), self.accelerator.device
         tokens, lengths = torch.from_numpy(batch.tokens).to(device), torch.from_numpy(batch.lengths).to(device)
         if self.known is None:
-            return tokens, lengths, self._states(batch.tokens)
+            return tokens, lengths, self._states(batch)
         return tokens, lengths, self.known[:, torch.from_numpy(rows).to(device), : tokens.shape[1]]
 
-    def _states(self, tokens: NDArray[np.int64]) -> Any:
-        return self.learner.states(torch.from_numpy(tokens).to(self.accelerator.device))
+    def _states(self, windows: Windows) -> Any:
+        self.learner.target.attend(windows.read)
+        return self.learner.states(torch.from_numpy(windows.tokens).to(self.accelerator.device))
 
 
 def one_step(model: Any, optimizer: Any, accelerator: Any, batch: tuple[Any, Any, Any], step: int) -> float:

@@ -14,6 +14,7 @@ from edgespec.runtimes.files.manifest import ModelFacts
 Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp"]
 METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
 DRAFTERS: tuple[Method, ...] = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; their training ends by itself
+LAST_HIDDEN: tuple[Method, ...] = ("medusa", "blockwise")  # heads on the last hidden state, of encoder-decoders too
 Loss = Literal["kl", "lk", "ce", "d-pace"]
 OF_TEXT: tuple[Loss, ...] = ("ce", "d-pace")  # the text says what is right, not the target's distribution
 Precision = Literal["no", "bf16", "fp16"]
@@ -23,6 +24,8 @@ RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5
                             "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
+OWN_TEXTS = 1000  # that the target writes where nothing is said
+BEGUN = 32  # of a training that ends by itself
 MINUTES = 10.0  # of a training that ends by itself
 MULTIPLE = 32  # sizes of a draft are multiples of it: a block of int4 levels
 # these change nothing of the result, so that a training may go on with others
@@ -46,7 +49,8 @@ class TrainOptions:
 
     Attributes:
         method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to write.
-        data: texts to train on. self_distill: texts that the target writes itself, besides or instead.
+        data: texts to train on, or what an encoder-decoder reads. self_distill: texts that the target writes itself,
+        besides or instead; without both it writes ``OWN_TEXTS``.
         greedy_share: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
         blockwise; how many steps deep eagle and mtp are trained. own_lm_heads: medusa: each head gets an LM
         head of its own. inner: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden,
@@ -111,6 +115,13 @@ class TrainOptions:
         return self.method in DRAFTERS and self.steps is None and self.epochs is None
 
     @property
+    def own_texts(self) -> int:
+        """Texts that the target writes, besides held-out ones."""
+        if self.self_distill or self.data:
+            return self.self_distill
+        return BEGUN if self.ends_itself else OWN_TEXTS
+
+    @property
     def rows(self) -> int:
         """Windows a step: fewer where time is short, for more steps."""
         return self.batch or (8 if self.ends_itself else 16)
@@ -148,10 +159,6 @@ LAYOUTS: dict[Method, tuple[Layout, ...]] = {
 
 def check_options(options: TrainOptions) -> None:
     """Refuse what cannot be trained, before anything is loaded."""
-    if not options.data and not options.self_distill and not options.ends_itself:
-        raise TrainingError(
-            "nothing to train on", "give --data FILE, or --self-distill N to let the model write N texts itself"
-        )
     whole = ("heads", "draft_layers", "held_out", "new_tokens", "save_every")
     optional = ("inner", "batch", "length", "steps", "threads", "draft_hidden", "draft_intermediate", "draft_heads")
     for name in (*whole, *optional):

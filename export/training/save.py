@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,11 @@ RANKS = 10
 TOGETHER = 8  # windows of a pass
 
 
-def _batches(windows: Windows, device: Any) -> list[tuple[Tensor, Tensor]]:
-    found = []
-    for start in range(0, len(windows), TOGETHER):
-        tokens = torch.from_numpy(windows.tokens[start : start + TOGETHER]).to(device)
-        found.append((tokens, torch.from_numpy(windows.lengths[start : start + TOGETHER]).to(device)))
-    return found
+def _batches(windows: Windows, target: Target) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give tokens [B, T] and lengths [B] of windows, whose sources the target attends over meanwhile."""
+    for part in windows.parts(TOGETHER):
+        target.attend(part.read)
+        yield torch.from_numpy(part.tokens).to(target.device), torch.from_numpy(part.lengths).to(target.device)
 
 
 @torch.no_grad()
@@ -71,7 +70,7 @@ def rank_shares(learner: Learner, windows: Windows, start: int = 1) -> list[list
     """
     hits: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
-    for tokens, lengths in _batches(windows, learner.target.device):
+    for tokens, lengths in _batches(windows, learner.target):
         for head, (logits, wanted, valid) in enumerate(learner.guesses(tokens, lengths)):
             valid = valid.clone()
             valid[:, : start - 1] = False
@@ -91,7 +90,7 @@ def joint_shares(learner: Learner, windows: Windows, start: int = 1) -> list[flo
     """
     right: list[int] = []
     positions = 0
-    for tokens, lengths in _batches(windows, learner.target.device):
+    for tokens, lengths in _batches(windows, learner.target):
         so_far: Tensor | None = None  # [B, N]
         whole: Tensor | None = None
         steps = [(logits.argmax(-1) == wanted, valid) for logits, wanted, valid in learner.guesses(tokens, lengths)]
@@ -124,7 +123,7 @@ def draft_acceptance(
         2211.17192); ``agreement``: share of equal likeliest tokens; ``positions``.
     """
     overlap = agreement = positions = 0.0
-    for tokens, lengths in _batches(windows, target.device):
+    for tokens, lengths in _batches(windows, target):
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] + 1 < lengths[:, None]
         valid[:, : start - 1] = False
         theirs = target.logits(target.hidden(tokens)[valid])  # [n, V]

@@ -123,14 +123,18 @@ class TrainingState:
         if not path.is_file():
             return None
         with np.load(path) as arrays:
-            return Windows(arrays["tokens"].astype(np.int64), arrays["lengths"].astype(np.int64))
+            read = arrays["read"].astype(np.int64) if "read" in arrays else None
+            return Windows(arrays["tokens"].astype(np.int64), arrays["lengths"].astype(np.int64), read)
 
     def keep_texts(self, name: str, texts: Windows) -> None:
         """Write a batch of texts."""
 
         def write(part: Path) -> None:
             with part.open("wb") as file:
-                np.savez_compressed(file, tokens=texts.tokens.astype(np.int32), lengths=texts.lengths)
+                arrays: dict[str, Any] = {"tokens": texts.tokens.astype(np.int32), "lengths": texts.lengths}
+                if texts.read is not None:
+                    arrays["read"] = texts.read.astype(np.int32)
+                np.savez_compressed(file, **arrays)
 
         written(self.folder / TEXTS / f"{name}.npz", write)
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from edgespec.errors import TrainingError
@@ -23,6 +25,7 @@ from edgespec.export.drafters.heads import model_fingerprint, tokenizer_fingerpr
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
+from edgespec.export.training.pairs import Reader
 from edgespec.runtimes.text.codec import TextCodec
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,6 +41,7 @@ class Source:
         codec: its tokenizer.
         eos: ids that end a text.
         fingerprints: ``model`` and ``tokenizer``, as heads carry them.
+        reader: of an encoder-decoder: how it reads sources.
     """
 
     path: Path
@@ -45,6 +49,7 @@ class Source:
     codec: TextCodec
     eos: tuple[int, ...]
     fingerprints: dict[str, str]
+    reader: Reader | None = None
 
     @classmethod
     def open(cls, model: str, revision: str | None = None) -> Source:
@@ -61,17 +66,13 @@ class Source:
                 f"{path}: training needs a plain Hugging Face folder, but {why}",
                 "train on the unquantized checkpoint, with its adapter merged by PEFT",
             )
-        if arch.encoder is not None:
-            raise TrainingError(
-                f"{path}: is an encoder-decoder, and heads and drafters are trained for decoders alone",
-                "draft by another size of its family: `edgespec export --method speculative --draft MODEL2`",
-            )
         codec = open_codec(path)
         prints = {
             "model": model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),
             "tokenizer": tokenizer_fingerprint(codec),
         }
-        return cls(path, arch, codec, tuple(tokenizer_facts(arch, codec).eos), prints)
+        reader = None if arch.encoder is None else Reader.open(path, arch, codec)
+        return cls(path, arch, codec, tuple(tokenizer_facts(arch, codec).eos), prints, reader)
 
 
 class Target:
@@ -88,26 +89,30 @@ class Target:
         logging.disable_progress_bar()
         capped = any(source.arch.rule(layer).cap for layer in range(self.facts.layers))
         attention = "eager" if capped else "sdpa"  # torch's own attention knows no caps
+        kind = AutoModelForCausalLM if source.reader is None else AutoModelForSeq2SeqLM
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = kind.from_pretrained(
                 source.path, dtype=DTYPES[precision], attn_implementation=attention, local_files_only=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise TrainingError(f"{source.path}: transformers cannot load this model: {error}") from error
         model.eval().requires_grad_(False)
+        self.stack = model.base_model if source.reader is None else model.get_decoder()
         self.sharded = sharded
         if sharded:  # the rest, embedding and LM head, is used by itself and stays whole
             mesh = init_device_mesh(torch.device(device).type, (distributed.get_world_size(),))
-            lists = (each for each in model.base_model.modules() if isinstance(each, nn.ModuleList))
+            lists = (each for each in self.stack.modules() if isinstance(each, nn.ModuleList))
             for layer in next(each for each in lists if len(each) == self.facts.layers):
                 fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         self.model = model.to(device)
         self.device = device
         name = source.arch.outer_names.get(FINAL_NORM, FINAL_NORM).rsplit(".", 1)[-1]
-        self.norm = getattr(self.model.base_model, name)
+        if source.reader is None:
+            self.norm = getattr(self.stack, name)
         # transformers 5.24 gave the argument another name
-        known = inspect.signature(self.model.base_model.forward).parameters
+        known = inspect.signature(self.stack.forward).parameters
         self._cache = "cache" if "cache" in known else "past_key_values"
+        self._memory: dict[str, Tensor] = {}
 
     @property
     def lm_head(self) -> Tensor:  # [vocab, hidden]
@@ -115,14 +120,24 @@ class Target:
         return self.model.get_output_embeddings().weight
 
     @torch.no_grad()
+    def attend(self, sources: NDArray[np.int64] | None) -> None:
+        """Let an encoder-decoder read sources [B, S], -1 after their ends: the next tokens [B, T] are about them."""
+        if sources is None:
+            return
+        ids = torch.from_numpy(sources).to(self.device)
+        seen = (ids >= 0).long()
+        rows = self.model.get_encoder()(input_ids=ids.clamp(min=0), attention_mask=seen).last_hidden_state
+        self._memory = {"encoder_hidden_states": rows, "encoder_attention_mask": seen}
+
+    @torch.no_grad()
     def hidden(self, tokens: Tensor) -> Tensor:
         """Hidden states after the final norm, [B, T, hidden], of tokens [B, T]."""
-        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        return self.stack(input_ids=tokens, use_cache=False, **self._memory).last_hidden_state
 
     @torch.no_grad()
     def follow(self, tokens: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Read tokens [B, T] after those of a cache -> ``hidden`` [B, T, hidden] and the cache with them."""
-        output = self.model.base_model(input_ids=tokens, use_cache=True, **{self._cache: cache})
+        output = self.stack(input_ids=tokens, use_cache=True, **self._memory, **{self._cache: cache})
         return output.last_hidden_state, output.past_key_values
 
     @torch.no_grad()
@@ -141,6 +156,8 @@ class Target:
         """Apply the model's LM head to rows [..., hidden], scaled and capped as the model does: [..., vocab]."""
         head = self.model.get_output_embeddings()
         rule, logits = self.source.arch.logits, F.linear(rows.to(self.lm_head.dtype), self.lm_head, head.bias)
+        if (bias := getattr(self.model, "final_logits_bias", None)) is not None:  # of BART and its kin
+            logits = logits + bias
         logits = logits * rule.scale if rule.scale != 1 else logits
         return rule.cap * torch.tanh(logits / rule.cap) if rule.cap else logits
 

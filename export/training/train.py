@@ -20,6 +20,7 @@ from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
 from edgespec.export.training.mtp import Mtp
 from edgespec.export.training.options import (
+    LAST_HIDDEN,
     PROMPT,
     TrainOptions,
     check_options,
@@ -28,6 +29,7 @@ from edgespec.export.training.options import (
     draft_shape,
     window_length,
 )
+from edgespec.export.training.pairs import Reader
 from edgespec.export.training.save import draft_acceptance, finished_files, joint_shares, rank_shares
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
@@ -67,9 +69,18 @@ class Trainer:
         self.data = data_files(options.data)
         self.texts = read_texts(self.data)
         self.source = Source.open(options.model, options.revision)
-        facts = self.source.arch.facts
+        facts, reader = self.source.arch.facts, self.source.reader
+        if reader is not None:
+            if options.method not in LAST_HIDDEN:
+                raise TrainingError(
+                    f"{options.model}: is an encoder-decoder, for which {' and '.join(LAST_HIDDEN)} heads are trained, "
+                    f"and not {options.method}",
+                    "draft by another size of its family: `edgespec export --method speculative --draft MODEL2`",
+                )
+            self.texts = read_texts(self.data, sources=True)
+        self.given = PROMPT if reader is None else len(reader.begin)  # tokens of a held-out text that nobody measures
         self.length = window_length(options, facts)
-        self.measured = min(PROMPT + options.new_tokens, facts.context)  # tokens of a held-out text
+        self.measured = min(self.given + options.new_tokens, facts.context)  # tokens of a held-out text
         if options.method == "paradecode":
             self.options = options = replace(options, exits=choose_exits(options.exits, facts.layers))
         if options.method == "draft":
@@ -117,7 +128,7 @@ class Trainer:
             options,
             self.accelerator,
             self.state,
-            lambda: [ranks[0] for ranks in rank_shares(learner, look, PROMPT)],
+            lambda: [ranks[0] for ranks in rank_shares(learner, look, self.given)],
             self.report,
         )
         return self._finished(learner, held, history, len(windows))
@@ -169,6 +180,8 @@ class Trainer:
     def _windows(self, target: Target) -> tuple[Windows, dict[str, Windows]]:
         """Return what is trained on, and held-out text by kind."""
         options = self.options
+        if self.source.reader is not None:
+            return self._pairs(target, self.source.reader)
         train, held = [], {}
         if self.texts:
             text, held["text"] = split_texts(self.texts, self.source.codec, self.length, options.seed)
@@ -182,7 +195,7 @@ class Trainer:
                 "give a larger --held-out",
             )
         held["greedy"] = self._greedy(target, held["sampled"], prompt)
-        count = options.self_distill or (TOGETHER if options.ends_itself and not self.texts else 0)
+        count = options.own_texts
         greedy = round(count * options.greedy_share)
         asked = [
             *orders("drawn", count - greedy, self.length),
@@ -194,6 +207,21 @@ class Trainer:
         if not len(windows):
             raise TrainingError("nothing to train on: every text is one of the held-out texts", "give more text")
         return windows, held
+
+    def _pairs(self, target: Target, reader: Reader) -> tuple[Windows, dict[str, Windows]]:
+        """Return what an encoder-decoder writes: about sources to train on, and about others."""
+        options = self.options
+        read, other = reader.sources(self.texts, options.own_texts, options.held_out, options.seed)
+        count, drawn = len(read), round(len(read) * (1 - options.greedy_share))
+        held = {
+            kind: self._written(target, orders(f"held-{kind}", len(other), self.measured, at, other), "held-out texts")
+            for kind, at in (("sampled", None), ("greedy", 0))
+        }
+        asked = [
+            *orders("drawn", drawn, self.length, None, read[:drawn]),
+            *orders("greedy", count - drawn, self.length, 0, read[drawn:]),
+        ]
+        return self._written(target, asked, "texts"), held
 
     def _own(self, target: Target, asked: list[Order], held: dict[str, Windows]) -> Windows:
         """Texts of the target but the held-out ones."""
@@ -265,12 +293,12 @@ class Trainer:
         found: dict[str, Any] = {"training": training}
         if isinstance(learner, Draft):
             found["acceptance"] = {
-                kind: draft_acceptance(learner.logits, learner.target, texts, starts.get(kind, PROMPT))
+                kind: draft_acceptance(learner.logits, learner.target, texts, starts.get(kind, self.given))
                 for kind, texts in held.items()
             }
         else:
             found["ranks"] = {
-                kind: rank_shares(learner, texts, starts.get(kind, PROMPT)) for kind, texts in held.items()
+                kind: rank_shares(learner, texts, starts.get(kind, self.given)) for kind, texts in held.items()
             }
         self.report("measure", 1, 1, "measured")
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,10 +28,12 @@ class Windows:
     Attributes:
         tokens: int64 [N, T], zeros after a sequence's end.
         lengths: int64 [N].
+        read: of an encoder-decoder: the source of each, int64 [N, S], -1 after its end.
     """
 
     tokens: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    read: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,16 +50,23 @@ class Windows:
     def joined(cls, parts: Iterable[Windows]) -> Windows:
         """All of them, as long as the longest."""
         found = [part for part in parts if len(part)]
-        length = max((part.tokens.shape[1] for part in found), default=0)
-        padded = [np.pad(part.tokens, ((0, 0), (0, length - part.tokens.shape[1]))) for part in found]
-        if not padded:
+        if not found:
             return cls(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
-        return cls(np.concatenate(padded), np.concatenate([part.lengths for part in found]))
+        read = [part.read for part in found if part.read is not None]
+        lengths = np.concatenate([part.lengths for part in found])
+        return cls(_stacked([part.tokens for part in found], 0), lengths, _stacked(read, -1) if read else None)
 
     def take(self, rows: NDArray[np.int64]) -> Windows:
         """Return some of the windows, cut to the longest."""
         lengths = self.lengths[rows]
-        return Windows(self.tokens[rows, : int(lengths.max(initial=0))], lengths)
+        read = None if self.read is None else self.read[rows]
+        return Windows(self.tokens[rows, : int(lengths.max(initial=0))], lengths, read)
+
+    def parts(self, size: int) -> Iterator[Windows]:
+        """Give so many windows at a time, as wide as they are."""
+        for at in range(0, len(self), size):
+            read = None if self.read is None else self.read[at : at + size]
+            yield Windows(self.tokens[at : at + size], self.lengths[at : at + size], read)
 
     def first(self, count: int) -> Windows:
         """Return the first windows."""
@@ -69,10 +78,20 @@ def data_files(given: Sequence[Path]) -> list[Path]:
     return [file for each in given for file in (sorted(each.iterdir()) if each.is_dir() else [each])]
 
 
-def read_texts(files: Sequence[Path]) -> list[str]:
+def _stacked(parts: Sequence[NDArray[np.int64]], empty: int) -> NDArray[np.int64]:
+    """Put rows [N, T] under each other, filled up to the longest."""
+    length = max(part.shape[1] for part in parts)
+    padded = [np.pad(part, ((0, 0), (0, length - part.shape[1])), constant_values=empty) for part in parts]
+    return np.concatenate(padded)
+
+
+def read_texts(files: Sequence[Path], sources: bool = False) -> list[str]:
     """Read texts of files: a .jsonl, or .json of Ray's, has one a line, others are one.
 
     A line has ``text``, what was written after its ``prompt``, or ``prompt`` or Spec-Bench's ``turns`` alone.
+
+    Args:
+        sources: for what an encoder-decoder reads: a .jsonl's ``prompt`` alone, and each line of other files.
 
     Raises:
         TrainingError: a file cannot be read, or none of them has text.
@@ -82,9 +101,9 @@ def read_texts(files: Sequence[Path]) -> list[str]:
         try:
             content = file.read_text("utf-8-sig")
             if file.suffix in (".jsonl", ".json"):
-                texts += [_of_json(parse_json(line)) for line in content.splitlines() if line.strip()]
+                texts += [_of_json(parse_json(line), sources) for line in content.splitlines() if line.strip()]
             else:
-                texts.append(content)
+                texts += content.splitlines() if sources else [content]
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise TrainingError(f"{file}: cannot read texts: {error}", f"give {FORMS}, in UTF-8") from error
     texts = [text for text in texts if text.strip()]
@@ -93,10 +112,12 @@ def read_texts(files: Sequence[Path]) -> list[str]:
     return texts
 
 
-def _of_json(item: dict[str, object]) -> str:
+def _of_json(item: dict[str, object], source: bool) -> str:
     turns = item.get("turns")
     if isinstance(turns, list):
         return str(turns[0])
+    if source and "prompt" in item:
+        return str(item["prompt"])
     return f"{item.get('prompt', '')}{item['text']}" if "text" in item else str(item["prompt"])
 
 

@@ -207,7 +207,6 @@ def test_mistakes_on_the_command_line(
     command("train", "medusa", model).refused(2, "-o FOLDER")
     command("train", "medusa", model, *SHORT, "--fsdp", "-o", "o").refused(1, "there is one", "torchrun")
     command("train", "medusa", model, "-o", ".").refused(2, "the current folder")
-    command("train", "medusa", model, "-o", "o").refused(1, "nothing to train on", "--self-distill N")
     command("train", "medusa", model, "-o", "o", "--data", "none.txt").refused(1, "none.txt: cannot read texts")
     (tmp_path / "empty.txt").write_text("\n")
     command("train", "medusa", model, "-o", "o", "--data", "empty.txt").refused(1, "no text in there")

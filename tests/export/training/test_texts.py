@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.export.training.windows import Windows
 from tests.export.training.conftest import WITHOUT_BOS
-from tests.support import hf
+from tests.support import hf, seq2seq
 
 pytestmark = pytest.mark.usefixtures("torch")
 
@@ -89,6 +89,31 @@ def test_from_a_place_on_the_likeliest_is_written(target: Any, torch: Any) -> No
         assert row[8:count].tolist() == best[7 : count - 1].tolist()
         first += int((row[1 : min(count, 8)] != best[: min(count, 8) - 1]).sum())
     assert first > 16
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_an_encoder_decoder_writes_about_sources(tmp_path: Path, torch: Any, kind: str) -> None:
+    """Sources of different lengths, and a head's bias in one of them, as in transformers."""
+    from edgespec.export.training.data import orders, write_texts
+    from edgespec.export.training.target import Source, Target
+
+    folder = seq2seq.write_case(tmp_path / "m", kind)
+    hf.make_tokenizer(160, False).save(str(folder / "tokenizer.json"))
+    target = Target(Source.open(str(folder)), "no", torch.device("cpu"))
+    reader = target.source.reader
+    assert reader is not None
+    read, held = reader.sources(["one", "the tide came in", "and the wind went down"], 2, 1, 1)
+    (order,) = orders("greedy", 2, 12, 0, read)
+    made = write_texts(target, order, 1)
+    assert len(held) == 1
+    assert made.read is not None
+    ids = torch.from_numpy(made.read)
+    assert len(set((ids >= 0).sum(1).tolist())) == 2
+    with torch.no_grad():
+        exact = target.model(ids.clamp(min=0), (ids >= 0).long(), decoder_input_ids=torch.from_numpy(made.tokens))
+    torch.testing.assert_close(target.logits(target.hidden(torch.from_numpy(made.tokens))), exact.logits)
+    for row, best, count in zip(made.tokens, exact.logits.argmax(-1).numpy(), made.lengths, strict=True):
+        assert row[1:count].tolist() == best[: count - 1].tolist()
 
 
 def test_without_a_bos_texts_begin_like_the_data(tmp_path: Path, torch: Any) -> None:
