@@ -73,11 +73,10 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
 
 
 def _unwrapped(source: Checkpoint) -> Checkpoint:
-    """Take Qwen3-ASR's thinker, which its authors save as part of a larger model, as transformers saves it."""
-    thinker = source.config.get("thinker_config")
-    if not isinstance(thinker, dict) or describe(source.config) not in HEARINGS:
+    """Name tensors of Qwen3-ASR's thinker, which its authors save as part of a larger model, as transformers does."""
+    config = _thinker(source.config)
+    if config is source.config:
         return source
-    config = {**thinker, "model_type": source.config["model_type"]}
     if isinstance(source, ConfigOnly):
         return ConfigOnly(source.path, config)
     found = renamed(source, {name.removeprefix(THINKER): name for name in source.index})
@@ -85,8 +84,16 @@ def _unwrapped(source: Checkpoint) -> Checkpoint:
     return found
 
 
+def _thinker(config: dict[str, Any]) -> dict[str, Any]:
+    """Take the configuration of a thinker alone."""
+    thinker = config.get("thinker_config")
+    inside = isinstance(thinker, dict) and describe(config) in HEARINGS
+    return {**thinker, "model_type": config["model_type"]} if inside and isinstance(thinker, dict) else config
+
+
 def text_kind(config: dict[str, Any]) -> str | None:
     """Find the architecture of a model's text, in whatever it is wrapped; None = one that is not supported."""
+    config = _thinker(config)
     kinds = [describe(one) for one in (config, config.get("text_config")) if isinstance(one, dict)]
     return next((kind for kind in kinds if kind in ARCHITECTURES), None)
 

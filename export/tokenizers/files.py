@@ -9,6 +9,7 @@ from edgespec.errors import ExportError
 from edgespec.export.tokenizers.facts import Described, build
 from edgespec.export.tokenizers.renumbered import convert_renumbered, convert_source
 from edgespec.export.tokenizers.sentencepieces import describe_sentencepiece, read_sentencepiece, symbols
+from edgespec.export.tokenizers.tekken import TEKKEN, describe_tekken
 from edgespec.export.tokenizers.vocabulary import (
     AddedToken,
     added_tokens,
@@ -26,7 +27,7 @@ VOCAB, MERGES = "vocab.json", "merges.txt"
 
 
 def open_codec(folder: Path) -> TextCodec:
-    """Open a model folder's tokenizer: tokenizer.json, or one made of tokenizer.model or vocab.json and merges.txt.
+    """Open a model folder's tokenizer: tokenizer.json, or one made of other files.
 
     Raises:
         BundleError: none of these, or a tokenizer.json that cannot be read.
@@ -54,7 +55,7 @@ def convert(folder: Path) -> Described | None:
             return _sentencepiece(folder / name, config)
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         return _byte_level(folder, config)
-    return None
+    return describe_tekken(folder / TEKKEN) if (folder / TEKKEN).is_file() else None
 
 
 def _completed(folder: Path) -> TextCodec:

@@ -6,14 +6,14 @@ tokens of their own first, T5 and Pegasus add sentinels, and ByT5 has bytes for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
 from edgespec.export.tokenizers.facts import Described, bpe_model, tokenizer_json
 from edgespec.export.tokenizers.sentencepieces import NEVER, describe_sentencepiece, read_sentencepiece
-from edgespec.export.tokenizers.vocabulary import AddedToken, place, read_vocab, surround
+from edgespec.export.tokenizers.vocabulary import AddedToken, byte_texts, place, read_vocab, surround
 from edgespec.runtimes.text.special import read_object
 
 PIECES = "sentencepiece.bpe.model"
@@ -178,19 +178,12 @@ def _finished(
 def _bytes(config: dict[str, Any]) -> Described:
     """ByT5: a token a byte, behind padding, end and unknown; sentinels last."""
     extra = int(config.get("extra_ids") or 125)
-    ids = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {text: byte + 3 for byte, text in enumerate(_byte_texts())}
+    ids = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {text: byte + 3 for byte, text in enumerate(byte_texts())}
     ids |= {SENTINEL.format(at): 259 + at for at in range(extra)}
     words: Described = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     described = tokenizer_json(bpe_model(ids, [], unk_token="<unk>"), normalizer=None, words=words, decoder=dict(words))
     special = {number: token for token, number in ids.items() if number < 3 or number >= 259}
     return _finished(described, special, None, "</s>")
-
-
-def _byte_texts() -> Sequence[str]:
-    """Characters that stand for the bytes in byte-level vocabularies as GPT-2's: printable ones, and more."""
-    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    more = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printed else next(more)) for byte in range(256)]
 
 
 def _class_in_config(folder: Path) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from tests.support.sight import LLAMA, weights, write_tokenizer
 
@@ -107,3 +107,22 @@ def write_case(folder: Path, name: str) -> Path:
     """Write the checkpoint of a case."""
     saved = json.loads(reference(name)["saved"].tobytes())
     return write_checkpoint(folder, saved["config"], saved["tensors"])
+
+
+def write_as_the_authors_do(folder: Path, name: str) -> Path:
+    """Write the checkpoint of a case of Qwen3-ASR with the names of QwenLM/Qwen3-ASR."""
+    write_case(folder, name)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    kept = ("audio_config", "text_config", "audio_token_id", "tie_word_embeddings")
+    thinker = {key: config[key] for key in kept if key in config}
+    thinker["text_config"] |= {"model_type": "qwen3_asr_text"}
+    written = {"model_type": "qwen3_asr", "thinker_config": thinker, "support_languages": ["English"]}
+    (folder / "config.json").write_text(json.dumps(written), "utf-8")
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {}
+    for theirs, value in tensors.items():
+        ours = theirs.removeprefix("model.").replace("language_model.", "model.")
+        ours = ours.replace("multi_modal_projector.linear_", "audio_tower.proj")
+        renamed[f"thinker.{ours}"] = value
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    return folder
