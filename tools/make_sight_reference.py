@@ -57,6 +57,7 @@ PROCESSORS: dict[str, tuple[type, type]] = {
     "gemma3": (Gemma3ImageProcessorPil, Gemma3ImageProcessor),
     "qwen3_vl_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_5_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
+    "qwen2_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen2_5_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_5": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),

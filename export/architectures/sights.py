@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import ExportError, UnsupportedModel, first_line
-from edgespec.export.architectures import gemma3_vl, idefics3, lfm2_vl, qwen2_5_vl, qwen3_asr, qwen_vl, voxtral
+from edgespec.export.architectures import (
+    gemma3_vl,
+    idefics3,
+    lfm2_vl,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_asr,
+    qwen_vl,
+    voxtral,
+)
 from edgespec.export.architectures.base import Architecture, Hearing, Sight
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.rope import axes_of
@@ -25,6 +34,7 @@ SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "lfm2_vl": lfm2_vl.open_sight,
     "lfm2-vl": lfm2_vl.open_sight,
     "gemma3": gemma3_vl.open_sight,
+    "qwen2_vl": qwen2_vl.open_sight,
     "qwen2_5_vl": qwen2_5_vl.open_sight,
     "qwen3_vl": qwen_vl.open_sight,
     "qwen3_vl_moe": qwen_vl.open_sight,
@@ -85,7 +95,7 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
         check_tensors(side, side.source.base)
     text.inserts = text.facts.hidden * len(found.projectors)
     if found.image.positions == "grid":
-        mixed = {"mrope_interleaved": kind != "qwen2_5_vl"}  # whatever config.json says of it
+        mixed = {"mrope_interleaved": kind not in ("qwen2_vl", "qwen2_5_vl")}  # whatever config.json says of it
         text.rotaries = {
             name: replace(rotary, axes=axes_of({**rotary.parameters, **mixed}, rotary.dims))
             for name, rotary in text.rotaries.items()

@@ -99,6 +99,18 @@ CASES: dict[str, tuple[Config, Config]] = {
          "vision_config": SIGLIP | {"image_size": 60, "patch_size": 10, "hidden_act": "relu", "layer_norm_eps": 1e-3}},
         {"size": {"height": 60, "width": 60}, "image_mean": [0.1, 0.2, 0.3]},
     ),
+    "qwen2_vl": (
+        {"model_type": "qwen2_vl", "text_config": QWEN25 | {"model_type": "qwen2_vl_text"},
+         "vision_config": {"embed_dim": 48, "hidden_size": 64, "depth": 3, "num_heads": 3, "patch_size": 8,
+                           "mlp_ratio": 2}},
+        {"patch_size": 8, "size": {"shortest_edge": 1024, "longest_edge": 9216}},
+    ),
+    "qwen2_vl_three": (
+        {"model_type": "qwen2_vl", "text_config": QWEN25 | {"model_type": "qwen2_vl_text"},
+         "vision_config": {"embed_dim": 96, "hidden_size": 64, "depth": 2, "num_heads": 2, "patch_size": 10,
+                           "mlp_ratio": 3, "spatial_merge_size": 3, "hidden_act": "gelu"}},
+        {"patch_size": 10, "merge_size": 3, "size": {"shortest_edge": 2000, "longest_edge": 12000}},
+    ),
     "qwen2_5_vl": (
         {"model_type": "qwen2_5_vl", "text_config": QWEN25,
          "vision_config": QWEN | {"window_size": 32, "fullatt_block_indexes": [1], "hidden_act": "silu"}},
@@ -150,11 +162,8 @@ WORDS: dict[str, dict[str, int]] = {  # ids of words that stand around images
                 **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
 }  # fmt: skip
 WORDS["smolvlm"] = WORDS["idefics3"]
-WORDS["qwen3_vl_moe"] = WORDS["qwen3_5_moe"] = WORDS["qwen2_5_vl"] = WORDS["qwen3_vl"] = WORDS["qwen3_5"] = {
-    "<|image_pad|>": IMAGE,
-    "<|vision_start|>": 98,
-    "<|vision_end|>": 97,
-}
+for _kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
+    WORDS[_kind] = {"<|image_pad|>": IMAGE, "<|vision_start|>": 98, "<|vision_end|>": 97}
 
 
 def config_of(name: str) -> Config:
