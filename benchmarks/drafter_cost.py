@@ -46,6 +46,7 @@ from edgespec.runtimes.slots.slot import Slot
 
 SHAPES = {  # hidden, layers, heads, keys and values, size of a head, MLP, vocabulary
     "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, 151936),
+    "llama-3.2-1b": (2048, 16, 32, 8, 64, 8192, 128256),  # without its scaled rotation, with Qwen3's norms of heads
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
     "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936),
     "qwen3-8b": (4096, 36, 32, 8, 128, 12288, 151936),

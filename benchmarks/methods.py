@@ -88,13 +88,16 @@ def _wanted(arguments: argparse.Namespace, base: Settings) -> Iterator[tuple[str
         for gamma in arguments.gammas:
             yield f"{method} gamma {gamma}", base.changed(method=method, gamma=gamma, adaptive=False)
     for run in arguments.runs:
-        method, *items = run.split(":")
-        try:
-            given = dict(_setting(item) for item in items)
-            settings = apply(base.changed(method=method, adaptive=False), given)
-        except (ValueError, InvalidRequest) as error:
-            sys.exit(f"--run {run}: {error}")
-        yield run, settings
+        yield run, read_run(run, base)
+
+
+def read_run(run: str, base: Settings) -> Settings:
+    """Read ``METHOD:NAME=VALUE:..``: settings that guess in every round."""
+    method, *items = run.split(":")
+    try:
+        return apply(base.changed(method=method, adaptive=False), dict(_setting(item) for item in items))
+    except (ValueError, InvalidRequest) as error:
+        sys.exit(f"--run {run}: {error}")
 
 
 def _setting(item: str) -> tuple[str, Any]:

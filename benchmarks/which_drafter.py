@@ -3,13 +3,14 @@
     python -m benchmarks.which_drafter --model qwen3-4b [--draft qwen3-0.6b] [--folder BUILT] [--threads 2]
 
 The weights are random: passes of the target and of each kind of drafter are timed in the shape of a real model, int4,
-LM heads of drafters int8 and cut to 32,768 rows, as exports cut them.  Nothing is decoded.  Acceptance by position is
-imposed from published figures (``PUBLISHED``), and a round with n guesses is
+LM heads of drafters int8 and cut to 32,768 rows, as exports cut them.  Acceptance by position is imposed from published
+figures (``DSPARK_PAPER``), and a round with n guesses is
 
     tokens = 1 + a1 + a1 a2 + ...,  milliseconds = verifying pass of n + 1 rows + drafting n
 
-``best`` is the number of guesses that is fastest, which is where control goes.  ``--folder`` keeps what is built, so
-that a second run only measures.
+``best`` is the number of guesses that is fastest.  ``control`` is what the loop reaches with adaptive control: it
+writes a text with guesses that are right that often, for which a drafter's passes run.  ``--folder`` keeps what is
+built, so that a second run only measures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,6 +28,11 @@ import numpy as np
 
 from benchmarks.common import alternate, conditions, show
 from benchmarks.drafter_cost import DEPTH, SHAPES, Measured, described, roof
+from benchmarks.planes import write
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import AUX_HIDDEN, Drafter, Proposal
+from edgespec.decoding.stats import Stats
+from edgespec.drafters.plain import Plain
 from edgespec.export.architectures import Architecture
 from edgespec.export.drafters.dflash import assumed_blocks
 from edgespec.export.drafters.dspark import DSpark
@@ -34,6 +40,7 @@ from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS, HeadPlan
 from edgespec.export.drafters.mtp import mtp_of
 from edgespec.export.measuring.planned_heads import assumed_drafter
 from edgespec.export.source.source import ConfigOnly
+from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.manifest import MARKOV, HeadGroup
 from edgespec.runtimes.slots.slot import Slot
 
@@ -66,12 +73,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps what is built")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=9, help="turns; 0 = only build")
+    parser.add_argument("--new", type=int, default=64, help="tokens that control writes")
+    parser.add_argument("--repeats", type=int, default=2, help="of that; 0 = without")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = asked.folder or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         measured = Measured(folder, asked.threads)
-        _target(measured, asked.model)
+        slot = _target(measured, asked.model)
         _heads(measured, asked.model)
         if asked.draft:
             _draft(measured, asked.draft)
@@ -80,9 +89,18 @@ def main() -> None:
         roofs = [roof(asked.threads)]
         times = {name: median(ms) for name, ms in alternate(measured.runs, asked.pairs, warm=1).items()}
         roofs.append(roof(asked.threads))
+        control = controlled(slot, measured.runs, times, asked.new, asked.repeats) if asked.repeats else {}
     said = conditions(model=asked.model, draft=asked.draft, format="int4", depth=DEPTH, threads=asked.threads)
     passes = {name: {"ms": round(ms, 2), "mb": round(measured.bytes[name] / 1e6, 1)} for name, ms in times.items()}
-    show(said | {"bandwidth_gb_s": [round(each, 1) for each in roofs], "passes": passes, "speed": speeds(times)})
+    show(
+        said
+        | {
+            "bandwidth_gb_s": [round(each, 1) for each in roofs],
+            "passes": passes,
+            "speed": speeds(times),
+            "control": control,
+        }
+    )
 
 
 # -- passes ------------------------------------------------------------------------------------------------------------
@@ -93,7 +111,7 @@ def _opened(measured: Measured, name: str, arch: Architecture, plan: HeadPlan, r
     return slot, sum(sizes.values())
 
 
-def _target(measured: Measured, model: str) -> None:
+def _target(measured: Measured, model: str) -> Slot:
     """Add verifying passes: plain, and with hidden states taken."""
     arch = described(measured.folder, model)
     slot, size = _opened(measured, "target", arch, HeadPlan(tapped=assumed_drafter(arch)[1]), None)
@@ -104,6 +122,7 @@ def _target(measured: Measured, model: str) -> None:
 
     for rows in ROWS:
         measured.add(f"target {rows}", size, partial(verify, rows))
+    return slot
 
 
 def _heads(measured: Measured, model: str) -> None:
@@ -168,39 +187,46 @@ def expected(found: list[float], guesses: int) -> float:
     return 1 + sum(itertools.accumulate(found[:guesses], lambda a, b: a * b))
 
 
-def _verified(times: Times, rows: int) -> float:
+def verified_ms(times: Times, rows: int) -> float:
     """Milliseconds of a verifying pass; between two row counts that were measured, by a line."""
     known = [int(name.split()[1]) for name in times if name.startswith("target ")]
     return float(np.interp(rows, known, [times[f"target {each}"] for each in known]))
 
 
-def _drafting(times: Times) -> dict[str, Callable[[int], float]]:
-    """Kind -> milliseconds of drafting so many guesses."""
+def drafting(kind: str, guesses: int) -> list[str]:
+    """Name the passes that draft so many guesses."""
+    if kind == "draft":
+        return ["draft step"] * (guesses + 1)  # it also reads its own last guess
+    if kind == "dflash":
+        return ["block entries", f"dflash block {guesses + 1}"]
+    if kind == "dspark":
+        return ["block entries", "dspark block", *["dspark correct"] * guesses]
+    return [f"{kind} first", *[f"{kind} step"] * (guesses - 1)]
 
-    def chain(kind: str, n: int) -> float:
-        return times[f"{kind} first"] + (n - 1) * times[f"{kind} step"]
 
-    made: dict[str, Callable[[int], float]] = {kind: partial(chain, kind) for kind in ("eagle", "mtp")}
-    made["dflash"] = lambda n: times["block entries"] + times[f"dflash block {n + 1}"]
-    made["dspark"] = lambda n: times["block entries"] + times["dspark block"] + n * times["dspark correct"]
+def drafting_ms(times: Times, kind: str, guesses: int) -> float:
+    """Milliseconds of drafting so many guesses."""
+    return sum(times[name] for name in drafting(kind, guesses))
+
+
+def imposed(times: Mapping[str, Any]) -> dict[tuple[str, str], list[float]]:
+    """Kind and text -> the chance of each guess, of the kinds that were timed."""
+    found = {(kind, text): chances(FIRST.get((kind, text)), tokens)
+             for kind, texts in DSPARK_PAPER.items() for text, tokens in texts.items()}  # fmt: skip
+    found["mtp", "all"] = [MTP] * MOST
     if "draft step" in times:
-        made["draft"] = lambda n: (n + 1) * times["draft step"]  # it also reads its own last guess
-    return made
+        found |= {("draft", f"{each:.1f} each"): [each] * MOST for each in (0.6, 0.7, 0.8)}
+    return found
 
 
 def speeds(times: Times) -> dict[str, Any]:
     """Kind and text -> speed over plain decoding at 3 and 7 guesses and at the best number, and of trees."""
-    plain, drafting = times["target 1"], _drafting(times)
-    imposed = {(kind, text): chances(FIRST.get((kind, text)), tokens)
-               for kind, texts in DSPARK_PAPER.items() for text, tokens in texts.items()}  # fmt: skip
-    imposed["mtp", "all"] = [MTP] * MOST
-    if "draft" in drafting:
-        imposed |= {("draft", f"{each:.1f} each"): [each] * MOST for each in (0.6, 0.7, 0.8)}
+    plain, every = times["target 1"], imposed(times)
     found: dict[str, Any] = {}
-    for (kind, text), each in imposed.items():
+    for (kind, text), each in every.items():
 
         def speed(n: int, kind: str = kind, each: list[float] = each) -> float:
-            return round(expected(each, n) * plain / (drafting[kind](n) + _verified(times, n + 1)), 2)
+            return round(expected(each, n) * plain / (drafting_ms(times, kind, n) + verified_ms(times, n + 1)), 2)
 
         best = max(range(1, MOST + 1), key=speed)
         found[f"{kind}, {text}"] = {
@@ -213,10 +239,55 @@ def speeds(times: Times) -> dict[str, Any]:
         }
     for name, (rows, depth, more) in TREES.items():
         for text in ("math", "chat"):
-            tokens = expected(imposed["eagle", text], depth) * more
-            ms = drafting["eagle"](depth) + _verified(times, rows)
+            tokens = expected(every["eagle", text], depth) * more
+            ms = drafting_ms(times, "eagle", depth) + verified_ms(times, rows)
             found[f"eagle, {name}, {text}"] = {"tokens": round(tokens, 2), "speed": round(tokens * plain / ms, 2)}
     return found
+
+
+# -- control -----------------------------------------------------------------------------------------------------------
+
+
+class Told(Drafter):
+    """Runs a drafter's passes and offers the text that plain decoding writes, each guess right with its chance."""
+
+    wants = AUX_HIDDEN
+
+    def __init__(self, kind: str, runs: Mapping[str, Callable[[], None]], found: list[float], text: list[int]) -> None:
+        self.name, self.steps_at_once = kind, kind in ("dflash", "dspark")
+        self.runs, self.chances, self.text, self.random = runs, found, text, np.random.default_rng(1)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        guesses = self.text[len(tokens) : len(tokens) + min(budget, MOST)]
+        for name in drafting(self.name, len(guesses)) if guesses else ():
+            self.runs[name]()
+        right = np.logical_and.accumulate(self.random.random(len(guesses)) < self.chances[: len(guesses)])
+        return Proposal(np.where(right, guesses, 7).astype(np.int64))
+
+
+def controlled(
+    slot: Slot, runs: Mapping[str, Callable[[], None]], times: Times, new: int, repeats: int
+) -> dict[str, Any]:
+    """Give the speed over plain decoding that control reaches, which is told what passes cost, and tokens a round."""
+    begin = list(range(100, 116))
+    text = [*begin, *write(slot, Plain, begin, new)[0]]
+    curve = {rows: verified_ms(times, rows) for rows in range(1, MOST + 2)}
+    control: dict[str, Drafter] = {"plain": Plain()}
+    for (kind, of), found in imposed(times).items():
+        steps = [drafting_ms(times, kind, guesses) / times["target 1"] for guesses in (1, 2)]
+        told = Told(kind, runs, found, text)
+        costs = CostModel(curve, steps[0] if told.steps_at_once else steps[1] - steps[0], steps[0])
+        control[f"{kind}, {of}"] = Adaptive(told, costs, MOST, prior=found[0])
+    seen: dict[str, list[Stats]] = {name: [] for name in control}
+    for turn in range(repeats):
+        for name in list(control)[:: 1 if turn % 2 else -1]:
+            again, stats = write(slot, lambda name=name: control[name], begin, new)  # type: ignore[misc]
+            if [*begin, *again] != text:
+                raise SystemExit(f"{name}: another text than plain decoding's")
+            seen[name].append(stats)
+    ms = {name: median(each.decode_ms / each.tokens for each in found) for name, found in seen.items()}
+    tokens = {name: new * repeats / sum(each.rounds for each in found) for name, found in seen.items()}
+    return {name: {"speed": round(ms["plain"] / ms[name], 2), "tokens": round(tokens[name], 2)} for name in seen}
 
 
 if __name__ == "__main__":

@@ -205,6 +205,24 @@ def test_which_drafter(figures: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"eagle", "dflash", "dspark", "mtp"} <= {name.split()[0].strip(",") for name in found["speed"]}
 
 
+@pytest.mark.nightly  # it trains
+@pytest.mark.usefixtures("native")
+def test_trained(figures: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    monkeypatch.setattr("edgespec.export.measuring.drafters.LEAST", 0.0)
+    short = ("--folder", tmp_path, "--train", "dspark:lk=2", "--prompts", 2, "--new", 8)
+    small: dict[str, Any] = {"TEXTS": 8, "LENGTH": 24, "BATCH": 4}
+    found = figures("trained", *short, **small)["found"]["dspark:lk"]
+    assert min(found[f"gamma={most}:threshold=0"][kind][0] for most in (4, 7) for kind in ("greedy", "drawn")) >= 1
+    passes = {"target 1": 10, "target 8": 17, "block entries": 1, "dspark block": 2, "dspark correct": 0.1}
+    costs = {"passes": {name: {"ms": ms} for name, ms in passes.items()}}
+    (tmp_path / "costs.json").write_text(json.dumps(costs), "utf-8")
+    lengths = figures("trained", *short, "--costs", tmp_path / "costs.json", **small)["found"]["dspark:lk"]["costs"]
+    rows = [lengths[name]["greedy"]["rows"] for name in ("always 1", "what its row is worth", "always 7")]
+    assert 1 < rows[0] <= 2
+    assert rows[0] < rows[1] < rows[2]
+
+
 @pytest.mark.nightly  # it imports torch
 @pytest.mark.usefixtures("native")
 def test_towers(figures: Run) -> None:
