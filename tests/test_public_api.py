@@ -123,7 +123,7 @@ def test_settings() -> None:
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "prompt": 0,
     }  # fmt: skip
     assert defaults(Accept) == {
-        "rule": "exact", "epsilon": 0.09, "delta": 0.3, "k": 1, "distance": 0, "min_block": 0
+        "rule": "exact", "epsilon": 0.09, "delta": 0.3, "k": 1, "distance": 0, "min_block": 0, "near": None,
     }  # fmt: skip
 
 

@@ -342,7 +342,7 @@ drafting_options = group(
     ),
     option(
         "--accept",
-        "Which guesses are accepted.  These rules are lossy: typical, top-k:K, distance:D, all.",
+        "Which guesses are accepted.  These rules are lossy: typical, top-k:K, distance:D, lantern, all.",
         default="exact",
         metavar="RULE",
         callback=_rule,

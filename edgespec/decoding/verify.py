@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -31,8 +31,10 @@ from edgespec.decoding.target import Target
 from edgespec.decoding.text import Prefix
 from edgespec.errors import InvalidRequest
 
-Rule = Literal["exact", "typical", "top-k", "distance", "all"]
-FORMS = "exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D or all"
+Rule = Literal["exact", "typical", "top-k", "distance", "lantern", "all"]
+FORMS = "exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D, lantern, lantern:K,DELTA or all"
+
+LANTERN = 100, 0.2  # k and delta of a rule that says no more
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,16 @@ class Accept:
             ``typical``: p(guess) > min(epsilon, delta exp(-H(p))), H the entropy (Medusa, arXiv 2401.10774 section
             2.3.1); ``top-k``: a guess among the k likeliest; ``distance``: a guess at most ``distance`` ids from the
             likeliest token, for vocabularies whose order means something (both blockwise parallel decoding, arXiv
-            1811.03115 section 5); ``all``: every guess, whatever the model says.
+            1811.03115 section 5); ``lantern``: of codes of pictures, a guess stands for the ``k`` codes that look most
+            like it, as long as their probability is at most ``delta`` (LANTERN, arXiv 2410.03355 section 4); ``all``:
+            every guess, whatever the model says.
         epsilon: of ``typical``.
-        delta: of ``typical``.
-        k: of ``top-k``.
+        delta: of ``typical`` and ``lantern``.
+        k: of ``top-k`` and ``lantern``.
         distance: of ``distance``.
         min_block: under any rule at least so many guesses of a chain are accepted (arXiv 1811.03115 section 5.3);
             0 = off.  Trees are not affected.
+        near: of ``lantern``: the codes most like one, int64 [n], the nearest first; a request sets it.
 
     Raises:
         InvalidRequest: an unknown rule, or a value outside its range.
@@ -62,6 +67,7 @@ class Accept:
     k: int = 1
     distance: int = 0
     min_block: int = 0
+    near: Callable[[int], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
@@ -69,7 +75,7 @@ class Accept:
         for name, least in (("epsilon", 0), ("delta", 0)):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > least):
-                raise InvalidRequest(f"{name} of typical acceptance is {value!r}: expected a number > {least}")
+                raise InvalidRequest(f"{name} of the acceptance rule is {value!r}: expected a number > {least}")
         for name, least in (("k", 1), ("distance", 0), ("min_block", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -83,6 +89,9 @@ class Accept:
             if rule == "typical" and rest:
                 epsilon, delta = map(float, rest.split(","))
                 return cls("typical", epsilon=epsilon, delta=delta, min_block=min_block)
+            if rule == "lantern":
+                near, delta = map(float, rest.split(",")) if rest else LANTERN
+                return cls("lantern", k=int(near), delta=delta, min_block=min_block)
             if rule == "top-k":
                 return cls("top-k", k=int(rest), min_block=min_block)
             if rule == "distance":
@@ -101,7 +110,7 @@ class Accept:
     @property
     def ranks(self) -> bool:
         """Whether it looks at more of a row than its likeliest token, even if decoding is greedy."""
-        return self.rule == "top-k"
+        return self.rule in ("top-k", "lantern")
 
     @property
     def approximations(self) -> list[str]:
@@ -111,6 +120,7 @@ class Accept:
             "typical": [f"typical acceptance (epsilon {self.epsilon:g}, delta {self.delta:g})"],
             "top-k": [f"guesses accepted among the {self.k} likeliest tokens"],
             "distance": [f"guesses accepted within {self.distance} of the likeliest token"],
+            "lantern": [f"guesses stand for the {self.k} codes most like them, up to {self.delta:g} (LANTERN)"],
             "all": ["every guess accepted"],
         }
         return words[self.rule] + ([f"at least {self.min_block} guesses accepted"] if self.min_block else [])
@@ -130,7 +140,17 @@ class Accept:
         least = min(self.epsilon, self.delta * math.exp(-entropy))
         return lambda token: math.log(p[token]) if p[token] > least else None
 
+    def alike(self, rows: RowSampler, row: int, guess: int) -> NDArray[np.int64]:
+        """Tokens that a guess stands for beside itself: the nearest ones of at most ``delta`` together; no other rule
+        has any.
+        """
+        if self.rule != "lantern" or self.near is None:
+            return _NONE
+        found = self.near(guess)[: self.k]
+        return found[np.cumsum(rows.chances(row)[found]) <= self.delta]
 
+
+_NONE = np.empty(0, np.int64)
 EXACT = Accept()
 
 
@@ -200,6 +220,14 @@ class RowSampler:
             probs[found.ids] = found.probs()
         return probs
 
+    def chances(self, row: int) -> NDArray[np.float64]:
+        """float64 [vocab]: as ``distribution``; where decoding is greedy, before the likeliest is taken."""
+        if not self.params.greedy:
+            return self.distribution(row)
+        logits = adjusted(self.logits[row], self.params, self._seen(row)).astype(np.float64)
+        weights = np.exp(logits - logits.max())
+        return np.asarray(weights / weights.sum())
+
     def likeliest(self, row: int) -> int:
         """Return the token of the largest logit, the lowest on a tie, after bias and penalty."""
         if self._best is not None:
@@ -246,13 +274,13 @@ def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = 
     chain = proposal.parents is None
     # guesses that are accepted unseen
     forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0
-    if accept.rule != "exact":
+    if accept.rule not in ("exact", "lantern"):
         return relax(proposal, rows, accept, forced)
     if proposal.probs is None or rows.matching:
-        return _match(proposal, rows, forced)
-    if chain and rows.block:
+        return _match(proposal, rows, forced, accept)
+    if chain and rows.block and accept.rule == "exact":
         return _block(proposal.tokens, proposal.probs, rows, noise, forced)
-    return _reject(proposal, proposal.probs, rows, noise, forced)
+    return _reject(proposal, proposal.probs, rows, noise, forced, accept)
 
 
 def keeps_text(proposal: Proposal, rows: RowSampler, accept: Accept, target: Target) -> bool:
@@ -265,8 +293,8 @@ def keeps_text(proposal: Proposal, rows: RowSampler, accept: Accept, target: Tar
     return accept.lossless and same_rows and (proposal.probs is None or rows.matching)
 
 
-def _match(proposal: Proposal, rows: RowSampler, forced: int) -> Verdict:
-    """Descend while plain decoding would have emitted the guess.
+def _match(proposal: Proposal, rows: RowSampler, forced: int, accept: Accept) -> Verdict:
+    """Descend while plain decoding would have emitted the guess, or what it stands for.
 
     For a one-hot q this equals rejection sampling: accepted with probability p(guess), and the residual is p without
     the guess.  With q drawn by the target's own Gumbel noise it is drafter-invariant speculative sampling
@@ -276,7 +304,7 @@ def _match(proposal: Proposal, rows: RowSampler, forced: int) -> Verdict:
         path = forced
         for guess in proposal.tokens[forced:].tolist():
             token = rows.choose(path)
-            if token != guess:
+            if token != guess and token not in accept.alike(rows, path, guess):
                 return Verdict(range(path), token)
             path += 1
         return Verdict(range(path), rows.choose(path))
@@ -284,13 +312,18 @@ def _match(proposal: Proposal, rows: RowSampler, forced: int) -> Verdict:
     node = -1
     while True:
         token = rows.choose(node + 1)
-        node = next((i for i in proposal.children(node) if proposal.tokens[i] == token), -1)
+        row, below = node + 1, proposal.children(node)
+        node = next((i for i in below if proposal.tokens[i] == token), -1)
+        if node < 0 and accept.rule != "exact":
+            node = next((i for i in below if token in accept.alike(rows, row, int(proposal.tokens[i]))), -1)
         if node < 0:
             return Verdict(nodes, token)
         nodes.append(node)
 
 
-def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: RowSampler, noise: Noise, forced: int) -> Verdict:
+def _reject(
+    proposal: Proposal, probs: NDArray[np.floating], rows: RowSampler, noise: Noise, forced: int, accept: Accept
+) -> Verdict:
     """Speculative sampling: Leviathan et al. arXiv 2211.17192 Algorithm 1, Chen et al. arXiv 2302.01318 Algorithm 2.
 
     Several children of one node are tried in turn against what is left of p: recursive rejection sampling (SpecInfer
@@ -318,6 +351,9 @@ def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: RowSampler, n
                 q = q / total if total > 0 else q
             if q[token] <= 0:
                 continue  # cannot have been drawn from q: no evidence either way, so p is left as it is
+            if len(alike := accept.alike(rows, row, token)):
+                p = p.copy()
+                p[token], p[alike] = p[token] + p[alike].sum(), 0
             # u q < p instead of u < p / q: q may be tiny; strict, because u may be 0 and p = 0 must never pass.
             if noise.uniform(position, ACCEPT + sibling) * q[token] < p[token]:
                 node = child

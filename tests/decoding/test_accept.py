@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,22 @@ def test_top_k_is_a_place_among_the_likeliest(k: int) -> None:
     for token in range(4):
         assert accepted([token], Accept("top-k", k=k))[0] == (token < k)
         assert accepted([token], Accept("top-k", k=k), [P[2], P[0]])[0] == (token < k)  # ties by id, like argmax
+
+
+def test_a_guess_stands_for_what_is_most_like_it() -> None:
+    """Of LANTERN's equations: the nearest codes lend a guess what they have together, up to delta."""
+    near = {0: [1, 3], 1: [0, 2], 3: [2, 1, 0]}
+    for guess, k, delta, stands in [(1, 1, 0.5, 1), (1, 1, 0.49, 0), (3, 2, 0.9, 0), (3, 3, 0.95, 1), (0, 1, 0.1, 1)]:
+        rule = Accept("lantern", k=k, delta=delta, near=lambda token: np.array(near[token]))
+        assert accepted([guess], rule)[0] == stands, (guess, k, delta)  # code 0 is the likeliest
+    rule, q = Accept.parse("lantern:2,0.4"), np.array([0.1, 0.2, 0.0, 0.7])
+    assert (rule.k, rule.delta, rule.lossless) == (2, 0.4, False)
+    rule = replace(rule, near=lambda token: np.array(near[token]))
+    drawn = Proposal(np.array([3]), None, q[None])
+    verdicts = [verify(drawn, FixedRows(P), Noise(seed), rule) for seed in range(4000)]
+    assert abs(np.mean([len(one.path) for one in verdicts]) - (P[0][3] + P[0][2]) / 0.7) < 0.03  # 1 would be too much
+    refused = {one.next_token for one in verdicts if not one.path}
+    assert refused == {0, 1}  # what was lent is gone
 
 
 @pytest.mark.parametrize("distance", range(4))

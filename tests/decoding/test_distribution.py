@@ -121,7 +121,15 @@ def test_the_same_test_sees_a_block_that_reads_the_numbers_of_the_one_before(mon
     assert p_value("draft model", BLOCKS, MANY) < 1e-4
 
 
-LOSSY = [Accept("typical"), Accept("top-k", k=2), Accept("distance", distance=1), Accept("all"), Accept(min_block=1)]
+LANTERN = Accept("lantern", k=1, delta=0.6, near=lambda token: np.array([(token + 1) % VOCAB]))
+LOSSY = [
+    LANTERN,
+    Accept("typical"),
+    Accept("top-k", k=2),
+    Accept("distance", distance=1),
+    Accept("all"),
+    Accept(min_block=1),
+]
 
 
 @pytest.mark.parametrize("accept", LOSSY)

@@ -44,6 +44,9 @@ class FixedRows(RowSampler):
         self.read.add(row)
         return np.asarray(self.p[row])
 
+    def chances(self, row: int) -> NDArray[np.float64]:
+        return self.distribution(row)
+
     def likeliest(self, row: int) -> int:
         return self.choose(row)
 

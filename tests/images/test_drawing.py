@@ -42,6 +42,10 @@ def test_logits_codes_and_pictures_are_those_of_the_authors_code(bundle: Path, o
         assert np.abs(opened / 127.5 - 1 - np.clip(wanted["picture"], -1, 1)).max() < 0.004
         for method in engine.methods:
             assert engine.draw("3", method=method, fallback=False).result.tokens == drawing.result.tokens, method
+        lent = engine.draw("3", method="self-spec", fallback=False, accept="lantern:40,1.0").result
+        assert lent.tokens != drawing.result.tokens
+        assert not lent.lossless
+        assert "LANTERN" in lent.approximations[-1]
         drawn = engine.draw("3", temperature=5.0, seed=1).result  # of logits nearly alike, zeros of classes among them
         assert max(drawn.tokens) < SIZE
         assert engine.draw("3", guidance_scale=1.0).result.tokens != drawing.result.tokens
