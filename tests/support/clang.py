@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.arm64 import COMPILER as ARM_COMPILER
 from tests.support.required import need
-from tests.support.selftest import COMMON, NATIVE, Program, compiled
+from tests.support.selftest import COMMON, NATIVE, TESTS, Program, compiled
 
 ROOT = NATIVE.parents[1]
 MINGW = "x86_64-w64-mingw32-g++-posix"
@@ -69,6 +69,13 @@ class Windows:
         gcc = MINGW.replace("g++", "gcc")
         _run(gcc, "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", str(source), str(self.library), "-o",
              str(path))  # fmt: skip
+        return path
+
+    def session(self) -> Path:
+        """Build the program that runs a graph in ONNX Runtime for Windows."""
+        path = self._folder / "ort_windows.exe"
+        _run(MINGW, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-static", f"-I{NATIVE}",
+             str(TESTS / "ort_windows.cpp"), "-o", str(path))  # fmt: skip
         return path
 
 

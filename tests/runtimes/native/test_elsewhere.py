@@ -10,12 +10,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgespec.engine.engine import Engine
-from tests.conftest import PROMPTS
+from tests.conftest import PROMPTS, TARGET, Written
 from tests.support import arm64
 from tests.support.clang import Windows, for_arm, link_for_arm
+from tests.support.native_graph import Raw
 from tests.support.selftest import ARM, FUZZERS, NATIVE, PARTS, SOURCES, TESTS, build, host_compiler, host_isas, knows
 
 pytestmark = pytest.mark.nightly
@@ -78,6 +80,45 @@ def test_texts_on_windows(windows: Windows, engines: Callable[..., Engine], tmp_
     engine = engines("native")
     folder = shutil.copytree(engine.bundle.path, tmp_path / "ein B\u00fcndel \ud55c")  # a path as people have them
     check_texts(engine, folder, ["wine", str(windows.example(EXAMPLE))], **windows.environment)
+
+
+def test_an_open_bundle_is_renamed_on_windows(windows: Windows, writer: Callable[..., Written], tmp_path: Path) -> None:
+    made = writer("native", TARGET, "int4")
+    folder = shutil.copytree(made.folder, tmp_path / "bundle")
+    program = windows.example(TESTS / "renamed_windows.c")
+    done = subprocess.run(["wine", str(program), str(folder)], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, **windows.environment})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before, after, *said = done.stdout.split()
+    assert before == after
+    assert said[:3] == ["cannot", "be", "opened"]
+    assert sorted(path.name for path in folder.glob("*.old")) == ["model.data.old", "model.native.onnx.old"]
+
+
+@pytest.mark.usefixtures("native")
+def test_onnx_runtime_for_windows_takes_the_operators(
+    windows: Windows, writer: Callable[..., Written], tmp_path: Path
+) -> None:
+    """A pass of the node in ONNX Runtime's own library for Windows, out of its wheel, gives the bits of Linux."""
+    runtime = os.environ.get("EDGESPEC_WINDOWS_ONNXRUNTIME")
+    if not runtime:
+        pytest.skip("no ONNX Runtime for Windows: EDGESPEC_WINDOWS_ONNXRUNTIME names no onnxruntime.dll")
+    made = writer("native", TARGET, "int4")
+    raw, types = Raw(made), {"f": 1, "B": 2, "l": 7, "?": 9}
+    feeds = {**raw.feeds([5, 6, 7, 8]), "kv": np.zeros_like(raw.kv.array)}
+    given = []
+    for name, array in feeds.items():
+        (tmp_path / name).write_bytes(array.tobytes())
+        given.append(" ".join(map(str, (name, types[array.dtype.char], array.nbytes, *array.shape))))
+    (tmp_path / "given").write_text("\n".join(given), "utf-8")
+    graph = made.folder / made.part.graphs["native"].file
+    words = [str(windows.session()), runtime, str(windows.library), str(graph), str(tmp_path)]
+    done = subprocess.run(["wine", *words], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, **windows.environment})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    logits = raw.run({name: array for name, array in feeds.items() if name != "kv"})[0]
+    assert (tmp_path / "logits").read_bytes() == logits.tobytes()
+    assert (tmp_path / "kv").read_bytes() == raw.kv.array.tobytes()
 
 
 def test_texts_on_arm(arm_library: Path, engines: Callable[..., Engine], tmp_path: Path) -> None:

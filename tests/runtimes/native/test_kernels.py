@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.device import FORMATS, main
 from edgespec.runtimes.files.formats import KINDS
+from tests.conftest import Written
 from tests.support import arm64
 from tests.support.selftest import (
     ARM,
@@ -37,6 +38,8 @@ from tests.support.selftest import (
     linked,
 )  # fmt: skip
 
+C_INTERFACE = ("damaged", "model_file", "texts", "c_api")
+DAMAGED = [("qwen2_tied_gqa7", "int4"), ("lfm2_conv", "int8"), ("qwen2_untied", "fp32")]  # bundles to change
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
     **{f"linear_{kind}": 1.2e-7 for kind, spec in KINDS.items() if spec.size},
@@ -111,11 +114,12 @@ def sanitized(folder: Path, program: Program) -> dict[str, Program]:
     if done.returncode != 0 or subprocess.run([str(folder / "probe")], capture_output=True).returncode != 0:
         pytest.skip("the compiler has no sanitizer runtime")
     flags = (*PLAIN, *SANITIZED)
-    objects = compiled(place, compiler, (*OPERATOR, *FUZZERS), (f"isa_{program.isas[-1]}",), flags)
-    shared = objects[: len(OPERATOR)]
+    beside = (*FUZZERS, *C_INTERFACE)
+    objects = compiled(place, compiler, (*OPERATOR, *beside), (f"isa_{program.isas[-1]}",), flags)
+    shared, own_parts = objects[: len(OPERATOR)], dict(zip(beside, objects[len(OPERATOR) :], strict=True))
     # the selftest's own parts as they are: what they hand to the kernels lies in memory that the sanitizer watches
     parts = {"selftest": [str(program.path.parent / f"{name}.o") for name in PARTS]}
-    parts |= dict(zip(FUZZERS, ([one] for one in objects[-len(FUZZERS) :]), strict=True))
+    parts |= {name: [own_parts[name]] for name in FUZZERS} | {"damaged": [own_parts[name] for name in C_INTERFACE]}
     return {name: linked(place / name, compiler, [*shared, *own], flags) for name, own in parts.items()}
 
 
@@ -193,6 +197,19 @@ def test_what_strangers_give_under_sanitizers(sanitized: dict[str, Program], nam
     """Kept inputs, and some that are made up: they run or are refused in words (tests/fuzz/README.md)."""
     kept = sorted(str(path) for path in (TESTS / "corpus" / name).iterdir())
     assert sanitized[name].run("7", str(count), *kept).startswith(f"ok, {count} inputs and {len(kept)} files, ")
+
+
+@pytest.mark.nightly
+def test_damaged_bundles_under_sanitizers(
+    sanitized: dict[str, Program], writer: Callable[..., Written], tmp_path: Path
+) -> None:
+    """The C interface refuses bundles whose files were changed or cut off, or runs them."""
+    made = [writer("native", name, form) for name, form in DAMAGED]
+    graphs = [str(one.folder / one.part.graphs["native"].file) for one in made]
+    options = "allocator_may_return_null=1:max_allocation_size_mb=1024"
+    said = sanitized["damaged"].run("7", "400", str(tmp_path), *graphs, ASAN_OPTIONS=options)
+    found = [int(word) for word in said.replace(",", "").split() if word.isdigit()]
+    assert min(found) > 100, said
 
 
 @pytest.mark.nightly
