@@ -46,7 +46,7 @@ def windows(engine: LoadedBundle, seed: int | None) -> Windows:
 
 
 class Speech:
-    """Speech on its way: iterate for float32 [n], samples of ``rate`` a second; ``close`` ends it early.
+    """Speech on its way: iterate for float32 [n], samples of ``rate`` a second; leaving it, or ``close``, ends it.
 
     Args:
         engine: of a bundle that speaks.
@@ -73,10 +73,13 @@ class Speech:
         self.stream = Stream(engine.usable, speech_prompt(sound, engine.codec, text, voice), settings, cancel)
 
     def __iter__(self) -> Iterator[Samples]:
-        for chunk in self.stream:
-            if chunk.round is not None:
-                yield from self._windows.push(chunk.round.tokens)
-        yield from self._windows.finish()
+        try:
+            for chunk in self.stream:
+                if chunk.round is not None:
+                    yield from self._windows.push(chunk.round.tokens)
+            yield from self._windows.finish()
+        finally:
+            self.close()
 
     @property
     def result(self) -> Result:

@@ -57,6 +57,9 @@ def test_a_text_becomes_codes_and_sound(orpheus: Path) -> None:
         for method in engine.methods:
             other = engine.speak("hello there", voice="leo", method=method, **GREEDY)
             assert np.array_equal(np.concatenate(list(other)), np.concatenate(pieces)) or not other.result.exact, method
+        left = engine.speak("hello there", voice="leo", method="ar", **GREEDY)
+        assert np.array_equal(next(iter(left)), pieces[0])
+        assert (left.result.finish, len(left.result.tokens)) == ("cancelled", 4 * PLACES)
         assert engine.speaking.sampling.repetition_penalty == 1.3
         with pytest.raises(EdgespecError, match="empty"):
             engine.speak(" ")
