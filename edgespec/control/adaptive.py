@@ -26,6 +26,7 @@ from edgespec.formulas.cost import CostModel, expected_tokens
 
 PRIOR = 0.5  # acceptance where nothing is known
 WAIT, LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
+REST = 8  # rounds for which a costly drafter that is not worth asking is left alone: looking takes time, too
 MOST_BUCKETS = 64  # whose acceptance is kept: some drafters number what they draft with, without end
 _DECAY = 0.9
 _ROUND_DECAY = 0.95  # of what rounds of a drafter that stops by itself gave and took
@@ -107,13 +108,14 @@ class Adaptive(Wrapper):
         self._costs = cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._stats = Stats()  # of the request
+        self._rest = 0  # rounds that are plain without looking
         self._asked = 0  # guesses that a costly drafter was last asked for
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
     def begin(self, request: DraftRequest) -> int | None:
         """Begin a request; forget and freeze where it asks for a reproducible text."""
         self._stats, self.reproducible = request.stats, request.params.seeded_rejection
-        self._costs = self.cost.given() if self.reproducible else self.cost
+        self._costs, self._rest = self.cost.given() if self.reproducible else self.cost, 0
         if self.reproducible:
             self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
         return self.inner.begin(request)
@@ -128,7 +130,7 @@ class Adaptive(Wrapper):
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Let the inner drafter read what it needs where it will be asked next."""
-        if not most and not self.inner.prefill(tokens, 0):  # most rounds
+        if not most and (self._rest or not self.inner.prefill(tokens, 0)):  # most rounds
             return 0
         if not self._cheap and self.fallback:
             bucket, rows = self._expected(self.gamma_max)
@@ -139,6 +141,10 @@ class Adaptive(Wrapper):
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Return as much of the inner drafter's proposal as is fastest to verify."""
+        if self._rest:
+            self._rest -= 1
+            self.plain += 1
+            return EMPTY
         budget = min(budget, self.gamma_max)
         if self._cheap:
             proposal = self.inner.propose(tokens, budget)
@@ -197,7 +203,8 @@ class Adaptive(Wrapper):
             self.probes += 1
             stats.probes += 1
             return length
-        record.waited += 1
+        self._rest = 0 if self._cheap else max(min(REST, record.wait - record.waited) - 1, 0)
+        record.waited += 1 + self._rest
         return 0
 
     def _to_probe(self, record: Record, rows: list[int]) -> int:
@@ -308,7 +315,7 @@ class Adaptive(Wrapper):
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """Learn what the round cost, whoever had rows in its pass."""
-        if not self.reproducible:
+        if not self.reproducible and not self._rest:
             steps = 1 if self._at_once else proposal.deepest
             if proposal.head_start is None:
                 self.cost.observe_verify(time.rows, time.verify_ms)

@@ -3,6 +3,7 @@ package dev.edgespec.control
 import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
 
+private const val REST = 8 // rounds for which a costly drafter that is not worth asking is left alone: looking takes time, too
 private const val MOST_BUCKETS = 64 // whose acceptance is kept: some drafters number what they draft with, without end
 private const val PROBE = 2 // guesses of a probe
 private const val STREAK = 6 // probes in a row, while all their guesses are accepted
@@ -85,6 +86,7 @@ class Adaptive(
     private var costs = cost
     private var nodesPerDepth = 1.0 // of a costly drafter's trees
     private var stats = Stats() // of the request
+    private var rest = 0 // rounds that are plain without looking
     private var asked = 0 // guesses that a costly drafter was last asked for
     private var last = Outlook(0, 0.0, prior)
     override val proposer: String get() = inner.maker
@@ -94,6 +96,7 @@ class Adaptive(
         stats = request.stats
         reproducible = request.params.seededRejection
         costs = if (reproducible) cost.given() else cost
+        rest = 0
         if (reproducible) {
             records.clear()
             lastBucket = 0
@@ -121,7 +124,7 @@ class Adaptive(
 
     /** Let the inner drafter read what it needs where it will be asked next. */
     override fun prefill(tokens: Tokens, most: Int): Int {
-        if (most == 0 && inner.prefill(tokens, 0) == 0) return 0 // most rounds
+        if (most == 0 && (rest > 0 || inner.prefill(tokens, 0) == 0)) return 0 // most rounds
         return if (willAsk()) inner.prefill(tokens, most) else 0
     }
 
@@ -133,6 +136,11 @@ class Adaptive(
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
+        if (rest > 0) {
+            rest--
+            plain++
+            return Proposal.EMPTY
+        }
         val most = minOf(budget, gammaMax)
         val proposal = if (cheapInner) {
             val found = inner.propose(tokens, most)
@@ -192,7 +200,8 @@ class Adaptive(
             stats.probes++
             return length
         }
-        record.waited++
+        rest = if (cheapInner) 0 else maxOf(minOf(REST, record.wait - record.waited) - 1, 0)
+        record.waited += 1 + rest
         return 0
     }
 
@@ -315,7 +324,7 @@ class Adaptive(
     }
 
     override fun timed(proposal: Proposal, time: RoundTime) {
-        if (!reproducible) {
+        if (!reproducible && rest == 0) {
             val steps = if (atOnce) 1 else proposal.deepest
             if (proposal.headStart != null) { // part of the pass over the first row ran while drafting, too
                 cost.observeRound(time.rows, maxOf(steps, 1), time.draftMs + time.verifyMs)
