@@ -43,8 +43,9 @@ def test_numpy_equals_transformers(opened: Callable[[str], Opened], name: str) -
     logits = reference_logits(arch, known["tokens"].tolist(), known["rows"].tolist(), floats=encoded)
     np.testing.assert_allclose(logits, known["logits"], atol=1e-4, rtol=0)
     tokens = [*known["tokens"][:1].tolist(), *known["greedy"].tolist()]
-    rows = range(len(tokens) - 1)
-    assert reference_logits(arch, tokens, list(rows), floats=encoded).argmax(-1).tolist() == tokens[1:]
+    rows = np.arange(len(tokens) - 1)
+    found = reference_logits(arch, tokens, rows.tolist(), floats=encoded)
+    assert (found[rows, tokens[1:]] >= found.max(-1) - 1e-4).all()
 
 
 def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:

@@ -68,11 +68,9 @@ def test_float32_equals_transformers(made: Callable[..., Made], name: str) -> No
     np.testing.assert_allclose(found[case["rows"]], case["logits"], atol=1e-4, rtol=0)
     slot.crop(0)
     text = [int(tokens[0])]
-    for expected in case["greedy"][:12]:
-        best = slot.forward_best(np.array(text[-1:])).best
-        assert best is not None
-        assert int(best[0][0]) == expected
-        slot.keep([0])
+    for expected in case["greedy"]:
+        row = slot_rows(slot, text[-1:])[0]
+        assert row[expected] >= row.max() - 1e-4  # as close as logits are compared
         text.append(int(expected))
 
 
