@@ -22,6 +22,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.image_processing_backends import TorchvisionBackend
 from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
@@ -54,6 +56,7 @@ PROCESSORS: dict[str, tuple[type, type]] = {
     "idefics3": (Idefics3ImageProcessorPil, Idefics3ImageProcessor),
     "smolvlm": (Idefics3ImageProcessorPil, Idefics3ImageProcessor),
     "lfm2_vl": (ByPillow, Lfm2VlImageProcessor),
+    "internvl": (GotOcr2ImageProcessorPil, GotOcr2ImageProcessor),
     "gemma3": (Gemma3ImageProcessorPil, Gemma3ImageProcessor),
     "qwen3_vl_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_5_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
@@ -101,6 +104,8 @@ def text_of(kind: str, config: Any, processor: Any, given: dict[str, Any], rows:
         return writer.replace_image_token(given, 0, use_image_special_tokens=True)
     if kind.startswith("qwen"):
         return "<|image_pad|>" * rows
+    if kind == "internvl":
+        return "<img>" + "<IMG_CONTEXT>" * rows + "</img>"
     return "\n\n<start_of_image>" + "<image_soft_token>" * rows + "<end_of_image>\n\n"
 
 

@@ -17,12 +17,14 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
     """Prompts of a file, or those of the bundle's golden vectors.
 
     A .jsonl file has objects with ``prompt`` (or Spec-Bench's ``turns``); any other file has a prompt a line.  A model
-    that hears is given a recording, and a prompt is a window of it.
+    that hears is given a recording, and a prompt is a window of it; a decoder that hears reads texts, too.
 
     Raises:
         InvalidRequest: the file cannot be read or has no prompts.
     """
-    if engine.bundle.manifest.hears:
+    manifest = engine.bundle.manifest
+    texts = manifest.speech is None and (file is None or file.suffix in (".txt", ".jsonl"))
+    if manifest.hears and not texts:
         from edgespec.engine.hearing import windows
 
         if file is None:

@@ -10,6 +10,7 @@ from edgespec.errors import ExportError, UnsupportedModel, first_line
 from edgespec.export.architectures import (
     gemma3_vl,
     idefics3,
+    internvl,
     lfm2_vl,
     qwen2_5_vl,
     qwen2_vl,
@@ -34,6 +35,7 @@ SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "lfm2_vl": lfm2_vl.open_sight,
     "lfm2-vl": lfm2_vl.open_sight,
     "gemma3": gemma3_vl.open_sight,
+    "internvl": internvl.open_sight,
     "qwen2_vl": qwen2_vl.open_sight,
     "qwen2_5_vl": qwen2_5_vl.open_sight,
     "qwen3_vl": qwen_vl.open_sight,

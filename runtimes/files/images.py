@@ -80,6 +80,15 @@ class Gemma3Pixels(Pixels):
     size: Width
 
 
+class InternVlPixels(Pixels):
+    """InternVL3: as many tiles of ``tile`` pixels as ``tiles`` says, least and most, and the whole as one more."""
+
+    kind: Literal["internvl"]
+    tile: Width
+    tiles: tuple[Width, Width]
+    split: bool = True
+
+
 class Qwen2VlPixels(Pixels):
     """Qwen2-VL and later: native resolution of ``least`` to ``most`` pixels.
 
@@ -91,18 +100,21 @@ class Qwen2VlPixels(Pixels):
     most: Annotated[int, Field(gt=0, le=1 << 30)]
 
 
-Processor = Annotated[Idefics3Pixels | Lfm2VlPixels | Gemma3Pixels | Qwen2VlPixels, Field(discriminator="kind")]
+Processor = Annotated[
+    Idefics3Pixels | Lfm2VlPixels | Gemma3Pixels | InternVlPixels | Qwen2VlPixels, Field(discriminator="kind")
+]
 
 
 class MergePart(Part):
     """How squares of ``factor`` times ``factor`` rows of a tower become one row each before the projector.
 
     ``blocks``: they are put side by side (pixel shuffle, pixel unshuffle and patch mergers all do that); ``average``:
-    their mean.
+    their mean.  ``lead``: rows in front that stand for no patch; the tower reads zeros there, and they are left out.
     """
 
     how: Literal["blocks", "average"]
     factor: Guesses = 1
+    lead: int = Field(default=0, ge=0, le=64)
 
 
 class PlacesPart(Part):

@@ -6,7 +6,7 @@ from math import isqrt
 from typing import Any
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, Lfm2VlPixels, Qwen2VlPixels
+from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, InternVlPixels, Lfm2VlPixels, Qwen2VlPixels
 
 OPTION = "--image-rows"
 APART = 4  # most over least rows: sides are rounded up where a picture is made larger
@@ -23,7 +23,7 @@ def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
     if image is None:
         raise InvalidRequest(f"{OPTION} {rows}: this model reads no images", f"leave {OPTION} out")
     how, least = image.processor, image.most
-    if isinstance(how, Idefics3Pixels):
+    if isinstance(how, Idefics3Pixels | InternVlPixels):
         least = _of_tile(image)
     elif isinstance(how, Lfm2VlPixels | Qwen2VlPixels):
         least = 1
@@ -38,7 +38,7 @@ def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
 def _of_tile(image: ImagePart) -> int:
     """Rows of a tile."""
     processor = image.processor
-    assert isinstance(processor, Idefics3Pixels | Lfm2VlPixels)
+    assert isinstance(processor, Idefics3Pixels | InternVlPixels | Lfm2VlPixels)
     side: int = processor.tile // processor.patch // image.merge.factor
     return side * side
 
@@ -50,6 +50,11 @@ def _changes(image: ImagePart, rows: int) -> tuple[dict[str, Any], int]:
         most = rows * (how.patch * image.merge.factor) ** 2
         return {"most": most, "least": min(how.least, most // APART)}, rows
     tile = _of_tile(image)
+    if isinstance(how, InternVlPixels):
+        tiles = rows // tile - 1
+        if tiles < max(how.tiles[0], 2) or not how.split:
+            return {"split": False}, tile
+        return {"tiles": (how.tiles[0], min(how.tiles[1], tiles))}, tile * (1 + min(how.tiles[1], tiles))
     if isinstance(how, Idefics3Pixels):
         side = isqrt(max(rows // tile - 1, 0))  # tiles of a side, beside the whole
         if side < 2:  # one tile is the whole

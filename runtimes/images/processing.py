@@ -10,7 +10,7 @@ Gemma 3 (arXiv 2503.19786); Qwen2-VL (arXiv 2409.12191).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from edgespec.runtimes.files.images import (
     Gemma3Pixels,
     Idefics3Pixels,
     ImagePart,
+    InternVlPixels,
     Lfm2VlPixels,
     Pixels,
     PlacesPart,
@@ -76,6 +77,8 @@ def process(pixels: Picture, part: ImagePart) -> Processed:
         return _idefics3(pixels, how, part)
     if isinstance(how, Lfm2VlPixels):
         return _lfm2_vl(pixels, how, part)
+    if isinstance(how, InternVlPixels):
+        return _internvl(pixels, how, part)
     if isinstance(how, Gemma3Pixels):
         return _processed([resized(pixels, (how.size, how.size), how)], part)
     return _processed([_within(pixels, how, part)], part)
@@ -84,7 +87,7 @@ def process(pixels: Picture, part: ImagePart) -> Processed:
 def merged(rows: Floats, grid: Size, part: ImagePart) -> Floats:  # [T, width] -> [R, columns]
     """Make one row of each square of a tower's rows, as the projector reads them."""
     (height, width), factor = grid, part.merge.factor
-    blocks = rows.reshape(height // factor, factor, width // factor, factor, -1).swapaxes(1, 2)
+    blocks = rows[part.merge.lead :].reshape(height // factor, factor, width // factor, factor, -1).swapaxes(1, 2)
     count = height * width // factor**2
     if part.merge.how == "average":
         return np.asarray(blocks.reshape(count, factor * factor, -1).mean(1, dtype=np.float32))
@@ -104,7 +107,9 @@ def read_places(folder: Path, part: ImagePart) -> Floats | None:  # [side * side
 
 
 def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats:  # [T, columns]
-    """Put the positions of a piece's patches behind them, where a tower is given both."""
+    """Put the positions of a piece's patches behind them, where a tower is given both, or empty rows in front."""
+    if part.merge.lead:
+        return np.pad(piece.patches, ((part.merge.lead, 0), (0, 0)))
     if part.places is None or places is None:
         return piece.patches
     return np.concatenate([piece.patches, resampled(places, piece.grid, part.places)], 1)
@@ -146,6 +151,7 @@ def piece_rows(piece: Piece, part: ImagePart, places: Floats | None, encode: Enc
             the projectors, which are told None.
     """
     inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
+    inside = np.pad(inside, ((0, 0), (part.merge.lead, 0)))
     each = np.split(encode(0, tower_rows(piece, part, places), inside), 1 + part.deepstack, axis=1)
     return np.concatenate([encode(1 + at, merged(one, piece.grid, part), None) for at, one in enumerate(each)], axis=1)
 
@@ -258,7 +264,11 @@ def _lfm2_vl(pixels: Picture, how: Lfm2VlPixels, part: ImagePart) -> Processed:
     whole = resized(pixels, size, how)
     if not how.split or max(how.tiles) == 1 or math.prod(rounded) <= most * how.tolerance:
         return _processed([whole], part)
-    columns, rows = _grid(height, width, how)
+    least, most = how.tiles
+    # transformers orders by number alone what a set of pairs gives, and the last of two alike may win
+    shapes = {(x, y) for n in range(least, most + 1) for x in range(1, n + 1) for y in range(1, n + 1)
+              if least <= x * y <= most}  # fmt: skip
+    columns, rows = _grid(height, width, how.tile, shapes)
     tiles = _tiles(resized(pixels, (rows * how.tile, columns * how.tile), how), how.tile)
     thumbnail = [whole] if how.thumbnail and rows * columns > 1 else []
     if rows * columns == 1:
@@ -271,21 +281,24 @@ def _lfm2_vl(pixels: Picture, how: Lfm2VlPixels, part: ImagePart) -> Processed:
     return _processed([*tiles, *thumbnail], part, words)
 
 
-def _grid(height: int, width: int, how: Lfm2VlPixels) -> tuple[int, int]:
+def _grid(height: int, width: int, tile: int, shapes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Choose columns and rows of tiles that have the shape of the picture; of two alike the one nearer to its size."""
-    least, most = how.tiles
-    # transformers orders by number alone what a set of pairs gives, and the last of two alike may win
-    shapes = sorted(
-        {(x, y) for n in range(least, most + 1) for x in range(1, n + 1) for y in range(1, n + 1)
-         if least <= x * y <= most},
-        key=math.prod,
-    )  # fmt: skip
     best, off = (1, 1), math.inf
-    for x, y in shapes:
+    for x, y in sorted(shapes, key=math.prod):
         other = abs(width / height - x / y)
-        if other < off or (other == off and width * height > 0.5 * how.tile**2 * x * y):
+        if other < off or (other == off and width * height > 0.5 * tile**2 * x * y):
             best, off = (x, y), other
     return best
+
+
+def _internvl(pixels: Picture, how: InternVlPixels, part: ImagePart) -> Processed:
+    """Resize a picture to tiles of about its shape, and beside several to one."""
+    (least, most), (height, width) = how.tiles, pixels.shape[:2]
+    sides = range(1, most + 1)
+    shapes = [(x, y) for x in sides for y in sides if least <= x * y <= most] if how.split else [(1, 1)]
+    columns, rows = _grid(height, width, how.tile, shapes)
+    tiles = _tiles(resized(pixels, (rows * how.tile, columns * how.tile), how), how.tile)
+    return _processed([*tiles, *([resized(pixels, (how.tile, how.tile), how)] if len(tiles) > 1 else [])], part)
 
 
 def _bounded(height: int, width: int, unit: int, least: int, most: int) -> Size:

@@ -99,6 +99,19 @@ CASES: dict[str, tuple[Config, Config]] = {
          "vision_config": SIGLIP | {"image_size": 60, "patch_size": 10, "hidden_act": "relu", "layer_norm_eps": 1e-3}},
         {"size": {"height": 60, "width": 60}, "image_mean": [0.1, 0.2, 0.3]},
     ),
+    "internvl": (
+        {"model_type": "internvl", "text_config": LLAMA, "image_seq_length": 16, "projector_hidden_act": "gelu",
+         "vision_config": TOWER | {"model_type": "internvl_vision", "attention_bias": True, "image_size": [64, 64],
+                                   "patch_size": [8, 8], "hidden_act": "gelu"}},
+        {"size": {"height": 64, "width": 64}, "crop_to_patches": True, "max_patches": 6},
+    ),
+    "internvl_whole": (
+        {"model_type": "internvl", "text_config": LLAMA | {"num_hidden_layers": 2}, "image_seq_length": 9,
+         "projector_hidden_act": "silu",
+         "vision_config": TOWER | {"model_type": "internvl_vision", "image_size": [60, 60], "patch_size": [10, 10],
+                                   "use_mean_pooling": False, "layer_norm_eps": 1e-3}},
+        {"size": {"height": 60, "width": 60}, "crop_to_patches": False, "image_mean": [0.5, 0.4, 0.3]},
+    ),
     "qwen2_vl": (
         {"model_type": "qwen2_vl", "text_config": QWEN25 | {"model_type": "qwen2_vl_text"},
          "vision_config": {"embed_dim": 48, "hidden_size": 64, "depth": 3, "num_heads": 3, "patch_size": 8,
@@ -161,6 +174,7 @@ WORDS: dict[str, dict[str, int]] = {  # ids of words that stand around images
     "lfm2_vl": {"<image>": IMAGE, "<|image_start|>": 98, "<|image_end|>": 97, "<|img_thumbnail|>": 96,
                 **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
 }  # fmt: skip
+WORDS["internvl"] = {"<IMG_CONTEXT>": IMAGE, "<img>": 98, "</img>": 97}
 WORDS["smolvlm"] = WORDS["idefics3"]
 for _kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
     WORDS[_kind] = {"<|image_pad|>": IMAGE, "<|vision_start|>": 98, "<|vision_end|>": 97}

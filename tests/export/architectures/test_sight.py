@@ -95,7 +95,14 @@ def test_quantized_towers_give_nearly_the_same(
 
 
 @pytest.mark.parametrize(
-    "name, limits", [("idefics3", (16, 40, 90)), ("lfm2_vl", (3, 16, 60)), ("qwen3_vl", (1, 9, 30)), ("gemma3", (9,))]
+    "name, limits",
+    [
+        ("idefics3", (16, 40, 90)),
+        ("lfm2_vl", (3, 16, 60)),
+        ("qwen3_vl", (1, 9, 30)),
+        ("internvl", (16, 50, 99)),
+        ("gemma3", (9,)),
+    ],
 )
 def test_an_image_has_no_more_rows_than_was_asked_for(
     opened: Callable[[str], Architecture], name: str, limits: tuple[int, ...]
@@ -128,6 +135,8 @@ def test_what_reads_images_is_said(opened: Callable[[str], Architecture]) -> Non
         ("gemma3", "preprocessor", {"size": {"height": 64, "width": 64}}, "pictures of 64 pixels"),
         ("idefics3", "preprocessor", {"max_image_size": {"longest_edge": 60}}, "tiles of 60 pixels"),
         ("idefics3", "preprocessor", {"resample": 4}, "resample 4"),
+        ("internvl", "preprocessor", {"size": {"height": 56, "width": 56}}, "expected squares of 64 pixels"),
+        ("internvl", "config", {"vision_feature_layer": -2}, "rows of layer -2"),
         ("lfm2_vl", "preprocessor", {"do_normalize": False}, "do_normalize"),
         ("lfm2_vl", "preprocessor", {"tile_size": 72}, "tiles of 72 pixels"),
         ("lfm2_vl", "preprocessor", {"encoder_patch_size": 16}, "patches of 16 pixels, and the tower reads 8"),
