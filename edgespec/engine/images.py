@@ -270,7 +270,9 @@ class Images:
             model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
             self._sides[side] = Encoder(model, image.windows if image and not side else None)
         found = self._sides[side]
-        return found.encode(np.pad(rows, ((0, 0), (0, found.columns - rows.shape[1]))), inside)
+        if (lacking := found.columns - rows.shape[1]) > 0:
+            rows = np.pad(rows, ((0, 0), (0, lacking)))
+        return found.encode(rows, inside)
 
     # -- on the disk ---------------------------------------------------------------------------------------------------
 

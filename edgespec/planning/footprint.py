@@ -22,11 +22,13 @@ from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import Manifest, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.files.sound import SoundPart, WhisperFront
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.encoder import encoder_attention
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
 MIB = 1 << 20
+READ = 3 * 4 + 2  # bytes of a number that a pass over given rows reads
 MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
 
 
@@ -279,6 +281,8 @@ def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunO
     graphs = sum(manifest.files[one.graphs[NATIVE].file].size for one in sides)
     working = native_scratch(tower, replace(use, context=rows), rows)
     working += working_bytes(tower, encoder_attention(tower), rows)
+    if part.sound is not None:
+        working += heard_bytes(part.sound, part, rows)
     columns, name = part.facts.hidden * (1 + (part.image.deepstack if part.image else 0)), "images"
     most = part.image.most if part.image else 0
     if part.sound is not None:
@@ -291,6 +295,21 @@ def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunO
         MemoryPart("tower scratch", working, note=f"of a pass over {rows} rows"),
         MemoryPart(name, use.batch * 4 * most * columns, note=f"{use.batch} x {most} rows of {columns}"),
     ]
+
+
+def heard_bytes(sound: SoundPart, part: ModelPart, rows: int) -> int:
+    """Bytes of what a tower over sound and convolutions before it read, and of what the latter give.
+
+    A row that is read lies in an array, in the buffer of the pass, in its scratch, and in the form that is multiplied.
+    """
+    convolutions, front = part.convolutions or [], sound.front
+    if isinstance(front, WhisperFront):
+        return READ * rows * 3 * front.features.columns
+    found = READ * rows * front.halved(front.bands) * convolutions[-1].facts.hidden
+    for at, one in enumerate(convolutions):
+        width = one.facts.hidden
+        found += one.facts.context * (READ * 9 * (width if at else 1) + 2 * 4 * width)
+    return found
 
 
 def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
