@@ -13,7 +13,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.audio.spoken import Samples, Windows, frame_noise, speech_prompt
 from edgespec.runtimes.files.codes import CodesPart, SoundCodes
 
@@ -40,7 +40,10 @@ def windows(engine: LoadedBundle, seed: int | None) -> Windows:
 
     def decode(codes: NDArray[np.int64], first: int) -> Samples:
         noise = {"noise": frame_noise(abs(seed or 0), first, len(codes), sound.noise)} if sound.noise else {}
-        return decoder.run(codes, **noise)
+        found = decoder.run(codes, **noise)
+        if found.ndim != 1 or len(found) % len(codes) or not np.isfinite(found).all():
+            raise BundleError(f"{part.graph}: gives no sound of whole frames", "export the bundle again")
+        return found
 
     return Windows(part, decode)
 

@@ -96,7 +96,7 @@ class FrameRule:
         assert part.sound is not None
         places, self._prompt = part.sound.places, prompt
         self._masks = np.zeros((places, vocab), np.bool_)
-        self._masks[:, list(ends)] = True
+        self._masks[:, [token for token in ends if token < vocab]] = True
         codes = self._masks[:, part.first : part.first + part.size].reshape(places, places, -1)  # a view
         codes[range(places), range(places)] = True
 
@@ -112,7 +112,7 @@ class FrameRule:
 
 def pcm(sound: Samples) -> bytes:
     """Write samples as 16-bit integers, as Orpheus does."""
-    return (sound * 32767).astype("<i2").tobytes()
+    return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
 
 
 def wav_header(rate: int, samples: int | None = None) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.engine.loading import load
 from edgespec.engine.speaking import windows
-from edgespec.errors import EdgespecError, ExportError
+from edgespec.errors import BundleError, EdgespecError, ExportError
 from edgespec.export.codes import write_codes
 from edgespec.runtimes.audio.spoken import pcm, wav_header
 from edgespec.runtimes.text.codec import TextCodec
@@ -41,7 +41,7 @@ def test_sound_is_that_of_the_authors_code_and_streams_as_orpheus_does(orpheus: 
         assert [len(piece) for piece in short.finish()] == [4096]
 
 
-def test_a_text_becomes_codes_and_sound(orpheus: Path) -> None:
+def test_a_text_becomes_codes_and_sound(orpheus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(orpheus, threads=1) as engine:
         speech = engine.speak("hello there", voice="leo", **GREEDY)
         pieces = list(speech)
@@ -63,6 +63,9 @@ def test_a_text_becomes_codes_and_sound(orpheus: Path) -> None:
         assert engine.speaking.sampling.repetition_penalty == 1.3
         with pytest.raises(EdgespecError, match="empty"):
             engine.speak(" ")
+        monkeypatch.setattr(engine.code_decoder, "run", lambda *_, **__: np.zeros(5, np.float32))
+        with pytest.raises(BundleError, match="no sound of whole frames"):
+            list(engine.speak("hello there", voice="leo", **GREEDY))
         with pytest.raises(EdgespecError, match="expected a name, such as tara"):
             engine.speak("hello", voice="a: b")
 
