@@ -430,8 +430,8 @@ def ask_words(manifest: Manifest) -> str:
     """Write the options of `edgespec run` that ask this model something."""
     if manifest.hears:
         return "--audio talk.wav"
-    if manifest.codes is not None and manifest.codes.sound:
-        return "--prompt '...' -o speech.wav"
+    if manifest.codes is not None:
+        return f"--prompt '...' -o {'speech.wav' if manifest.codes.sound else 'picture.png'}"
     return "--chat" if manifest.tokenizer.chat_template else "--prompt '...'"
 
 

@@ -78,7 +78,6 @@ def _draw(engine: Engine, text: str, settings: Settings, options: dict[str, Any]
         height, width, _ = drawing.pixels.shape
         click.echo(f"{made}: {width} x {height} pixels", err=True)
         conclude(engine, drawing.result, settings, options["show_stats"])
-    end(engine, drawing.result, settings)
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.server.chats import ChatWriter, CompletionWriter
+from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.messages import CountRequest, MessagesRequest, MessageWriter
 from edgespec.server.requests import ChatRequest, CompletionRequest
@@ -13,8 +14,9 @@ from edgespec.server.responses import ResponsesRequest, ResponseWriter
 from edgespec.server.speech import SpeechRequest
 from edgespec.server.writer import Writer
 
-Kind = Literal["completion", "chat", "message", "count", "response", "embedding", "speech"]
-Request = type[CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest | EmbeddingRequest | SpeechRequest]
+Kind = Literal["completion", "chat", "message", "count", "response", "embedding", "speech", "image"]
+Texts = CompletionRequest | ChatRequest | MessagesRequest | ResponsesRequest
+Request = type[Texts | EmbeddingRequest | SpeechRequest | ImageRequest]
 
 
 @dataclass(frozen=True)
@@ -41,5 +43,6 @@ APIS: dict[Kind, Api] = {
     "count": Api("/v1/messages/count_tokens", CountRequest, None),
     "embedding": Api("/v1/embeddings", EmbeddingRequest, None),
     "speech": Api("/v1/audio/speech", SpeechRequest, None),
+    "image": Api("/v1/images/generations", ImageRequest, None),
     "response": Api("/v1/responses", ResponsesRequest, ResponseWriter, "resp_"),
 }

@@ -116,6 +116,7 @@ class _Routes:
             ),
             Route(APIS["count"].path, self.count, methods=["POST"]),
             Route(APIS["embedding"].path, self.embeddings, methods=["POST"]),
+            Route(APIS["image"].path, self.images, methods=["POST"]),
             Route(APIS["speech"].path, self.speech, methods=["POST"]),
             *(Route(path, partial(self.audio, kind), methods=["POST"]) for kind, path in PATHS.items()),
             Route("/v1/responses/{wanted}", self.response),
@@ -145,6 +146,7 @@ class _Routes:
                 "hears": model.hears,
                 "sees": model.sees,
                 "speaks": model.speaks,
+                "draws": model.draws,
                 "loaded": model.jobs is not None,
             }
             found.append(self._described(model.name) | {"edgespec": own})
@@ -195,6 +197,17 @@ class _Routes:
             request.scope[MODEL] = model = asked["model"]
             async with self.served.lent(model) as jobs:
                 return await jobs.speak(client, prompt, asked, request)
+        except EdgespecError as error:
+            self._refused(model, error)
+            raise
+
+    async def images(self, request: Request) -> Response:
+        client, model = self.access.client(request), ""
+        try:
+            asked = await self.readers.image(client, await request.body())
+            request.scope[MODEL] = model = asked.model
+            async with self.served.lent(model) as jobs:
+                return await jobs.draw(client, asked, request)
         except EdgespecError as error:
             self._refused(model, error)
             raise

@@ -24,6 +24,7 @@ from edgespec.server.apis import APIS, Kind
 from edgespec.server.audio import AudioRequest, Transcriber, events
 from edgespec.server.audio import written as transcript_text
 from edgespec.server.drafts import Drafts
+from edgespec.server.drawings import Drawer, ImageRequest, drawn
 from edgespec.server.embeddings import Embedder, Wanted, written
 from edgespec.server.errors import failure
 from edgespec.server.metrics import Metrics
@@ -110,13 +111,13 @@ class Jobs:
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
         self.embedder, self.transcriber = Embedder(engine, limits), Transcriber(engine, limits)
-        self.viewer = Viewer(engine, limits)
+        self.viewer, self.drawer = Viewer(engine, limits), Drawer(engine, limits)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
     def busy(self) -> bool:
         """Whether a request is not answered yet."""
-        return self.scheduler.busy or self.transcriber.busy or self.viewer.busy
+        return self.scheduler.busy or self.transcriber.busy or self.viewer.busy or self.drawer.busy
 
     def close(self) -> None:
         """End the decoding thread, and all that is left of requests."""
@@ -209,6 +210,15 @@ class Jobs:
         tokens = sum(map(len, texts))
         self.metrics.embedded(self.name, tokens)
         return await in_pieces(written(found, wanted, tokens))
+
+    async def draw(self, client: str, asked: ImageRequest, request: Request) -> Response:
+        """Answer with pictures."""
+        self.engine.choose_for(self.engine.defaults.changed(**asked.changes()))
+        found = await unless_gone(request, self.drawer.pictures(client, secrets.token_hex(12), asked))
+        if found is None:
+            self.metrics.refused(self.name, "cancelled")
+            return JSONResponse({}, 499)
+        return await in_pieces(drawn(found))
 
     async def speak(self, client: str, prompt: Sequence[int], asked: dict[str, Any], request: Request) -> Response:
         """Answer with sound, as its codes come."""

@@ -119,6 +119,11 @@ class Model:
         return self.known.image is not None
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws."""
+        return self.manifest.codes is not None and self.manifest.codes.image is not None
+
+    @property
     def speaks(self) -> bool:
         """Whether it speaks."""
         return self.manifest.codes is not None and self.manifest.codes.sound is not None

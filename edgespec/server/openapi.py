@@ -64,6 +64,7 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
             ),
             "/v1/embeddings": _post("Embeddings of texts", "EmbeddingRequest", "Embeddings", security, stream=False),
             **{path: _audio(kind, schemas, security) for kind, path in PATHS.items()},
+            "/v1/images/generations": _post("Pictures", "ImageRequest", "Pictures", security, stream=False),
             "/v1/audio/speech": _speech(security),
             "/v1/responses": _post("An answer", "ResponsesRequest", "Response", security),
             "/v1/responses/{response}": _get("A stored answer", "Response", security, parameter="response")
@@ -166,6 +167,7 @@ def _answers(name: Shape) -> Shape:
         hears=FLAG,
         sees=FLAG,
         speaks=FLAG,
+        draws=FLAG,
         loaded=FLAG,
     )
     usage = _object(
@@ -221,6 +223,13 @@ def _answers(name: Shape) -> Shape:
         "Health": _object(status={"const": "ok"}, running=WHOLE, waiting=WHOLE),
         "Model": _object(**model),
         "Models": _object(object={"const": "list"}, data=_list(_object(**model, edgespec=own))),
+        "Pictures": _object(
+            created=WHOLE,
+            data=_list(_object(b64_json=TEXT)),
+            output_format=TEXT,
+            size=TEXT,
+            edgespec=_list({"type": "object"}),
+        ),
         "Completion": whole("text_completion", text),
         "ChatCompletion": whole("chat.completion", said),
         "Failure": _object(error=_object(message=TEXT, type=TEXT, param=_either(TEXT, null), code=_either(TEXT, null))),

@@ -20,6 +20,7 @@ import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
+from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import Wanted
 from edgespec.server.errors import Busy, Refusal, Stopped
 from edgespec.server.queues import OneByOne, refuse
@@ -109,6 +110,11 @@ class Readers:
         """Read what is to be spoken; arguments and errors as of ``read``."""
         found, (prompt,) = await self._ask(client, "speech", body)
         return found["speech"], prompt
+
+    async def image(self, client: str, body: bytes) -> ImageRequest:
+        """Read what is to be drawn; arguments and errors as of ``read``."""
+        found, _ = await self._ask(client, "image", body)
+        return ImageRequest(**found["image"])
 
     async def _ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
         found: dict[str, Any] = {"elsewhere": True}

@@ -26,6 +26,7 @@ from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.files.codes import CodesPart
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.files.text_form import TextForm
@@ -36,6 +37,7 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind
+from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import EmbeddingRequest, Wanted
 from edgespec.server.errors import Refusal, failure
 from edgespec.server.pictures import Given, Sight
@@ -193,6 +195,11 @@ class Reader:
         sent = form.model_validate(made)
         if isinstance(sent, EmbeddingRequest):
             return _texts(self._tokens(sent.model), sent)
+        if isinstance(sent, ImageRequest):
+            codes = self._tokens(sent.model).known.codes
+            if codes is None or CodesPart.model_validate_json(codes).image is None:
+                raise InvalidRequest(f"model {sent.model!r} does not draw", "ask for one like builtin:glyphs")
+            return {"image": sent.model_dump()}, []
         if isinstance(sent, SpeechRequest):
             own = self._tokens(sent.model)
             told, spoken = sent.read(own.known.codes, own.codec, own.known.vocab, own.known.context)

@@ -25,6 +25,13 @@ export class Server {
     return (await answer.json()).data;
   }
 
+  // Asks for a picture -> {data: [{b64_json}], edgespec: [how]}; `signal` ends it.
+  async draw(body, signal) {
+    const options = { method: "POST", body: JSON.stringify(body), signal };
+    const answer = await this.#fetch("v1/images/generations", options, { "Content-Type": "application/json" });
+    return answer.json();
+  }
+
   // Asks, and yields the events of the stream; `signal` ends it.
   async *stream(path, body, signal) {
     const options = { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal };

@@ -76,7 +76,8 @@ export class Chat {
     this.on.started(message);
     try {
       await this.#keep(conversation);
-      await this.#take(message, this.#asked(said), signal);
+      if (this.settings.draws) await this.#draw(message, said.at(-1).text, signal);
+      else await this.#take(message, this.#asked(said), signal);
     } catch (error) {
       if (error.name === "AbortError") message.finish = "stopped";
       else message.problem = error.message;
@@ -87,6 +88,15 @@ export class Chat {
       ended();
       this.on.ended(message);
     }
+  }
+
+  async #draw(message, prompt, signal) {
+    const { method, ...rest } = this.settings.drawing();
+    const answer = await this.server.draw({ model: this.model, prompt, method, ...rest }, signal);
+    message.files = [{ name: prompt, picture: `data:image/png;base64,${answer.data[0].b64_json}` }];
+    [message.how] = answer.edgespec;
+    message.finish = "stop";
+    this.on.grown(message);
   }
 
   async #take(message, [path, body], signal) {

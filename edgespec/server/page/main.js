@@ -284,12 +284,12 @@ function use(model) {
   byId("model").textContent = model.id;
   document.title = `${model.id} · edgespec`;
   settings.offer(model.edgespec);
-  const chats = model.edgespec.chat;
+  const { chat: chats, draws } = model.edgespec;
   byId("attach").textContent = settings.sees ? "Attach files" : "Attach text files";
   byId("attach-files").ariaLabel = settings.sees ? "Pictures and text files to attach" : "Text files to attach";
-  byId("question-label").textContent = chats ? "Message" : "Text to continue";
-  question.placeholder = chats ? "Ask something" : "Begin a text";
-  byId("empty").textContent = chats ? "" : "This model was not made for chats: it continues your text, and whatever you add to it.";
+  byId("question-label").textContent = chats ? "Message" : draws ? "What to draw" : "Text to continue";
+  question.placeholder = chats ? "Ask something" : draws ? "Name what is to be drawn" : "Begin a text";
+  byId("empty").textContent = chats || draws ? "" : "This model was not made for chats: it continues your text, and whatever you add to it.";
 }
 
 function warn(text) {

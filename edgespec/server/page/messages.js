@@ -56,7 +56,8 @@ export class Messages {
     const coloured = this.drafts && message.pieces.length > 0;
     if (parts.coloured !== coloured) parts.text.replaceChildren();
     parts.coloured = coloured;
-    if (coloured) showPieces(parts.text, message.pieces);
+    if (message.files?.length) parts.text.replaceChildren(...message.files.map(view));
+    else if (coloured) showPieces(parts.text, message.pieces);
     else showMarkdown(parts.text, message.text);
     parts.thoughts.hidden = !message.thoughts || coloured; // pieces have them
     if (!parts.thoughts.hidden) showMarkdown(parts.thoughts.lastElementChild, message.thoughts);

@@ -35,13 +35,20 @@ export class Settings {
   }
 
   // Shows the methods of a model, and only what it can be told.
-  offer({ methods, chat, sees }) {
+  offer({ methods, chat, sees, draws }) {
     this.chat = chat;
+    this.draws = draws;
     this.sees = chat && sees;
     const names = [...new Set(["auto", ...methods, "ar"])];
     byId("method").replaceChildren(...names.map((name) => el("option", { value: name }, NAMES[name] ?? name)));
     byId("method").value = names.includes(this.wanted) ? this.wanted : "auto";
     byId("system-part").hidden = !chat;
+  }
+
+  // The fields of a request for a picture, but for its prompt.
+  drawing() {
+    const { temperature, seed, edgespec } = this.request();
+    return { method: edgespec.method, temperature, seed };
   }
 
   // The fields of a request, but for its text.

@@ -33,7 +33,7 @@ export function fromJson(text) {
     if (one.role === "user") return { role: "user", text: one.text, files };
     const pieces = Array.isArray(one.pieces) ? one.pieces.map(([kind, piece]) => [`${kind}`, `${piece}`]) : [];
     const { thoughts = "", figures: counted = {}, how = {}, finish = "", model = "" } = one;
-    return { role: "assistant", text: one.text, thoughts: `${thoughts}`, pieces, figures: counted, how, finish, model: `${model}` };
+    return { role: "assistant", text: one.text, files, thoughts: `${thoughts}`, pieces, figures: counted, how, finish, model: `${model}` };
   });
   return { title: `${found.title ?? ""}`.slice(0, 200), messages };
 }
