@@ -20,7 +20,11 @@ FORMS = ["txt", "srt", "vtt", "json"]
 
 audio_options = group(
     "Sound",
-    option("--audio", "A recording to transcribe: wav, flac, ogg or mp3; - reads it from stdin.", metavar="FILE"),
+    option(
+        "--audio",
+        "A recording to transcribe, or with --chat to ask about: wav, flac, ogg or mp3; - is stdin.",
+        metavar="FILE",
+    ),
     option("--language", "Spoken there, as in en.  [default: it is detected]"),
     option("--task", "Write it down, or translate it into English.", ["transcribe", "translate"], "transcribe"),
     option("--timestamps/--no-timestamps", "Whether segments have times.", default=True),
@@ -37,7 +41,7 @@ def transcribe(
 
     _check(prompts, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
-    asked, sound = _asked(prompts, options), _sound(options["audio"])
+    asked, sound = _asked(prompts, options), read_sound(options["audio"])
     form: TextFormat = "json" if as_json else options["form"]
     with progress() as report:
         folder = ready(bundle, report)
@@ -80,7 +84,7 @@ def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> None:
     Raises:
         click.UsageError: it is named.
     """
-    for name in ("chat", "session", "input", "output", "system", "tools", "mcp", "template", "stop", "show_drafts"):
+    for name in ("session", "input", "output", "system", "tools", "mcp", "template", "stop", "show_drafts"):
         if options.get(name):
             word = "template-option" if name == "template" else name.replace("_", "-")
             raise click.UsageError(f"--{word} does not go with --audio")
@@ -103,7 +107,8 @@ def _asked(prompts: tuple[str, ...], options: dict[str, Any]) -> TranscriptionSe
     return asked if not temperature else asked.changed(temperatures=(temperature,))
 
 
-def _sound(name: str) -> Path | bytes:
+def read_sound(name: str) -> Path | bytes:
+    """Return the file that ``--audio`` names, or what stdin holds for ``-``."""
     if name != "-":
         return Path(name)
     if sys.stdin is None:

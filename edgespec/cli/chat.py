@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.result import Result
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
 
 SWITCHES = {
@@ -65,7 +66,7 @@ class Chat:
     ) -> None:
         self.engine, self.conversation, self.settings, self.shown = engine, conversation, settings, shown
         self.tools = tools
-        self.images: list[Image] = []  # that go along with the next question
+        self.images: list[Image | Audio] = []  # that go along with the next question
         self.ended = self.typed = False
 
     def talk(self) -> None:

@@ -13,6 +13,7 @@ from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
 
 image_option = option(
@@ -50,27 +51,32 @@ def read_images(files: Iterable[Path]) -> list[Image]:
     return made
 
 
-def require_sight(engine: Engine) -> None:
-    """Refuse pictures where a model reads text alone.
+def require_sight(engine: Engine, kind: str = "image") -> None:
+    """Refuse pictures, or recordings in questions, where a model does not read them.
 
     Raises:
-        InvalidRequest: it does.
+        InvalidRequest: it does not.
     """
-    if engine.bundle.manifest.target.image is None:
+    target = engine.bundle.manifest.target
+    if (target.image if kind == "image" else target.sound) is None:
+        if kind == "audio":
+            hint = "export a decoder that hears, as Qwen3-ASR; leave --chat out where a model transcribes"
+            raise InvalidRequest("this bundle answers no questions about a recording", hint)
         hint = "export a model that reads images; `edgespec info` says what a bundle reads"
         raise InvalidRequest("this bundle reads text alone, and there is a picture", hint)
 
 
-def with_images(images: Sequence[Image], text: str) -> Any:
-    """Return the content of a message: the text, behind pictures where there are some."""
+def with_images(images: Sequence[Image | Audio], text: str) -> Any:
+    """Return the content of a message: the text, behind pictures or recordings where there are some."""
     if not images:
         return text
-    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+    parts: list[dict[str, Any]] = [{"type": image.kind, image.kind: image} for image in images]
     return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def text_of(content: Any) -> str:
-    """Return what a message says, as a line shows it: ``[picture]`` for each picture."""
+    """Return what a message says, as a line shows it: ``[picture]`` or ``[recording]`` for each."""
     if not isinstance(content, (list, tuple)):
         return str(content)
-    return "".join("[picture] " if part.get("type") == "image" else str(part.get("text", "")) for part in content)
+    shown = {"image": "[picture] ", "audio": "[recording] "}
+    return "".join(shown.get(part.get("type"), str(part.get("text", ""))) for part in content)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import at_terminal, conclude, drain, end, read_tools, template_options
-from edgespec.cli.audio import audio_options, transcribe
+from edgespec.cli.audio import audio_options, read_sound, transcribe
 from edgespec.cli.batch import answer_file, read_input
 from edgespec.cli.chat import Chat
 from edgespec.cli.common import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
     from edgespec.engine.result import Result
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
 
 
@@ -144,6 +145,7 @@ def command(
     edgespec run my-chat-model --mcp "uvx mcp-server-time"
     edgespec run HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is in the picture?"
     edgespec run openai/whisper-small --audio talk.mp3 --format srt > talk.srt
+    edgespec run my-qwen-asr --audio talk.mp3 --chat --prompt "What is it about?"
     edgespec run builtin:glyphs --prompt "A serif" -o picture.png
     edgespec run my-orpheus --prompt "Hello there." --voice tara -o speech.wav
     edgespec run demo --input prompts.jsonl --output answers.jsonl --batch 8
@@ -151,14 +153,17 @@ def command(
     edgespec run my-translator --input letter.txt --output brief.txt --batch 8
     """
     from edgespec.library import ready
+    from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.files.manifest import read_manifest
 
-    if options["audio"] is not None:
+    if options["audio"] is not None and not chat:
         transcribe(bundle, prompts, method, as_json, options | {"chat": chat, "session": session})
         return
     typed = _check(prompts, chat, as_json, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     options["images"] = read_images(options["images"])
+    if options["audio"] is not None:
+        options["images"].append(Audio.open(read_sound(options["audio"])))
     texts = [] if typed or options["input"] else [_read_stdin() if text == "-" else text for text in prompts or "-"]
     by_line = options["input"] is not None and options["input"].suffix != ".jsonl" and str(options["input"]) != "-"
     asked = read_input(options["input"]) if options["input"] else []
@@ -177,7 +182,8 @@ def command(
             return
         settings = make_settings(method, options, engine.defaults)
         if options["images"]:
-            require_sight(engine)
+            for one in options["images"]:
+                require_sight(engine, one.kind)
         if options["input"]:
             many = settings.changed(batch=options["batch"])
             if by_line and engine.sources is not None:
@@ -322,7 +328,7 @@ def _answer_json(
     text: str,
     settings: Settings,
     bundle: str,
-    images: Sequence[Image],
+    images: Sequence[Image | Audio],
 ) -> None:
     """Answer one question with one JSON object."""
     question = _question(text, images)
@@ -333,7 +339,7 @@ def _answer_json(
     end(engine, stream.result, settings, told=False)
 
 
-def _question(text: str, images: Sequence[Image] = ()) -> str:
+def _question(text: str, images: Sequence[Image | Audio] = ()) -> str:
     """Strip a question of the line end that `echo` puts behind it; a picture needs none."""
     if not text.strip() and not images:
         raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")

@@ -188,7 +188,7 @@ def test_the_command_writes_text_subtitles_and_json(command: Command, digits: Pa
     "words, code, why",
     [
         (("--language", "xx"), 1, "no language 'xx'"),
-        (("--chat",), 2, "--chat does not go with --audio"),
+        (("--chat", "--prompt", "what?"), 1, "answers no questions"),
         (("--regex", "a"), 2, "grammar"),
         (("--prompt", "a", "--prompt", "b"), 2, "one --prompt"),
         (("--format", "doc"), 2, "--format"),
