@@ -258,6 +258,20 @@ def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
     assert all(float(row[3]) < 0.1 and row[7] == "3/3" for row in rows)
 
 
+@pytest.mark.nightly  # it imports torch
+@pytest.mark.usefixtures("native")
+def test_restoring(text: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    said = "\n\n".join(f"A LORD:\nMy lord, I have {word} ships.\nWhat say you?" for word in ("nine", "ten") * 20)
+    (tmp_path / "text").write_text(said, "utf-8")
+    Exporter(ExportOptions("builtin:restore", tmp_path / "b", [], "int8", threads=1, quick=True)).run()
+    found = text("restoring", tmp_path / "b", "--text", tmp_path / "text", "--most", 3)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
+    assert [row[1] for row in rows] == ["ar", "ngram", "self-spec"]
+    assert all(row[6] == "3/3" and float(row[2].removesuffix(" %")) < 20 for row in rows)
+    assert all(float(row[4]) > 1 for row in rows[1:])
+
+
 def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     short = (native_bundle, "--contexts", 128, "--methods", "ngram", *ONE)
     (cell,) = json.loads(text("memory", *short, "--json"))["cells"]

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.engine.loading import load
 from edgespec.errors import ExportError, TrainingError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary
 from edgespec.export.training.state import DRAFT_REPORT, FOLDER
@@ -108,6 +111,20 @@ def test_heads_of_an_encoder_decoder(train: Train, tmp_path: Path, changes: dict
     heads, folder = read_heads(tmp_path / "out"), resolve("builtin:restore")
     check_heads(heads, open_model(folder, None), TextCodec(folder), folder)
     assert set(heads.file.ranks) == {"sampled", "greedy"}
+    made = ExportOptions("builtin:restore", tmp_path / "b", [heads.file.kind], "int8", heads=[str(tmp_path / "out")],
+                         threads=1, quick=True)  # fmt: skip
+    Exporter(made).run()
+    sources, accepted = [line.lower() for line in LINES.read_text("utf-8").splitlines()[:6]], 0
+    with load(tmp_path / "b", threads=1) as engine:
+        for source in sources:
+            plainly = engine.generate(source, method="ar")
+            found = engine.generate(source, method=heads.file.kind, adaptive=False, fallback=False)
+            assert (found.tokens, found.text, found.finish) == (plainly.tokens, plainly.text, plainly.finish)
+            assert found.exact
+            accepted += found.stats.accepted
+        together = engine.generate_batch(sources, method=heads.file.kind, batch=3)
+        assert [one.tokens for one in together] == [engine.generate(one, method="ar").tokens for one in sources]
+    assert accepted > 0
     with pytest.raises(TrainingError, match="the data has 16 different sources"):
         train(model="builtin:restore", data=(LINES,), held_out=16, output=tmp_path / "few")
 
