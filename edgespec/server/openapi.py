@@ -9,7 +9,7 @@ from edgespec import __version__
 from edgespec.server.apis import APIS
 from edgespec.server.audio import PATHS, AudioRequest, Kind
 from edgespec.server.messages import MessagesRequest
-from edgespec.server.pictures import MOST_PICTURES, MOST_PIXELS
+from edgespec.server.pictures import MOST_PICTURES, MOST_PIXELS, MOST_SECONDS
 from edgespec.server.reading import Known
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
 from edgespec.server.scheduler import Limits
@@ -47,6 +47,8 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
     )
     if any(known.image for known in models):
         bounds += f" A request has at most {MOST_PICTURES} pictures of {MOST_PIXELS} pixels in all."
+    if any(known.sound for known in models):
+        bounds += f" A chat has at most {MOST_SECONDS} s of recordings in all."
     return {
         "openapi": "3.1.0",
         "info": {"title": "edgespec", "version": __version__, "description": f"OpenAI's API. {bounds}"},
