@@ -66,11 +66,14 @@ def main() -> None:
     found: dict[str, Any] = {}
     for each in asked.train:
         name, _, steps = each.partition("=")
-        engine, seconds = _engine(asked, name, int(steps))
         method = name.partition(":")[0]
-        if asked.costs:
-            found[name] = {path.stem: _lengths(engine, prompts, asked.new, path) for path in asked.costs}
+        if asked.costs:  # an engine each: drafters are kept with the costs that they were told
+            found[name] = {
+                path.stem: _lengths(_engine(asked, name, int(steps))[0], prompts, asked.new, path)
+                for path in asked.costs
+            }
             continue
+        engine, seconds = _engine(asked, name, int(steps))
         rows = {run: _tokens(engine, method, run, prompts, asked.new) for run in RUNS[method]}
         found[name] = {"steps": int(steps), "seconds": seconds, **rows}
     show(conditions(model=asked.model, texts=TEXTS, prompts=len(prompts), new=asked.new) | {"found": found})
