@@ -131,8 +131,9 @@ class Images:
         return self._encode(codec, text, [self._of(one) for one in held], False)
 
     def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> Placed:
-        """Encode one part with text before and behind it, in which special tokens are written out."""
-        return self._encode(codec, (self.part.words.written or self.part.words.placeholder).join(around), [part], False)
+        """Encode one part with text before and behind it, in which special tokens are written out; on no disk."""
+        text = (self.part.words.written or self.part.words.placeholder).join(around)
+        return self._encode(codec, text, [part], False, keep=False)
 
     def _of(self, given: Any) -> Image | Audio:
         """Take what a part of a message holds."""
@@ -144,25 +145,28 @@ class Images:
 
         return Image.of(given)
 
-    def _encode(self, codec: TextCodec, text: str, images: Sequence[Any], special: bool) -> Placed:
+    def _encode(self, codec: TextCodec, text: str, images: Sequence[Any], special: bool, keep: bool = True) -> Placed:
         if other := {image.kind for image in images} - {self.kind}:
             raise InvalidRequest(f"got {KINDS[other.pop()]}, and this model reads text and {self.kind} alone")
         texts = [image.text(self.part) for image in images]
-        return self.place(codec.encode(expanded(text, self.part.words, texts), special=special), images)
+        return self.place(codec.encode(expanded(text, self.part.words, texts), special=special), images, keep=keep)
 
-    def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> Placed:
+    def place(
+        self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None, keep: bool = True
+    ) -> Placed:
         """Put rows of images, or recordings, where a text has tokens that stand for them.
 
         Args:
             tokens: with ``ImageWords.id`` for each row, in order.
             images: or recordings, in order.
             owner: whose they are: what was made of the images of others is not taken.
+            keep: whether rows that took long are written to the disk.
 
         Raises:
             InvalidRequest: other places than rows, or nothing behind the last image.
         """
         start = time.perf_counter()
-        made = [self._rows_of(image, owner) for image in images]
+        made = [self._rows_of(image, owner, keep) for image in images]
         own, found = [token for one in made for token in one.tokens], list(tokens)
         at = [number for number, token in enumerate(found) if token == self.part.words.id]
         if len(at) != len(own):
@@ -209,7 +213,7 @@ class Images:
 
     # -- from images to rows -------------------------------------------------------------------------------------------
 
-    def _rows_of(self, image: Image | Audio, owner: str | None) -> Inserted:
+    def _rows_of(self, image: Image | Audio, owner: str | None, keep: bool = True) -> Inserted:
         """Make the rows of an image or a recording, unless they are there or on the disk."""
         digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
         with self._lock:
@@ -217,7 +221,7 @@ class Images:
             if known is None:
                 start = time.perf_counter()
                 known = self._made(image, digest)
-                if time.perf_counter() - start >= WORTH:
+                if keep and time.perf_counter() - start >= WORTH:
                     self._write(known, owner)
                 if (left := self._left()) is not None and left < 0:
                     self.close()

@@ -145,6 +145,7 @@ class WindowedTranscription:
             )
         written = Written(temperature=self._settings.sampling.temperature)
         stream = Stream(engine, prompt, replace(self._settings, max_new_tokens=min(room, MOST)), self._cancel)
+        stream.keep_nothing()  # a long recording would fill the disk, and is hardly heard twice
         for chunk in stream:
             if chunk.round is not None:
                 written.tokens += chunk.round.tokens

@@ -139,12 +139,16 @@ def test_a_language_that_was_heard_is_named(text: str, wanted: tuple[str | None,
 
 def test_what_is_heard_once_costs_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "WORTH", 0.0)
     folder = export(tmp_path, "voxtral_three", "int8")
     first, *_ = hearing.recordings()
     how: dict[str, Any] = {"max_new_tokens": 9, "method": "ar"}
     with load(folder, threads=1) as engine:
+        engine.transcribe(first[:9000])
+        assert not list(tmp_path.rglob("*.rows"))
         made = engine.generate(said("a ", Audio(first), " is"), **how)
+        assert len(list(tmp_path.rglob("*.rows"))) == 1
     monkeypatch.setattr(module.Images, "_heard", None)  # nothing is to be made again
     with load(folder, threads=1) as engine:
         assert engine.generate(said("a ", Audio(first.copy()), " is"), **how).tokens == made.tokens
