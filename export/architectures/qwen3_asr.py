@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture, Hearing
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.settings import Settings
@@ -101,7 +102,10 @@ def padded(columns: int) -> int:
 
 def open_hearing(whole: Around) -> Hearing:
     """Open convolutions, tower and projector of Qwen3-ASR."""
-    audio = whole.settings.get("audio_config", {})
+    audio, kinds = whole.settings.get("audio_config", {}), str(whole.settings.get("architectures", []))
+    if "TokenClassification" in kinds or whole.settings.get("classify_num", 0):
+        raise UnsupportedModel(f"{whole.settings.file}: a forced aligner tells when words are said, and writes none",
+                               "take Qwen3-ASR 0.6B or 1.7B")  # fmt: skip
     sizes = Settings(whole.source.path, audio, {})
     chunk, channels = 2 * sizes.integer("n_window", 50), sizes.integer("downsample_hidden_size", 480)
     window = sizes.integer("n_window_infer", 800) // chunk
