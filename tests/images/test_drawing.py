@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.images.drawn import Lookalikes, png
 from edgespec.runtimes.opening import open_slot
+from tests.cli.conftest import Command
+from tests.cli.conftest import command as command
 from tests.support.llamagen import ARCHIVE, CLASSES, CODES, SCALE, SIDE, SIZE, write_llamagen
 
 
@@ -75,3 +78,20 @@ def test_codes_that_look_alike_are_the_nearest_vectors(bundle: Path) -> None:
 def test_a_png_is_what_pillow_reads() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 3)).astype(np.uint8)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
+
+
+def test_a_letter_is_drawn_without_a_download(command: Command, tmp_path: Path) -> None:
+    options = ExportOptions("builtin:glyphs", tmp_path / "glyphs", ["speculative"], "int8", threads=1, quick=True)
+    Exporter(replace(options, draft="builtin:glyphs-draft")).run()
+    run = ("run", tmp_path / "glyphs", "--prompt", "I sans bold", "--threads", 1, "--temperature", 0)
+    told = command(*run, "-o", tmp_path / "a.png", "--json").json
+    assert told["lossless"]
+    drawn = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
+    dark = (drawn < 128).mean(0) > 0.4
+    assert 3 <= dark.sum() <= 7  # a stem, as wide as a bold one is
+    with load(tmp_path / "glyphs", threads=1) as engine:
+        for method in engine.methods:
+            made = engine.draw("I sans bold", method=method, fallback=False, temperature=0.0)
+            assert np.array_equal(made.pixels[..., 0], drawn), method
+    for words, why in ((), "-o picture.png"), (("-o", "a.wav"), "ends with .png"):
+        command(*run, *words).refused(2, why)

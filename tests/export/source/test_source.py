@@ -308,6 +308,7 @@ def test_a_broken_tokenizer_configuration(folder: Path) -> None:
 def test_embedded_models() -> None:
     assert {"shakespeare", "shakespeare-draft"} <= set(builtin_names())
     assert {"restore", "restore-draft", "spoken-digits", "spoken-digits-draft"} <= set(builtin_names())
+    assert {"glyphs", "glyphs-draft"} <= set(builtin_names())
     for name in builtin_names():
         open_model(resolve(f"builtin:{name}"), None)
     with pytest.raises(ExportError, match=r"no embedded model 'hamlet'(.|\n)*shakespeare-draft"):
