@@ -70,6 +70,12 @@ SHAPES = {
                            "out_hidden_size": 64, "deepstack_visual_indexes": [5, 11, 17]}},
         {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 1 << 20}}, (32, 32),
     ),
+    "Qwen3.5-0.8B": Shape(
+        {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", **TEXT}, "image_token_id": 99,
+         "vision_config": {"hidden_size": 768, "intermediate_size": 3072, "depth": 12, "num_heads": 12,
+                           "out_hidden_size": 64, "deepstack_visual_indexes": []}},
+        {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 1 << 20}}, (32, 32),
+    ),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,23 @@ def test_towers(figures: Run) -> None:
     model = like.model | {"vision_config": like.model["vision_config"] | size, "projector_hidden_size": 64}
     found = figures("towers", "small", SHAPES={"small": towers.Shape(model, like.pixels, (4, 4))})["towers"]["small"]
     assert min(found["int8_ms"], found["fp32_ms"], found["transformers_ms"]) > 0
+
+
+@pytest.mark.nightly  # it imports torch
+@pytest.mark.usefixtures("native")
+def test_seeing(figures: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    seeing, name = importlib.import_module("benchmarks.seeing"), "LFM2-VL-450M"
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    like = seeing.TOWERS[name]
+    model = like.model | {"vision_config": like.model["vision_config"] | size, "projector_hidden_size": 64}
+    monkeypatch.setitem(seeing.TOWERS, name, replace(like, model=model))
+    small = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "block_ff_dim": 96}
+    layers = {"num_hidden_layers": 2, "full_attn_idxs": [1], "vocab_size": 512}
+    monkeypatch.setitem(seeing.TEXT, name, seeing.TEXT[name] | small | layers)
+    seeing.write(name, tmp_path, None)
+    found = figures("seeing", name, tmp_path, "--threads", 1, "--pairs", 1, "--new", 2)
+    assert found["milliseconds"]["edgespec"].keys() == {"encode", "prefill", "step", "first"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")

@@ -47,10 +47,14 @@ class Worker:
 
     def __call__(self, depth: int, rows: int) -> float:
         """Milliseconds of a pass."""
+        return float(self.ask(f"{depth} {rows}"))
+
+    def ask(self, line: str) -> str:
+        """Send a line, and wait for the answer."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{depth} {rows}\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        found = float(self.answer())
+        found = self.answer()
         sleep(0.05)  # threads that spin after a pass stop
         return found
 

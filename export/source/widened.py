@@ -1,4 +1,4 @@
-"""A small Llama or T5 model at the cost of a large one: wider, with the same logits up to rounding.
+"""A small Llama, T5 or LFM2-VL at the cost of a large one: wider, with the same logits up to rounding.
 
 A folder with ``edgespec_widened.json`` (``{"source": "../shakespeare", "factor": 8}``) holds no weights: they are
 computed when they are read.  With ``k`` the factor, ``D`` the source's hidden size and ``P`` [D, kD] orthonormal rows:
@@ -7,7 +7,9 @@ computed when they are read.  With ``k`` the factor, ``D`` the source's hidden s
 - queries and keys: pair ``i`` of a head moves to slot ``k * i``, of the same frequency; the other slots are zero;
 - values: rotated within each head, and back in the output projection;
 - MLP: every unit stands there k times, and its copies share its output;
-- T5, which has no rotation: every head stands there k times instead, and its copies share its output.
+- T5, which has no rotation: every head stands there k times instead, and its copies share its output;
+- LFM2-VL, with attention in all layers: norms of queries and keys have the fourth root of 1/k more.  What reads
+  pictures stays as it is, and the projector's last matrix writes the wide stream.
 
 ``P`` and the rotations are rows of Hadamard matrices with signs, and all sums are of multiples of 2^-26, so they are
 exact: the weights are the same on every machine.  Widening adds no ability, and says nothing of the quantization error
@@ -62,17 +64,17 @@ def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> 
     """Return the wide model.
 
     Args:
-        source: the small model: Llama's tensors, tied or not, without biases or rotary scaling, or T5's, tied, with a
-            gated MLP.
+        source: the small model: Llama's tensors, tied or not, without biases or rotary scaling, T5's, tied, with a
+            gated MLP, or LFM2-VL's.
         factor: how many times as wide; the wide hidden size and head size are powers of two.
 
     Raises:
         ExportError: the source is of another kind, or ``config`` is not its widening.
     """
-    old = source.config
-    kind = {"llama": _Llama, "t5": _T5}.get(old.get("model_type", ""))
-    plain = kind is not None and not any(name.endswith(".bias") for name in source.tensors)
-    scaled = kind is not None and any(config.get(name) != old.get(name, 0) * factor for name in kind.scaled)
+    kind = {"llama": _Llama, "t5": _T5, "lfm2_vl": _Lfm2Vl}.get(source.config.get("model_type", ""))
+    old, new = (one.get("text_config", one) for one in (source.config, config))
+    plain = kind is not None and not any(name.endswith(".bias") and kind.text in name for name in source.tensors)
+    scaled = kind is not None and any(new.get(name) != old.get(name, 0) * factor for name in kind.scaled)
     if kind is None or not plain or scaled or factor < 1 or factor & (factor - 1):
         raise ExportError(
             f"{folder / FILE}: expected a model without biases, and a config.json that is {factor} times as wide",
@@ -87,6 +89,7 @@ class _Widening:
     """What computes wide tensors from the small ones."""
 
     scaled: tuple[str, ...] = ()  # sizes of the configuration that are multiplied
+    text = ""  # in the names of tensors that become wider
     width = "hidden_size"
 
     def __init__(self, file: Path, config: dict[str, Any], small: Mapping[str, Stored], factor: int) -> None:
@@ -126,12 +129,12 @@ class _Widening:
 
 
 class _Llama(_Widening):
-    scaled = ("hidden_size", "intermediate_size", "head_dim")
+    scaled: tuple[str, ...] = ("hidden_size", "intermediate_size", "head_dim")
 
     def __init__(self, file: Path, config: dict[str, Any], small: Mapping[str, Stored], factor: int) -> None:
         super().__init__(file, config, small, factor)
-        self.head = config["head_dim"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.head = config.get("head_dim") or self.hidden // self.heads
         half = np.arange(self.head // 2)
         self.slots = np.concatenate([factor * half, factor * half + self.head * factor // 2])  # [head]
 
@@ -151,6 +154,9 @@ class _Llama(_Widening):
         """How the matrix of that name becomes wide."""
         layer, block, which = name.removesuffix(".weight").rsplit(".", 2)
         norm = f"{layer}.{'input' if block == 'self_attn' else 'post_attention'}_layernorm.weight"
+        return self._wide(which, norm)
+
+    def _wide(self, which: str, norm: str) -> Callable[[Doubles], Doubles]:
         if which == "q_proj":
             return lambda w: self._rotary(self._spread(w, norm), self.heads) * self.factor**0.5
         if which == "k_proj":
@@ -180,6 +186,42 @@ class _Llama(_Widening):
         group = self.heads // self.kv_heads
         turned = [parts[:, h] @ self._turn(h // group) for h in range(self.heads)]
         return self.rotation.T @ np.concatenate(turned, 1)
+
+
+class _Lfm2Vl(_Llama):
+    scaled = ("hidden_size", "intermediate_size")
+    text = "model.language_model."
+
+    def tensors(self) -> dict[str, Stored]:
+        made = dict(self.small)  # the tower stays as it is
+        embedding, last = f"{self.text}embed_tokens.weight", "model.multi_modal_projector.linear_2"
+        made[embedding] = self._stored(embedding, self._spread, (1, self.factor))
+        head = f"{self.text}embedding_norm.weight"
+        made["lm_head.weight"] = self._stored(embedding, lambda w: self._spread(w, head), (1, self.factor))
+        made[f"{last}.weight"] = self._stored(f"{last}.weight", lambda w: self._spread(w.T).T, (self.factor, 1))
+        made[f"{last}.bias"] = self._stored(f"{last}.bias", lambda b: self._spread(b[None])[0], (self.factor,))
+        for name in self.small:
+            if name.startswith(self.text) and name.endswith("_norm.weight"):
+                made[name] = self._constant(name)
+            elif name.startswith(self.text) and "layernorm" in name:
+                made[name] = self._stored(name, self._head_norm, (self.factor,))
+            elif name.startswith(f"{self.text}layers."):
+                made[name] = self._stored(name, self._projection(name), (self.factor, self.factor))
+        return made
+
+    def _projection(self, name: str) -> Callable[[Doubles], Doubles]:
+        layer, block, which = name.removesuffix(".weight").rsplit(".", 2)
+        norm = f"{layer}.{'operator' if block == 'self_attn' else 'ffn'}_norm.weight"
+        if which == "q_proj":  # its norm takes every factor away
+            return lambda w: self._rotary(self._spread(w, norm), self.heads)
+        return self._wide(
+            {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "out_proj": "o_proj"}.get(which, which), norm
+        )
+
+    def _head_norm(self, weight: Doubles) -> Doubles:  # [head] -> [k * head]
+        made = np.full(self.head * self.factor, self.factor**-0.25)
+        made[self.slots] = weight * self.factor**-0.25
+        return made
 
 
 class _T5(_Widening):
