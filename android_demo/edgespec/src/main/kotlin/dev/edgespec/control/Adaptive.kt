@@ -12,7 +12,7 @@ const val PRIOR = 0.5 // acceptance where nothing is known
 internal const val WAIT = 16 // plain rounds before a probe; doubled while probes fail
 internal const val LONGEST_WAIT = 128
 private const val DECAY = 0.9
-private const val ROUND_DECAY = 0.95 // of what rounds of a drafter that stops by itself gave and took
+private const val ROUND_DECAY = 0.98 // of what rounds of a drafter that stops by itself gave and took
 private const val PRIOR_ROUNDS = 2 // that what was predicted before the first counts as
 
 /** What one bucket of a drafter's guesses has shown of its acceptance. */
