@@ -62,3 +62,15 @@ def test_pictures_go_along(visit: Visit, server: Served, tmp_path: Path) -> None
     page.reload()  # they are kept with the conversation
     until(page, "document.querySelectorAll('.message canvas').length === 2")
     page.get_by_role("img", name="pasted.png").wait_for()
+
+
+def test_what_a_model_draws_is_shown(visit: Visit, tmp_path: Path) -> None:
+    Exporter(ExportOptions("builtin:glyphs", tmp_path / "glyphs", [], "int8", threads=1, quick=True)).run()
+    with serving(tmp_path / "glyphs", "--name", "painter") as served:
+        page = visit(served, **WIDE)
+        until(page, "document.querySelector('#question-label').textContent === 'What to draw'")
+        page.fill("#question", "A")
+        page.press("#question", "Enter")
+        until(page, "document.querySelector('.assistant canvas.picture')?.width === 32")
+        page.wait_for_selector(".message.assistant[aria-busy=false]")
+        assert page.text_content(".message.assistant .problem") == ""
