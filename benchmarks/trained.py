@@ -83,7 +83,7 @@ def _engine(asked: argparse.Namespace, name: str, steps: int) -> tuple[Engine, f
     """Open what was trained, after training it where it is not there yet -> processor time of its training."""
     kind, _, loss = name.partition(":")
     drafter, bundle = (asked.folder / f"{name.replace(':', '-')}-{steps}-{asked.seed}{end}" for end in ("", ".bundle"))
-    if not drafter.is_dir():
+    if not (drafter / SECONDS).is_file():
         begun = time.process_time()
         how: dict[str, Any] = {
             "self_distill": TEXTS,
