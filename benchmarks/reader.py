@@ -1,4 +1,4 @@
-"""What builtin:reader reads of held-out print, by format and method: error rates, tokens a pass, the same text.
+"""What builtin:reader reads of held-out print, by format and method: error rates, tokens a pass, speed, the same text.
 
     edgespec export builtin:reader --method speculative --draft builtin:reader-draft -o reader
     python -m benchmarks.reader reader --text tinyshakespeare.txt --lines 1 4 --markdown
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.common import ratio
 from edgespec import Image, load
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
@@ -18,13 +19,18 @@ from tools.printed import Printer, parts
 from tools.train_loop import error_rate
 
 COLUMNS = 20  # of 16 pixels
-HEAD = ("format", "lines", "method", "errors", "whole", "tokens/pass", "accepted", "same text")
+HEAD = ("format", "lines", "method", "errors", "whole", "tokens/pass", "accepted", "speed", "same text")
 
 
-def read(engine: Engine, pages: list[Image], method: str) -> list[Result]:
-    """Read pages one by one, greedily."""
-    asked = [[{"role": "user", "content": [{"type": "image", "image": page}]}] for page in pages]
-    return [engine.chat(one, method=method, temperature=0.0, fallback=False) for one in asked]
+def read(engine: Engine, pages: list[Image], methods: list[str]) -> dict[str, list[Result]]:
+    """Read pages one by one, greedily, by methods in turns; every method has read the first one before."""
+    found: dict[str, list[Result]] = {method: [] for method in methods}
+    for number, page in enumerate([pages[0], *pages]):
+        asked = [{"role": "user", "content": [{"type": "image", "image": page}]}]
+        for method in methods[:: 1 if number % 2 else -1]:
+            made = engine.chat(asked, method=method, temperature=0.0, fallback=False)
+            found[method] += [made] if number else []
+    return found
 
 
 def main() -> None:
@@ -43,11 +49,13 @@ def main() -> None:
                 printer = Printer(f"held out {COLUMNS} {lines}")
                 made = [printer.page(words, COLUMNS, lines, plain=True) for _ in range(args.pages)]
                 pages, said = [Image.of(page) for page, _ in made], [text for _, text in made]
-                plain = read(engine, pages, "ar")
-                for method in ("ar", *(name for name in engine.methods if name != "ar")):
-                    found = plain if method == "ar" else read(engine, pages, method)
+                results = read(engine, pages, ["ar", *(name for name in engine.methods if name != "ar")])
+                plain = results["ar"]
+                before = [one.stats.decode_ms for one in plain]
+                for method, found in results.items():
                     stats = [one.stats for one in found]
                     drafted = sum(one.drafted for one in stats)
+                    faster = ratio(before, [one.decode_ms for one in stats])
                     row = (
                         engine.bundle.manifest.target.format,
                         lines,
@@ -56,6 +64,7 @@ def main() -> None:
                         f"{sum(one.text == text for one, text in zip(found, said, strict=True)) / len(said):.2f}",
                         f"{sum(one.tokens for one in stats) / sum(one.rounds for one in stats):.2f}",
                         f"{sum(one.accepted for one in stats) / drafted:.2f}" if drafted else "",
+                        "" if method == "ar" else f"{faster['ratio']}x ({faster['low']} - {faster['high']})",
                         f"{sum(a.tokens == b.tokens for a, b in zip(found, plain, strict=True))}/{len(said)}",
                     )
                     print("| " + " | ".join(map(str, row)) + " |", flush=True)

@@ -273,7 +273,7 @@ def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
     found = text("reader", tmp_path / "b", "--text", tmp_path / "text", "--pages", 3)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
     assert [row[2] for row in rows] == ["ar", "ngram", "self-spec"]
-    assert all(float(row[3]) < 0.1 and row[7] == "3/3" for row in rows)
+    assert all(float(row[3]) < 0.1 and row[8] == "3/3" for row in rows)
 
 
 @pytest.mark.nightly  # it imports torch
