@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,15 +18,27 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.ort.native_library import NAME
+from tests.support.required import need
 from tests.support.selftest import ISA_FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = f"edgespec/runtimes/native/{NAME}"
+HEADER = "edgespec/runtimes/native/edgespec.h"
 BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 # that all instruction sets compile is seen elsewhere: here the library must be in the wheel, and run
 SCALAR = " ".join(f"-Dhas_runtimes_native_{isa}_cpp=OFF" for isa in ISA_FLAGS)
 QUICK = f"{SCALAR} -DCMAKE_CXX_FLAGS_RELEASE=-O0"  # how well it is optimized does not matter either
+
+ARM = "aarch64-linux-gnu-g++"
+# platform -> how CMake builds for it, the library's name and its first bytes
+CROSS: dict[str, tuple[dict[str, object], str, bytes]] = {
+    "win_amd64": ({"CMAKE_TOOLCHAIN_FILE": ROOT / "cmake" / "mingw-clang.cmake", "EDGESPEC_CLANG": "clang++-16",
+                   "EDGESPEC_LLD": "lld-16"}, "edgespec.dll", b"MZ"),
+    "linux_aarch64": ({"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": "aarch64", "CMAKE_CXX_COMPILER": ARM},
+                      "libedgespec.so", b"\x7fELF"),
+}  # fmt: skip
+COMPILERS = {"win_amd64": ("clang++-16", "ld.lld-16", "x86_64-w64-mingw32-g++-posix"), "linux_aarch64": (ARM,)}
 
 pytestmark = [
     pytest.mark.nightly,  # .ci/run installs from the checkout, with a compiler and without
@@ -125,10 +138,35 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
             "edgespec/builtin/shakespeare/model.safetensors",
             "edgespec/export/quantization/calibration.txt"} <= names  # fmt: skip
     assert {f"edgespec/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")} <= names
-    assert not [name for name in names if name.endswith((".cpp", ".h", ".inl", ".pyc")) or "test" in name]
+    assert HEADER in names
+    sources = [name for name in names if name.endswith((".cpp", ".h", ".inl", ".rs", ".pyc")) or "test" in name]
+    assert sources == [HEADER]
     assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec"}
     found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle", EDGESPEC_ISA="scalar")
     assert (found["active"], found["layout"]) == ("native", "native")
+
+
+@pytest.mark.parametrize("tag", CROSS)
+def test_wheels_for_other_systems(builder: Path, sdist: Path, tmp_path: Path, tag: str) -> None:
+    """As docs/guides tell: built here, for a system that is not here."""
+    defines, library, begins = CROSS[tag]
+    need(*COMPILERS[tag], f"to build for {tag}")
+    arguments = " ".join(f"-D{name}={value}" for name, value in defines.items())
+    wheel = build(builder, sdist, tmp_path / "wheel", CMAKE_ARGS=f"{QUICK} {arguments}", CC=None, CXX=None,
+                  SKBUILD_WHEEL_TAGS=f"py3-none-{tag}")  # fmt: skip
+    assert wheel.name.endswith(f"-py3-none-{tag}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert f"Tag: py3-none-{tag}" in archive.read(about).decode().splitlines()
+        native = {name for name in archive.namelist() if name.startswith("edgespec/runtimes/native/")}
+        path = f"edgespec/runtimes/native/{library}"
+        assert native == {path, HEADER}
+        data = archive.read(path)
+    assert data.startswith(begins)
+    if tag == "win_amd64":  # PE: no library of a compiler need be there
+        assert not re.search(rb"lib(stdc\+\+|gcc|winpthread)[\w.-]*\.dll", data)
+    else:
+        assert int.from_bytes(data[18:20], "little") == 183  # in ELF: arm64
 
 
 def test_without_a_compiler_the_package_is_pure_python(builder: Path, sdist: Path, tmp_path: Path) -> None:

@@ -5,8 +5,11 @@
  *   greedy model.native.onnx NEW EOS PROMPT...
  *
  * NEW: most tokens to write.  EOS: tokens that end a text, with commas between them, - for none.  PROMPT: tokens, at
- * least one.  Prints the tokens written; to stderr how many passes that took.  The tokenizer is somebody else's (the
- * Rust example has one), so texts are numbers here.
+ * least one.  Prints the tokens written; to stderr how many passes that took.
+ *
+ * With -DTOKENIZER, -I RUNTIMES/tokenizer and the tokenizer's library (RUNTIMES/tokenizer) it reads and writes text:
+ *
+ *   greedy model.native.onnx NEW EOS tokenizer.json TEXT
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,12 +22,19 @@
 #endif
 
 #include "edgespec.h"
+#ifdef TOKENIZER
+#include "edgespec_tokenizer.h"
+#endif
 
 enum { GUESSES = 7, LONGEST = 4, CONTEXT_LEFT = GUESSES + 1 };
 
 typedef struct {
   int64_t* tokens;
   int64_t count;
+#ifdef TOKENIZER
+  edgespec_tokenizer* tokenizer;
+  edgespec_stream* stream;
+#endif
 } text;
 
 static int fail(const char* what) {
@@ -81,6 +91,59 @@ static int run_round(edgespec_cache* cache, text* t, int most) {
   return edgespec_keep(cache, 0, kept, new_tokens) ? 0 : new_tokens;
 }
 
+#ifdef TOKENIZER
+static int unreadable(void) { return fail(edgespec_tokenizer_error()); }
+
+static int read_text(text* t, char** words, int count, int64_t room) {
+  size_t known = 0;
+  if (count != 2) return fail("expected a tokenizer.json and one text");
+  if (edgespec_tokenizer_open(words[0], &t->tokenizer)) return unreadable();
+  for (int again = 0; again < 2; ++again) { /* counted, then read */
+    if (edgespec_tokenizer_encode(t->tokenizer, words[1], strlen(words[1]), 1, t->tokens, known, &known))
+      return unreadable();
+    if (!again && !(t->tokens = malloc((known + (size_t)room) * sizeof *t->tokens))) return fail("no memory");
+  }
+  t->count = (int64_t)known;
+  if (!known) return fail("expected a text of at least one token");
+  return edgespec_stream_open(t->tokenizer, t->tokens, known, &t->stream) ? unreadable() : 0;
+}
+
+/* What a token adds to the text; after the last one, what was held back. */
+static int say(text* t, const int64_t* token) {
+  const char* words;
+  size_t size;
+  if (token ? edgespec_stream_push(t->stream, *token, &words, &size) : edgespec_stream_finish(t->stream, &words, &size))
+    return unreadable();
+  fwrite(words, 1, size, stdout);
+  return 0;
+}
+
+static void forget(text* t) {
+  edgespec_stream_close(t->stream);
+  edgespec_tokenizer_close(t->tokenizer);
+  free(t->tokens);
+}
+#else
+static int read_text(text* t, char** words, int count, int64_t room) {
+  t->tokens = malloc((size_t)(count + room) * sizeof *t->tokens);
+  if (!t->tokens) return fail("no memory");
+  for (int i = 0; i < count; ++i) {
+    char* after;
+    t->tokens[t->count++] = strtoll(words[i], &after, 10);
+    if (*after || after == words[i]) return fail("expected the tokens of the prompt as numbers");
+  }
+  return 0;
+}
+
+static int say(text* t, const int64_t* token) {
+  (void)t;
+  if (token) printf("%lld ", (long long)*token);
+  return 0;
+}
+
+static void forget(text* t) { free(t->tokens); }
+#endif
+
 static int decode(edgespec_cache* cache, text* t, int64_t new_tokens, const char* ends) {
   const int64_t prompt = t->count;
   int passes = 0, ended = 0;
@@ -90,26 +153,15 @@ static int decode(edgespec_cache* cache, text* t, int64_t new_tokens, const char
     if (!run_round(cache, t, (int)(left - 1 < GUESSES ? left - 1 : GUESSES))) return refused();
     ++passes;
     for (int64_t at = first; at < t->count && !ended; ++at) {
-      printf("%s%lld", at > prompt ? " " : "", (long long)t->tokens[at]);
+      if (say(t, t->tokens + at)) return 1;
       ended = is_end(ends, t->tokens[at]);
       if (ended) t->count = at + 1;
     }
     fflush(stdout);
   }
+  if (say(t, NULL)) return 1;
   printf("\n");
   fprintf(stderr, "%lld tokens in %d passes, %s kernels\n", (long long)(t->count - prompt), passes, edgespec_isa());
-  return 0;
-}
-
-static int read_text(text* t, char** words, int count, int64_t room) {
-  t->tokens = malloc((size_t)(count + room) * sizeof *t->tokens);
-  t->count = 0;
-  if (!t->tokens) return fail("no memory");
-  for (int i = 0; i < count; ++i) {
-    char* after;
-    t->tokens[t->count++] = strtoll(words[i], &after, 10);
-    if (*after || after == words[i]) return fail("expected the tokens of the prompt as numbers");
-  }
   return 0;
 }
 
@@ -135,7 +187,8 @@ int main(int count, char** words) {
   const int64_t new_tokens = strtoll(words[2], NULL, 10);
   if (new_tokens < 1 || new_tokens > 1 << 24) return fail("expected NEW, how many tokens to write");
   if (edgespec_c_version() < EDGESPEC_C_VERSION) return fail("the library is older than its header");
-  text t = {NULL, 0};
+  text t;
+  memset(&t, 0, sizeof t);
   edgespec_model* model = NULL;
   edgespec_cache* cache = NULL;
   int code = read_text(&t, words + 4, count - 4, new_tokens + CONTEXT_LEFT);
@@ -145,6 +198,6 @@ int main(int count, char** words) {
   if (!code) code = decode(cache, &t, new_tokens, words[3]);
   edgespec_cache_close(cache);
   edgespec_close(model);
-  free(t.tokens);
+  forget(&t);
   return code;
 }

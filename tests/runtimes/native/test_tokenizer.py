@@ -1,0 +1,148 @@
+"""The tokenizer's C interface: Python's tokens and texts on Linux, Windows under wine and arm64 under qemu."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.stream import StreamDecoder
+from tests.conftest import PROMPTS
+from tests.support import arm64, golden, hf, spm
+from tests.support.clang import Windows
+from tests.support.required import need
+from tests.support.rust_tokenizer import ARM, CRATE, LINKERS, LINUX, SYSTEM, WINDOWS, CTokenizer, build
+from tests.support.selftest import NATIVE, TESTS
+
+pytestmark = pytest.mark.nightly
+EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
+NEW = 40
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of what cargo builds."""
+    return Path(os.environ.get("CARGO_TARGET_DIR") or tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def library(target: Path) -> Path:
+    return build(target) / "libedgespec_tokenizer.so"
+
+
+def test_tokenizers_of_every_kind_as_in_python(library: Path, tmp_path: Path) -> None:
+    for given in golden.tokenizers(tmp_path):
+        folder = Path(given["folder"])
+        codec, ours = TextCodec(folder), CTokenizer(library, folder / "tokenizer.json")
+        assert ours.size == codec.vocab_size
+        for case in given["cases"]:
+            assert ours.encode(case["text"].encode()) == case["ids"], (folder.name, case["text"])
+            assert ours.encode(case["text"].encode(), special=False) == case["bare"], (folder.name, case["text"])
+        for case in given["decoded"]:
+            ids = case["ids"]
+            assert ours.decode(ids).decode() == case["text"], (folder.name, ids)
+            stream = StreamDecoder(codec, ids[:2])
+            pieces = [*(stream.push([token]) for token in ids[2:]), stream.finish()]
+            assert ours.pieces(ids[:2], ids[2:]) == pieces, (folder.name, ids)
+        ours.close()
+
+
+def test_what_is_refused(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing\.json: "):
+        CTokenizer(library, tmp_path / "nothing.json")
+    right = hf.make_tokenizer(300, True).to_str().encode()
+    ours = CTokenizer(library, right)
+    with pytest.raises(ValueError, match="expected a text in UTF-8"):
+        ours.encode(b"\xff")
+    with pytest.raises(ValueError, match="token -1: expected 0 to"):
+        ours.decode([-1])
+    assert ours.decode([1 << 31]) == b""  # as in Python
+    assert ours.encode(b"a\0b") == hf.make_tokenizer(300, True).encode("a\0b").ids
+    drawn = random.Random(1)
+    refused = 0
+    for at in range(150):
+        bad = bytearray(right[: drawn.randrange(len(right))] if at % 3 == 0 else right)
+        for _ in range(at % 4):
+            bad[drawn.randrange(len(bad))] = drawn.choice(b'0{}[]",x\xff')
+        refused += is_refused(library, bytes(bad))
+    assert refused > 60
+
+
+def is_refused(library: Path, json: bytes) -> bool:
+    """Whether a tokenizer.json is; where it is not, it may be used."""
+    try:
+        CTokenizer(library, json).encode(b"some text")
+    except ValueError as error:
+        return bool(str(error))
+    return False
+
+
+def test_jni(library: Path, tmp_path: Path) -> None:
+    need("java", "to call the tokenizer from Java")
+    tokenizer = hf.make_tokenizer(300, True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    lines = [text for text in spm.NASTY if "\n" not in text]
+    (tmp_path / "lines").write_text("\n".join(lines), "utf-8")
+    words = [
+        str(path) for path in (TESTS / "NativeTokenizer.java", library, tmp_path / "tokenizer.json", tmp_path / "lines")
+    ]
+    done = subprocess.run(["java", *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = iter(done.stdout.splitlines())
+    for text in lines:
+        ids = tokenizer.encode(text).ids
+        assert json.loads(next(said)) == ids
+        assert b64decode(next(said)).decode() == tokenizer.decode(ids)
+
+
+def check_texts(engine: Engine, words: list[str], **environment: str) -> None:
+    ends = ",".join(map(str, engine.bundle.manifest.tokenizer.eos))
+    for prompt in PROMPTS[:3]:
+        expected = engine.generate(prompt, method="ar", max_new_tokens=NEW).text
+        folder = engine.bundle.path
+        command = [*words, str(folder / "model.native.onnx"), str(NEW), ends, str(folder / "tokenizer.json"), prompt]
+        done = subprocess.run(command, capture_output=True, timeout=300, env={**os.environ, **environment})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode().replace("\r\n", "\n") == f"{expected}\n"
+
+
+def example(folder: Path, system: str, target: Path, library: Path) -> Path:
+    """Build the example that reads and writes text for a system."""
+    path = folder / ("greedy.exe" if system == WINDOWS else "greedy")
+    if system == WINDOWS:
+        made = ["-shared", str(TESTS / "bcryptprimitives.c"), "-ladvapi32", "-o", str(folder / "bcryptprimitives.dll")]
+        subprocess.run([LINKERS[system], *made], check=True, timeout=300)
+    static = build(target, system) / "libedgespec_tokenizer.a"
+    command = [LINKERS.get(system, "gcc"), "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-DTOKENIZER",
+               f"-I{NATIVE}", f"-I{CRATE}", str(EXAMPLE), str(static), str(library), *SYSTEM[system]]  # fmt: skip
+    own = [] if system == WINDOWS else [f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([*command, *own, "-o", str(path)], check=True, timeout=300)
+    return path
+
+
+@pytest.mark.usefixtures("native")
+def test_text_to_text(engines: Callable[..., Engine], tmp_path: Path, target: Path) -> None:
+    library = native_library().path
+    assert library is not None
+    check_texts(engines("native"), [str(example(tmp_path, LINUX, target, library))])
+
+
+def test_text_to_text_on_arm(arm_library: Path, engines: Callable[..., Engine], tmp_path: Path, target: Path) -> None:
+    emulator, program = arm64.emulator(), example(tmp_path, ARM, target, arm_library)
+    assert emulator
+    check_texts(engines("native"), [emulator, "-L", str(arm64.CROSS.parent), str(program)])
+
+
+def test_text_to_text_on_windows(engines: Callable[..., Engine], tmp_path: Path, target: Path) -> None:
+    windows = Windows(tmp_path)
+    program = example(windows.library.parent, WINDOWS, target, windows.library)
+    check_texts(engines("native"), ["wine", str(program)], **windows.environment)
