@@ -330,6 +330,16 @@ def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return library if library.exists() else arm64.cross_compile(folder)
 
 
+def export_bundle(folder: Path, operators: Operators, form: Format, target: str = TARGET, draft: str = DRAFT) -> Path:
+    """Make a bundle with every method, in a folder of its own."""
+    methods, heads = method_parts(target)
+    skip_set = fixed_skip_set(folder, target)
+    options = ExportOptions(target, folder / "bundle", methods, form, heads=heads, draft=draft, skip_set=skip_set,
+                            threads=THREADS, operators=operators)  # fmt: skip
+    Exporter(options).run()
+    return options.output
+
+
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Path]:
     """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock.
@@ -347,20 +357,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         with alone(folder / "lock"):
             if (folder / "bundle").exists():
                 return folder / "bundle"
-            methods, heads = method_parts(target)
-            options = ExportOptions(
-                target,
-                folder / "bundle",
-                methods,
-                form,
-                heads=heads,
-                draft=draft,
-                skip_set=fixed_skip_set(folder, target),
-                threads=THREADS,
-                operators=operators,
-            )
-            Exporter(options).run()
-            return options.output
+            return export_bundle(folder, operators, form, target, draft)
 
     return get
 

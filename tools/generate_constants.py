@@ -15,6 +15,7 @@ from edgespec.drafters.registry import METHODS
 from edgespec.engine.methods import LEAST_GAMMA
 from edgespec.engine.pool import MOST_IDLE
 from edgespec.engine.sessions import VERIFY_SIZES
+from edgespec.planning.traffic import weight_size
 from edgespec.runtimes.files import formats
 from edgespec.runtimes.files.formats import KEYS, KINDS, NO_KEYS, SPECS, FormatSpec
 from edgespec.runtimes.files.kv import ATTENTION
@@ -88,7 +89,7 @@ def header() -> str:
 def kotlin() -> str:
     """Return the Kotlin file."""
     weights = [f'"{spec.name}" to FormatSpec({spec.level_bytes}, {spec.stock_scale_bytes}, {spec.stock_packed_bytes}, '
-               f'"{spec.family}"),' for spec in SPECS.values()]  # fmt: skip
+               f'"{spec.family}", {weight_size(spec.name, "native")}),' for spec in SPECS.values()]  # fmt: skip
     keys = [f'"{name}" to KeySpec({key.number}, {key.channel}, {key.scales}, "{key.title or name}"),'
             for name, key in KEYS.items()]  # fmt: skip
     attention = [
@@ -121,8 +122,9 @@ def kotlin() -> str:
         f"val DRAFT_ATTENTION = {_list(_quoted(formats.DRAFT_ATTENTIONS))}",
         f"val GAMMAS = mapOf({', '.join(f'{_quoted([name])[0]} to {gamma}' for name, gamma in gammas.items())})",
         "",
-        "/** A weight format: bytes of a level, of its scale, of both as ONNX Runtime packs them, its family. */",
-        "class FormatSpec(val level: Double, val scale: Double, val packed: Double, val family: String)",
+        "/** A weight format: bytes of a level, of its scale, of both as ONNX Runtime packs them, of both [read]. */",
+        "class FormatSpec(val level: Double, val scale: Double, val packed: Double, val family: String,",
+        "    val read: Double)",
         "",
         *_map("SPECS", weights),
         "val FORMATS = SPECS.keys.toList()",

@@ -29,6 +29,9 @@ PAGE = 1 << 14  # bytes: uncompressed libraries are mapped from the file, on pho
 ABI = "arm64-v8a"
 LIMIT = 900  # seconds
 PACKAGE = "dev.edgespec.app"
+# what the app shows at its first start, as app/build.gradle.kts has it
+EXAMPLE = ("builtin:shakespeare-73m", "--quick", "--method", "speculative", "--draft", "builtin:shakespeare-draft",
+           "--operators", "native")  # fmt: skip
 
 
 def missing() -> list[str]:
@@ -165,7 +168,7 @@ def main() -> None:
     parser.add_argument(
         "--archive", type=Path, nargs="+", help="the .aar of ONNX Runtime and of the tokenizers, from elsewhere"
     )
-    parser.add_argument("--bundle", type=Path, help="that the app starts with")
+    parser.add_argument("--bundle", type=Path, help="that the app starts with  [default: an embedded model's]")
     given = parser.parse_args()
     if lost := missing():
         sys.exit(f"not installed: {', '.join(lost)}")
@@ -175,7 +178,9 @@ def main() -> None:
         libraries = given.library or [arm64.cross_compile(folder)]
         archives = given.archive or phone_archives(folder)
         libraries = [*libraries, *(one for file in archives or jars for one in packed_libraries(folder, file))]
-        assemble(given.output, libraries, jars, given.bundle)
+        if given.bundle is None:
+            run("edgespec", "export", *EXAMPLE, "-o", folder / "bundle")
+        assemble(given.output, libraries, jars, given.bundle or folder / "bundle")
     foreign = ([] if given.library else ["ours"]) + ([] if archives else ["ONNX Runtime's and the tokenizers'"])
     if foreign:
         says = (

@@ -1,4 +1,4 @@
-"""Pictures of the app's screens: Android's own views and graphics on a desktop JVM (Robolectric), over a real bundle.
+"""Pictures of the app's screens: Android's own views and graphics on a desktop JVM (Robolectric), over real bundles.
 
     python -m tools.make_screens docs/app
 
@@ -13,13 +13,27 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.conftest import DRAFT, TARGET
-from tests.support.jvm import DEMO, environment, folder_alone, maven, same_onnxruntime
+from edgespec.runtimes.ort.native_library import native_library
+from tests.support.jvm import DEMO, environment, folder_alone, maven
 from tools import make_apk as apk
 
 ARCHIVES = ("androidx.test:monitor:1.8.0:aar", "androidx.test.espresso:espresso-idling-resource:3.7.0:aar")
+SOUND = DEMO.parent / "tests" / "data" / "digits" / "en.wav"
+BUNDLES = {  # as the app brings it, one that restores texts, one that hears
+    "bundle": apk.EXAMPLE,
+    "translating": ("builtin:restore", "--method", "speculative", "--draft", "builtin:restore-draft", "--quick"),
+    "hearing": (
+        "builtin:spoken-digits",
+        "--method",
+        "speculative",
+        "--draft",
+        "builtin:spoken-digits-draft",
+        "--quick",
+    ),
+}
 ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
 
 
@@ -56,8 +70,10 @@ def resources(folder: Path) -> Path:
     return folder / "told"
 
 
-def draw(output: Path, bundle: Path) -> str:
-    """Write the pictures -> what the app said."""
+def draw(output: Path, bundles: Mapping[str, Path]) -> str:
+    """Write the pictures, with a bundle for what each screen does -> what the app said."""
+    library = native_library().path
+    assert library is not None, native_library().reason
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         classes = [str(resources(folder)), *built()]
@@ -66,11 +82,11 @@ def draw(output: Path, bundle: Path) -> str:
                 classes.append(archive.extract("classes.jar", folder / str(number)))
         fetched(folder / "android", ANDROID)
         java = ["java", "-Xmx1g", "-XX:+UseSerialGC", "-Drobolectric.offline=true"]
-        java += [f"-Drobolectric.dependency.dir={folder / 'android'}", f"-Dedgespec.bundle={bundle}"]
-        java += [f"-Donnxruntime.native.onnxruntime.path={same_onnxruntime(folder)}"]
-        java += [f"-Dedgespec.pictures={output}", "org.junit.runner.JUnitCore", "dev.edgespec.app.Screens"]
+        java += [f"-Drobolectric.dependency.dir={folder / 'android'}", f"-Djava.library.path={library.parent}"]
+        java += [f"-Dedgespec.{name}={path}" for name, path in {**bundles, "sound": SOUND, "pictures": output}.items()]
         output.mkdir(parents=True, exist_ok=True)
         env = environment(os.pathsep.join(classes))
+        java += ["org.junit.runner.JUnitCore", "dev.edgespec.app.Screens"]
         done = subprocess.run(java, capture_output=True, text=True, env=env, timeout=apk.LIMIT)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return done.stdout
@@ -80,17 +96,14 @@ def main() -> None:
     """Draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--bundle", type=Path, help="for stock operators, with a draft model")
     given = parser.parse_args()
     if lost := apk.missing():
         sys.exit(f"not installed: {', '.join(lost)}")
     with tempfile.TemporaryDirectory() as scratch:
-        bundle = given.bundle
-        if bundle is None:
-            bundle = Path(scratch) / "bundle"
-            apk.run("edgespec", "export", TARGET, "--draft", DRAFT, "--method", "speculative", "--method", "self-spec",
-                    "--operators", "stock", "-o", bundle)  # fmt: skip
-        sys.stdout.write(draw(given.output.resolve(), bundle))
+        bundles = {name: Path(scratch) / name for name in BUNDLES}
+        for name, options in BUNDLES.items():
+            apk.run("edgespec", "export", *options, "-o", bundles[name])
+        sys.stdout.write(draw(given.output.resolve(), bundles))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.decoding.speech_rules import SpeechRules
+from edgespec.engine.sentences import pieces
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import encoder_rows, log_mel
 from edgespec.runtimes.files.manifest import FeaturePart
@@ -26,6 +27,14 @@ WRITING: list[dict[str, Any]] = [
     {"no_repeat": 3, "suppressed": [0]},
 ]
 CODES = [["eng_Latn", "kor_Hang", "nob_Latn", "zho_Hans", "zho_Hant"], ["en", "ko", "no", "zh"], ["fra", "kor"]]
+LONG = (
+    'One. Two!  Three? "Four." (Five.) six\nseven\n\neight',
+    "\u4e00\u3002\u4e8c\uff01\u300c\u4e09\uff1f\u300d\u56db",
+    "no end of a sentence in so many words as these are and more",
+    "unbroken" * 9,
+    "Dr. No... said 3.14 \u2026 yes.\u201d So",
+    "",
+)
 WANTED = ["ko", "Korean", "kor_Hang", "KOR_hang", "no", "zh", "xx", "French"]
 
 
@@ -51,6 +60,14 @@ def _allowed(rules: RuledText | SpeechRules, prefix: list[int], seed: int) -> li
     mask = rules.allowed(prefix, row(seed, VOCAB))
     assert mask is not None
     return [int(token) for token in np.flatnonzero(mask)]
+
+
+def sentences() -> Iterator[dict[str, Any]]:
+    """Long texts as pieces of so many characters at most, without spaces around them."""
+    for text in LONG:
+        for most in (1, 7, 20, 60, 1000):
+            cut = pieces(text, lambda part, most=most: len(part) <= most)  # type: ignore[misc]
+            yield {"text": text, "most": most, "pieces": cut}
 
 
 def languages() -> Iterator[dict[str, Any]]:

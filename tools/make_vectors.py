@@ -34,7 +34,7 @@ from tools.make_bundle_vectors import manifests
 from tools.make_control_vectors import controls, guards
 from tools.make_drafter_vectors import confidences, drawing, searches
 from tools.make_plan_vectors import plans, turns
-from tools.make_source_vectors import features, languages, rules
+from tools.make_source_vectors import features, languages, rules, sentences
 from tools.vector_rows import params_of, row
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
@@ -321,6 +321,7 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "guards": guards,
     "rules": rules,
     "languages": languages,
+    "sentences": sentences,
     "features": features,
 }
 

@@ -43,3 +43,14 @@ dependencies {
     runtimeOnly("ai.djl.android:tokenizer-native:0.33.0") // its library needs libc++_shared.so beside it
     implementation("com.google.code.gson:gson:2.15.0")
 }
+
+// the first start does something at once: an embedded model, where edgespec is installed and no other bundle was put here
+val example = tasks.register<Exec>("exampleBundle") {
+    val folder = file("src/main/assets/bundle")
+    onlyIf { !folder.exists() && System.getenv("PATH").split(File.pathSeparator).any { File(it, "edgespec").canExecute() } }
+    commandLine(
+        "edgespec", "export", "builtin:shakespeare-73m", "--quick", "--method", "speculative", "--draft", "builtin:shakespeare-draft",
+        "--operators", "native", "-o", folder.path,
+    )
+}
+tasks.named("preBuild") { dependsOn(example) }

@@ -200,8 +200,13 @@ class Profile(_Part):
 
 
 def manifest_hash(manifest: Manifest) -> str:
-    """Names a bundle by what its manifest says: the hashes of its files among it."""
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+    """Names a bundle by what its manifest says: the hashes of its files among it.
+
+    Of one that this version wrote it is the file's SHA-256 without its line breaks, as other runtimes compute it.
+    """
+    data = manifest.model_dump(mode="json", exclude_none=True)
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:

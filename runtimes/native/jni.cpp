@@ -8,6 +8,7 @@
 #include <string>
 
 #include "edgespec.h"
+#include "texts.h"
 
 #ifdef _WIN32
 #define EDGESPEC_JNI extern "C" __declspec(dllexport)
@@ -52,6 +53,13 @@ std::array<edgespec_array, count> arrays(Env env, Object buffers, Object shapes)
   return found;
 }
 
+Object bytes_of(Env env, const char* text) {
+  const auto size = static_cast<int32_t>(std::strlen(text));
+  const Object found = call<Object>(env, kNewByteArray, size);
+  if (found) call<void>(env, kSetByteArrayRegion, found, int32_t{0}, size, text);
+  return found;
+}
+
 edgespec_model* model_of(int64_t handle) { return reinterpret_cast<edgespec_model*>(static_cast<intptr_t>(handle)); }
 
 }  // namespace
@@ -88,14 +96,18 @@ EDGESPEC_JNI int32_t Java_dev_edgespec_runtimes_NativeNode_run(Env env, Object, 
   return status;
 }
 
+// Most threads of the passes to come, the caller's included; no bit changes.
+EDGESPEC_JNI void Java_dev_edgespec_runtimes_NativeNode_limit(Env, Object, int64_t handle, int32_t threads) {
+  model_of(handle)->threads.limit(threads);
+}
+
 // Why the last call of this thread failed, UTF-8.
 EDGESPEC_JNI Object Java_dev_edgespec_runtimes_NativeNode_error(Env env, Object) {
-  const char* said = edgespec_error();
-  const auto size = static_cast<int32_t>(std::strlen(said));
-  const Object found = call<Object>(env, kNewByteArray, size);
-  if (found) call<void>(env, kSetByteArrayRegion, found, int32_t{0}, size, said);
-  return found;
+  return bytes_of(env, edgespec_error());
 }
+
+// The instruction set of the kernels.
+EDGESPEC_JNI Object Java_dev_edgespec_runtimes_NativeNode_isa(Env env, Object) { return bytes_of(env, edgespec_isa()); }
 
 EDGESPEC_JNI int32_t Java_dev_edgespec_runtimes_NativeNode_version(Env, Object) {
   return static_cast<int32_t>(edgespec_c_version());

@@ -2,6 +2,7 @@
 #pragma once
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,6 +24,12 @@ class Threads {
   ~Threads() { stop(); }
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
+
+  // Lets at most so many threads join in the passes to come, the caller's included; all results stay the same.
+  void limit(int most) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    most_ = most;
+  }
 
   // work is called once by each thread that comes in time, and throws nothing.
   void run(const std::function<void()>& work) {
@@ -48,6 +55,7 @@ class Threads {
         continue;
       }
       seen = turn_;
+      if (inside_ + 1 >= most_) continue;
       const std::function<void()>& work = *work_;
       ++inside_;
       lock.unlock();
@@ -70,6 +78,7 @@ class Threads {
   const std::function<void()>* work_ = nullptr;
   uint64_t turn_ = 0;
   int inside_ = 0;
+  int most_ = std::numeric_limits<int>::max();
   bool ended_ = false;
   std::vector<std::thread> all_;
 };

@@ -33,7 +33,7 @@ def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
     for folder in re.findall(r'srcDirs\("([^"]+)", "([^"]+)"\)', GRADLE)[0]:
         assert (DEMO / "app" / folder / "dev" / "edgespec").is_dir(), folder
     manifest = ElementTree.parse(DEMO / "app" / "src" / "main" / "AndroidManifest.xml")
-    for place in ("application", "application/activity"):
+    for place in ("application", "application/activity", "application/service", "application/provider"):
         found = manifest.find(place)
         assert found is not None
         name = found.attrib[f"{ANDROID}name"]
@@ -42,6 +42,19 @@ def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
         assert any(re.search(rf"^class {own}\b", source.read_text("utf-8"), re.MULTILINE) for source in sources), name
         assert f'namespace = "{package}"' in GRADLE
     assert "minSdk = 26" in GRADLE
+    asked = {one.attrib[f"{ANDROID}name"].rpartition(".")[2] for one in manifest.iterfind("uses-permission")}
+    service = manifest.find("application/service")
+    assert service is not None
+    kind = service.attrib[f"{ANDROID}foregroundServiceType"]  # from Android 14 on each kind has a right of its own
+    words = re.sub("([A-Z])", r"_\1", kind).upper()
+    assert {"FOREGROUND_SERVICE", f"FOREGROUND_SERVICE_{words}"} <= asked
+
+
+def test_licences_of_all_that_is_packed_are_shown() -> None:
+    text = (DEMO / "app" / "src" / "main" / "res" / "raw" / "licences.txt").read_text("utf-8")
+    assert (DEMO.parent / "LICENSE").read_text("utf-8") in text
+    for artifact in re.findall(r'(?:implementation|runtimeOnly)\("[^:]+:([^:]+):[^"]+"\)', GRADLE):
+        assert artifact in text, artifact
 
 
 def test_what_gradle_packs_is_there() -> None:

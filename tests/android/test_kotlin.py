@@ -10,48 +10,24 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from edgespec.export.bundle.model_part import open_model
-from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.cli.app import cli
+from edgespec.planning.profiles import manifest_hash, read_profile
+from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import FORMATS
-from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.ort.native_library import native_library
-from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS
-from tests.support import arm64, golden, hf, sourced
-from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
-from tests.support.dflash import write_dflash
+from tests.android.writes import LENGTH, write_golden
+from tests.conftest import PROMPTS
+from tests.support import arm64, golden
+from tests.support.agreement import SEEDED, replay, serve, ways
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
-from tests.support.mtp import write_mtp
-from tests.support.older import schema_2
 from tests.support.required import need
-from tests.support.wide import wide_config
 from tools import make_apk as apk
 from tools.network import left_in, network_calls, traced
-
-LENGTH = 24
-CHOSEN = (0, 4, 10, 13)  # prompts
-SPREAD = 4  # formats that share the ways; native int4 has all of them, and by tests/support/agreement.py all have
-
-# states of convolutions and of delta rules with experts of which some get every row; layers that share keys and values;
-# state spaces
-KINDS = ("lfm2_conv", "qwen3_5_moe_shared", "gemma4_shared", "granite_hybrid_experts")
-STORY = "There was nothing left to do but wait. She had"
-# texts that go back: states are read on from where the second left the first, and the fourth the third
-BACK = (STORY * 8, STORY * 3 + STORY[::-1] * 3, STORY * 3 + STORY[2:] * 4, STORY * 3 + "?")
-# two conversations that alternate, and a third that begins like the first: each goes on from where it has been
-OTHER = STORY[::-1]
-LONG = PROMPTS[14] * 20  # more than two blocks of what is kept of prompts
-TURNS = (STORY * 5, OTHER * 5, STORY * 5 + OTHER, OTHER * 5 + STORY, STORY * 5 + OTHER * 2, STORY * 4 + OTHER * 2)
-RANDOM: tuple[dict[str, Any], ...] = (
-    {"method": "ar"}, {"method": "speculative"}, {"method": "speculative", "branch": [2], **SEEDED},
-    {"method": "swift"}, {"method": "self-spec", **SEEDED}, {"method": "paradecode", "threshold": 0.05},
-    {"method": "medusa"},
-)  # fmt: skip
 
 # tokens on an emulated arm64 core, where starting Java is what takes time; all the rest by tests/support/agreement.py
 ON_ARM, CORE = 8, "cortex-a76"
@@ -70,71 +46,6 @@ BIONIC = """
 OF_GCC = {"__getauxval", "__errno_location"}
 
 
-def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path], path: Path) -> int:
-    """Keep what Python writes on fresh exports, for the Kotlin test; give the number of requests."""
-    every = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
-    common = [request for request in every if request[0]["method"] != "eagle"]
-    full = export(path.parent / "full", "int4")
-    made = [serve(full, "native", every, LENGTH)]
-    for operators in OPERATORS:
-        for number, form in enumerate(FORMATS):
-            if (operators, form) != ("native", "int4"):
-                made.append(serve(bundles(operators, form), operators, common[number % SPREAD :: SPREAD], LENGTH))
-    older = schema_2(bundles("stock", "int8"), path.parent / "older")
-    made.append(serve(older, "stock", common[:SPREAD], LENGTH))
-    eagle = [request for request in every if request[0]["method"] == "eagle"]
-    made.append(serve(export(path.parent / "eagle", "int8", "stock"), "stock", eagle, LENGTH))
-    back: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in BACK]
-    talks: list[tuple[dict[str, Any], str]] = [({"method": "speculative"}, text) for text in TURNS]
-    for operators in OPERATORS:
-        made.append(serve(bundles(operators, "int8"), operators, talks, LENGTH))
-        reused = [case["reused"] for case in made[-1]["cases"]]
-        assert min(reused[2:]) > len(made[-1]["cases"][0]["prompt"]) // 2
-    turns: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in TURNS]
-    requests = [*back, *turns, *((settings, STORY) for settings in RANDOM)]
-    for name in KINDS:
-        made.append(serve(export_random(path.parent / name, str(checkpoint(name))), "native", requests, LENGTH))
-        assert made[-1]["cases"][2]["reused"] > len(STORY)
-    wide = hf.write_checkpoint(path.parent / "wide-source", wide_config(256, layers=3, positions=512), seed=5)
-    made.append(serve(export_random(path.parent / "wide", str(wide), "stock"), "stock", requests, LENGTH))
-    source = write_mtp(path.parent / "mtp", "qwen3_5_delta", agrees=True)
-    drafter = write_dflash(path.parent / "dflash", open_model(source, None), (1, 3), agrees=True)
-    for method, given in (("mtp", None), ("dflash", str(drafter))):
-        options = ExportOptions(str(source), path.parent / f"{method}-bundle", [method], "int8", operators="native",
-                                threads=THREADS, drafter=given)  # fmt: skip
-        Exporter(options).run()
-        data = json.loads((options.output / MANIFEST).read_text("utf-8"))
-        data["methods"]["self-spec"]["skip"]["head_rows"] = 96  # int8 drafts by its high planes, and a cut LM head
-        (options.output / MANIFEST).write_text(json.dumps(data), "utf-8")
-        for name in (method, "self-spec"):
-            asked = [({"method": name, **how}, STORY) for how in ({}, SEEDED)]
-            made.append(serve(options.output, "native", asked, LENGTH))
-        made.append(serve(options.output, "native", [({"method": method}, STORY)], LENGTH, "high"))
-        assert made[-1]["cases"][0]["tokens"] != made[-2]["cases"][0]["tokens"]
-    made += [*sourced.restored(path.parent, LENGTH), *sourced.kinds(path.parent, LENGTH)]
-    (path.parent / "forms").mkdir()
-    coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
-    Exporter(coded).run()
-    long: list[golden.Long] = [
-        (full, {}, {"method": "ar"}, LONG),
-        (full, {}, {"method": "speculative", "fallback": False}, LONG[1:]),
-        (full, {"attention": "int8"}, {"method": "ngram"}, LONG),
-        (bundles("stock", "int8"), {}, {"method": "self-spec"}, LONG),
-        (coded.output, {"attention": "int4"}, {"method": "ar"}, LONG),
-        *((path.parent / name / "bundle", {}, {"method": "ar"}, STORY * 12) for name in KINDS),
-    ]
-    more = {
-        "prompts": golden.prompts(long, path.parent / "kept"),
-        "chats": golden.chats(),
-        "tokenizers": golden.tokenizers(path.parent),
-        "conversation": golden.conversation(full, path.parent),
-        "forms": sourced.forms(path.parent / "forms"),
-        "heard": sourced.heard(path.parent / "digits"),
-    }
-    path.write_text(json.dumps({"library": str(native_library().path), "bundles": made, **more}), "utf-8")
-    return sum(len(one["cases"]) for one in made)
-
-
 @pytest.mark.usefixtures("native")
 def test_every_method_writes_what_python_writes(
     bundles: Callable[..., Path], checkpoint: Callable[[str], Path], tmp_path: Path
@@ -145,7 +56,29 @@ def test_every_method_writes_what_python_writes(
     ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output
-    golden.find_prompts(json.loads(path.read_text("utf-8"))["prompts"])
+    made = json.loads(path.read_text("utf-8"))
+    golden.find_prompts(made["prompts"])
+    for one in made["profiles"]:
+        check_profile(Path(one["path"]), Path(one["profile"]))
+
+
+def check_profile(bundle: Path, file: Path) -> None:
+    """Plan with what Kotlin has measured of a bundle as with a profile of Python's own."""
+    profile, manifest = read_profile(file), read_manifest(bundle)
+    target, kind = manifest.target, profile.operators
+    assert profile.bundle == manifest_hash(manifest)
+    assert (profile.facts, profile.format, profile.head_format) == (target.facts, target.format, target.head_format)
+    assert profile.weight_bytes == read_bytes(target, kind)
+    assert profile.kv_bytes == kv_token_bytes(target, kind, profile.attention)
+    assert profile.machine.isa == (native_library().isa if kind == "native" else "")
+    assert profile.rows_exact
+    assert not profile.others
+    assert set(profile.trials) == (set(manifest.methods) if manifest.golden else set())
+    asked = ["plan", str(bundle), "--device", str(file), "--budget", "1GiB", "--json"]
+    done = CliRunner().invoke(cli, asked, prog_name="edgespec")
+    assert done.exit_code == 0, done.output
+    run = json.loads(done.stdout)["candidates"][0]
+    assert profile.busy or run["speed"]["basis"] == "calibrated"
 
 
 @pytest.mark.usefixtures("native")
@@ -233,7 +166,9 @@ def test_the_manifest_is_the_projects(app: Path) -> None:
     assert "sdkVersion:'26'" in said
     assert "launchable-activity: name='dev.edgespec.app.MainActivity'" in said
     assert "native-code: 'arm64-v8a'" in said
-    assert re.findall("uses-permission: name='(.*)'", said) == ["android.permission.RECORD_AUDIO"]
+    rights = {one.rpartition(".")[2] for one in re.findall("uses-permission: name='(.*)'", said)}
+    assert rights == {"RECORD_AUDIO", "FOREGROUND_SERVICE", "FOREGROUND_SERVICE_DATA_SYNC", "POST_NOTIFICATIONS"}
+    assert "icon='res/mipmap-anydpi-v26/icon.xml'" in said
 
 
 @pytest.mark.nightly

@@ -135,4 +135,11 @@ def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
         result = talk.ask(question, max_new_tokens=24, ignore_eos=True, method="ngram")
         turns.append({"question": question, "tokens": result.tokens, "reused": result.stats.reused_tokens})
     engine.close()
-    return {"path": str(copy), "turns": turns, "messages": talk.messages}
+    engine = load(copy, threads=2, context=96)
+    full, short = [], engine.conversation([{"role": "system", "content": "A play."}])
+    for question in ("What say you, my lord?", "And then?", "Speak again.", "What more?", "Away!"):
+        result = short.ask(question, max_new_tokens=24, ignore_eos=True, method="ngram")
+        full.append({"question": question, "tokens": result.tokens, "left_out": short.left_out})
+    engine.close()
+    assert full[-1]["left_out"]
+    return {"path": str(copy), "turns": turns, "messages": talk.messages, "full": full}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import wave
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgespec import load
+from edgespec.decoding.beams import BeamOptions
 from edgespec.decoding.settings import Settings
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.errors import InvalidRequest
@@ -73,6 +75,19 @@ def kinds(folder: Path, length: int) -> list[dict[str, Any]]:
         (path / "edgespec.json").write_text(json.dumps(data), "utf-8")
         asked = [({"method": method, **how}, LINES[0]) for method in ("ar", "ngram") for how in ({}, SEEDED)]
         made.append(serve(path, "native", asked, length))
+    return made
+
+
+def searched(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Search the likeliest texts of encoder-decoders, by their own rules and by others."""
+    made = []
+    options: list[dict[str, Any]] = [{"beams": 4}, {"beams": 3, "length_penalty": 0.5, "early_stopping": True},
+                                     {"beams": 2, "length_penalty": 2.0, "early_stopping": "never"}]  # fmt: skip
+    for folder in folders:
+        with load(folder, threads=2, operators="native") as engine:
+            for how in options:
+                result = engine.generate(LINES[1], beams=BeamOptions(**how), max_new_tokens=24)
+                made.append({"path": str(folder), "text": LINES[1], "how": how, "tokens": result.tokens})
     return made
 
 

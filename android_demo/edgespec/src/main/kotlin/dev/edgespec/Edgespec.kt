@@ -1,6 +1,7 @@
 package dev.edgespec
 
 import dev.edgespec.engine.Engine
+import dev.edgespec.planning.Heat
 import dev.edgespec.planning.MemoryFacts
 import java.io.File
 
@@ -22,21 +23,24 @@ object Edgespec {
      * @param ngramStore a file of `edgespec ngram build`, where method ngram looks too.
      * @param cache a folder of the app's own, as `cacheDir`, for prompts that were read and what method swift finds; null = none.
      * @param promptCache most bytes that those prompts take, and at most a tenth of the free disk; 0 = none is kept.
-     * @param memory what the system says of memory: requests get a cheaper method, with the reason, or are refused where
+     * @param memory what the system says of memory, asked before every request: requests get a cheaper method, with the reason, or are refused where
      *   they would not fit; null = nothing is counted.
      * @param precision full, or high: of int8 weights in two planes only the high one is read, a model of 4 bits with a text of its
      *   own, in the memory that it takes; native operators.
      * @param onOnnxRuntime run native operators as ONNX Runtime's, too; else their library runs them alone, with the same bits.
+     * @param heat how hot the device is, asked while it decodes: a hot one is spared threads and guesses, and writes the same text.
      * @throws EdgespecError [BundleError], [BudgetError], [InvalidRequest] or [StoreError], each with what to do.
      */
+    @JvmStatic
+    @JvmOverloads
     fun load(
         bundle: File, threads: Int? = null, context: Int? = null, strict: Boolean = true, check: Boolean = true,
         operators: String = "auto", library: File? = null, attention: String? = null, draftAttention: String? = null,
         ngramStore: File? = null, cache: File? = null, promptCache: Long = 1L shl 30, memory: MemoryFacts? = null,
-        precision: String = "full", onOnnxRuntime: Boolean = false,
+        precision: String = "full", onOnnxRuntime: Boolean = false, heat: Heat? = null,
     ): Engine = Engine(
         bundle, threads, context, strict, check, operators, library, attention, draftAttention, ngramStore, cache, promptCache, memory,
-        precision, onOnnxRuntime,
+        precision, onOnnxRuntime, heat,
     )
 }
 

@@ -12,9 +12,8 @@ import android.os.Looper
 import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
-import android.widget.FrameLayout
-import android.widget.LinearLayout
-import android.widget.TextView
+import android.view.WindowManager
+import android.widget.*
 import dev.edgespec.EdgespecError
 import dev.edgespec.audio.*
 import dev.edgespec.engine.Trim
@@ -22,12 +21,11 @@ import dev.edgespec.planning.MemoryFacts
 import java.io.File
 
 class PhoneMemory(context: Context) : MemoryFacts {
-    private val info = ActivityManager.MemoryInfo().also {
-        (context.getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager).getMemoryInfo(it)
-    }
-    override val total: Long = info.totalMem
-    override val available: Long = maxOf(0, info.availMem - info.threshold)
-    override val low: Boolean = info.lowMemory
+    private val manager = context.getSystemService(ActivityManager::class.java)
+    private val now get() = ActivityManager.MemoryInfo().also(manager::getMemoryInfo)
+    override val total: Long get() = now.totalMem
+    override val available: Long get() = now.let { maxOf(0, it.availMem - it.threshold) }
+    override val low: Boolean get() = now.lowMemory
 }
 
 private const val LONGEST = 600 * RATE // samples of a recording
@@ -67,16 +65,24 @@ class App : Application() {
         val main = Handler(Looper.getMainLooper())
         val device = mapOf("model" to Build.MODEL, "android" to Build.VERSION.RELEASE, "abi" to Build.SUPPORTED_ABIS.joinToString())
         val around = Surroundings(
-            bundle = File(getExternalFilesDir(null), "bundle"), // where `adb push` can put one, too
+            bundle = File(getExternalFilesDir(null) ?: filesDir, "bundle"), // where `adb push` can put one, too
             chat = File(filesDir, "chat.json"),
             cache = cacheDir,
             library = File("libedgespec.so"), // by its name: it stays in the APK
             device = device,
-            memory = { PhoneMemory(this) },
+            memory = PhoneMemory(this),
+            heat = PhoneHeat(this),
+            brought = { Assets(assets) },
         )
         state = AppState(around) { work -> main.post(work) }
-        val brought = Assets(assets)
-        if (around.bundle.isDirectory || brought.files.isEmpty()) state.load() else state.take { brought }
+        state.worked = ::work
+        state.start()
+    }
+
+    /** Stay at work, with a notification, while something is done; a start in the background goes without. */
+    private fun work(busy: Boolean) {
+        val service = Intent(this, WorkService::class.java)
+        runCatching { if (busy) startService(service) else stopService(service) }
     }
 
     override fun onTrimMemory(level: Int) {
@@ -88,43 +94,66 @@ class App : Application() {
 private const val PICK = 1
 private const val ALLOW = 2
 private const val SHOWN = "shown"
+private const val NOTIFY = "android.permission.POST_NOTIFICATIONS" // from Android 13 on
 
-/** The app's one window: a row of screens, the one chosen, and what the app is doing.  All it knows is in [App.state]. */
+/** The app's one window: screens, the one chosen, and what the app is doing.  All it knows is in [App.state]. */
 class MainActivity : Activity() {
     private val state get() = (application as App).state
     private lateinit var screens: List<Screen>
+    private lateinit var tabs: List<Button>
     private lateinit var place: FrameLayout
     private lateinit var status: TextView
-    private var shown = 0
 
     override fun onCreate(saved: Bundle?) {
         super.onCreate(saved)
+        saved?.getString(SHOWN)?.let { state.screen = it }
         screens = listOf(
             ChatScreen(this, state), TranslateScreen(this, state), ListenScreen(this, state, ::microphone), BenchScreen(this, state),
-            PlanScreen(this, state, PhoneMemory(this).available), ProofScreen(this, state),
+            PlanScreen(this, state), ProofScreen(this, state),
         )
         place = FrameLayout(this)
         status = text().apply { setTextIsSelectable(true) }
-        val names = screens.mapIndexed { at, screen -> button(screen.name) { choose(at) } }
-        val bring = button("Import") { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) }
-        bring.contentDescription = say("Import a bundle: pick its folder")
+        tabs = screens.map { screen -> tab(screen.name) { choose(screen.name) } }
+        val more = tab("More") { menu(it) }
+        val wide = resources.configuration.screenWidthDp >= 600 // a tablet, or a phone on its side
+        val body = LinearLayout(this).apply {
+            orientation = LinearLayout.VERTICAL
+            addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
+            addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+        }
+        val bar = if (wide) stack(tabs + more) else row(*tabs.toTypedArray(), more)
         setContentView(
             LinearLayout(this).apply {
-                orientation = LinearLayout.VERTICAL
+                orientation = if (wide) LinearLayout.HORIZONTAL else LinearLayout.VERTICAL
                 fitsSystemWindows = true
-                addView(
-                    LinearLayout(context).apply {
-                        orientation = LinearLayout.VERTICAL
-                        setPadding(dp(12), dp(4), dp(12), dp(4))
-                        addView(row(*names.toTypedArray(), bring))
-                        addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
-                        addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
-                    },
-                    LinearLayout.LayoutParams(MATCH_PARENT, MATCH_PARENT),
-                )
+                setPadding(dp(12), dp(4), dp(12), dp(4))
+                addView(bar, LinearLayout.LayoutParams(if (wide) WRAP_CONTENT else MATCH_PARENT, WRAP_CONTENT))
+                addView(body, if (wide) LinearLayout.LayoutParams(0, MATCH_PARENT, 1f) else LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
             },
         )
-        choose(saved?.getInt(SHOWN) ?: 0)
+        choose(state.screen)
+    }
+
+    private fun menu(at: View) {
+        val offered = listOf<Pair<String, () -> Unit>>(
+            say("Import a bundle") to { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) },
+            say("New chat") to { if (!state.busy) { state.chat.clear(); state.save(); show() } },
+            say("Licences") to ::licences,
+        )
+        PopupMenu(this, at).apply {
+            offered.forEachIndexed { number, (says, _) -> menu.add(0, number, number, says) }
+            setOnMenuItemClickListener { item -> state.tryTo(offered[item.itemId].second).let { true } }
+        }.show()
+    }
+
+    private fun licences() {
+        val held = resources.openRawResource(resource("raw", "licences")).use { it.readBytes().toString(Charsets.UTF_8) }
+        val shown = text().apply {
+            text = held
+            setTextIsSelectable(true)
+            setPadding(dp(16), dp(8), dp(16), dp(8))
+        }
+        AlertDialog.Builder(this).setTitle(say("Licences")).setView(ScrollView(this).apply { addView(shown) }).setPositiveButton(android.R.string.ok, null).show()
     }
 
     /** The microphone, or a question for it. */
@@ -134,18 +163,40 @@ class MainActivity : Activity() {
         return null
     }
 
-    private fun choose(at: Int) {
-        shown = at
+    private fun choose(name: String) {
+        val screen = screens.firstOrNull { it.name == name } ?: screens[0]
+        state.screen = screen.name
+        tabs.forEach { it.choose(it.tag == screen.name) }
         place.removeAllViews()
-        place.addView(screens[at].view)
+        place.addView(screen.view)
         show()
     }
 
     private fun show() {
-        screens[shown].show()
+        val made = state.engine
+        val reads = made != null && (made.sources != null || made.bundle.manifest.speech != null)
+        // what the model at hand does not do is not offered
+        val hidden = if (made == null) setOf(TRANSLATE, LISTEN) else setOfNotNull(
+            CHAT.takeIf { reads }, TRANSLATE.takeIf { made.sources == null }, LISTEN.takeIf { made.bundle.manifest.speech == null },
+        )
+        tabs.forEach { it.visibility = if (it.tag in hidden) View.GONE else View.VISIBLE }
+        if (state.screen in hidden) return choose(screens.first { it.name !in hidden }.name)
+        screens.first { it.name == state.screen }.show()
+        if (state.busy) window.addFlags(WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON)
+        else window.clearFlags(WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON)
+        if (state.busy) askToNotify()
         // a screen reader says what came of it, not every figure on the way
         status.accessibilityLiveRegion = if (state.busy) View.ACCESSIBILITY_LIVE_REGION_NONE else View.ACCESSIBILITY_LIVE_REGION_POLITE
         if (status.text.toString() != state.status) status.text = state.status
+    }
+
+    private var asked = false
+
+    /** Once: without it work goes on, and nobody sees it from another app. */
+    private fun askToNotify() {
+        if (asked || Build.VERSION.SDK_INT < 33) return
+        asked = true
+        if (checkSelfPermission(NOTIFY) != PERMISSION_GRANTED) requestPermissions(arrayOf(NOTIFY), ALLOW)
     }
 
     override fun onStart() {
@@ -156,13 +207,14 @@ class MainActivity : Activity() {
 
     override fun onStop() {
         state.changed = {}
+        if (state.recording) state.stop() // nobody is recorded who does not see it
         state.save()
         super.onStop()
     }
 
     override fun onSaveInstanceState(saved: Bundle) {
         super.onSaveInstanceState(saved)
-        saved.putInt(SHOWN, shown)
+        saved.putString(SHOWN, state.screen)
     }
 
     override fun onActivityResult(request: Int, result: Int, data: Intent?) {

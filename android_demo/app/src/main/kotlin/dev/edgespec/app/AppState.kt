@@ -4,6 +4,7 @@ import com.google.gson.GsonBuilder
 import dev.edgespec.*
 import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
+import dev.edgespec.decoding.Stats
 import dev.edgespec.engine.*
 import dev.edgespec.planning.*
 import dev.edgespec.reports.*
@@ -20,18 +21,34 @@ class Surroundings(
     val cache: File? = null,
     val library: File? = null, // of native operators
     val device: Map<String, String> = emptyMap(), // what reports say of the machine
-    val memory: () -> MemoryFacts? = { null },
+    val memory: MemoryFacts? = null,
+    val heat: Heat? = null,
+    val brought: () -> BundleSource? = { null }, // a bundle that came with the app
 )
+
+/** What screens show of a run, an entry a method: [share] of the longest bar, null = none. */
+class Card(val title: String, val value: String, val details: List<Pair<String, String>>, val share: Double? = null)
 
 /** All that the app is doing, without any view, one for the process; changed on the thread alone that [post] gives work to. */
 class AppState(private val around: Surroundings, private val post: (() -> Unit) -> Unit) {
     private val scope = CoroutineScope(SupervisorJob() + Dispatchers.IO)
+    private val disk = Dispatchers.IO.limitedParallelism(1) // what is written last is written last
+    private val process = Machine.resident()
     private var job: Job? = null
     var changed: () -> Unit = {}
+    var worked: (Boolean) -> Unit = {} // told when something begins, and when it has ended
     var engine: Engine? = null
         private set
-    var status = ""
-        private set
+    private val said = HashMap<String, String>()
+    private var place = "" // the screen whose work is being done; empty = the whole app's
+
+    /** The line of the screen at hand, or of the app. */
+    var status: String
+        get() = said[screen] ?: said[""] ?: ""
+        private set(text) {
+            said[place] = text
+        }
+    var screen = CHAT
     val busy: Boolean get() = job != null
     val chat = Chat(around.chat)
 
@@ -56,12 +73,17 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         private set
     var proved: List<Proved> = emptyList()
         private set
+    var profile: String? = null // of this device, as `edgespec plan --device` takes it
+        private set
 
     val methods: List<String> get() = listOf(AUTO) + (engine?.methods ?: emptyList())
+    val free: Long get() = around.memory?.available ?: 0
 
-    /** Run [work] beside the screen, one at a time; an error becomes the status line. */
-    private fun begin(says: String, work: suspend CoroutineScope.() -> Unit, after: () -> Unit = {}) {
+    /** Run [work] beside the screen [at], one at a time; an error becomes its status line, whatever it is, and is told to [after]. */
+    private fun begin(at: String, says: String, work: suspend CoroutineScope.() -> Unit, after: (String?) -> Unit = {}) {
         if (busy) return
+        place = at
+        if (at.isEmpty()) said.clear()
         status = says
         job = scope.launch {
             val error = try {
@@ -69,24 +91,37 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
                 null
             } catch (_: CancellationException) {
                 say("Stopped")
-            } catch (error: EdgespecError) {
-                error.message
-            } catch (error: OutOfMemoryError) {
-                say("Out of memory: choose a shorter text or a smaller bundle")
+            } catch (error: Throwable) { // a file that is gone, a right that was withdrawn, a library that is not there
+                wordsOf(error)
             }
             change {
                 job = null
                 if (error != null) status = error
-                after()
+                worked(false)
+                after(error)
             }
         }
-        changed()
+        worked(true)
+        tryTo { changed() }
     }
 
-    private fun change(how: () -> Unit) = post {
-        how()
-        changed()
+    /** Do something on the main thread; an error becomes a line. */
+    fun tryTo(run: () -> Unit) = try {
+        run()
+    } catch (error: Throwable) {
+        said[screen] = wordsOf(error)
+        runCatching { changed() }
+        Unit
     }
+
+    private fun wordsOf(error: Throwable): String = when (error) {
+        is EdgespecError -> error.message ?: error.what
+        is OutOfMemoryError -> say("Out of memory: choose a shorter text or a smaller bundle")
+        is SecurityException -> "${say("Android does not allow this any more: pick it again")} (${firstLine(error)})"
+        else -> "${error.javaClass.simpleName}: ${firstLine(error)}"
+    }
+
+    private fun change(how: () -> Unit) = post { tryTo { how(); changed() } }
 
     /** The same, and go on once it is shown: nothing is written faster than a screen can follow. */
     private suspend fun show(how: () -> Unit) = suspendCancellableCoroutine { shown ->
@@ -96,52 +131,94 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         }
     }
 
+    /** Take up the bundle that is there, or the one that came with the app, which then shows at once what it does. */
+    fun start() {
+        recoverBundle(around.bundle)
+        if (around.bundle.isDirectory) return load()
+        begin("", say("Copying"), {
+            val brought = around.brought()
+            if (brought == null || brought.files.isEmpty()) return@begin change { status = say("Import a bundle: a folder made by `edgespec export`") }
+            copy(brought)
+        }, { error -> if (error == null && engine != null) demonstrate() })
+    }
+
     fun load() {
         if (engine != null) return
         if (!around.bundle.isDirectory) {
-            status = say("Import a bundle: a folder made by `edgespec export`")
+            said[""] = say("Import a bundle: a folder made by `edgespec export`")
             return changed()
         }
-        begin(say("Loading"), { open() })
+        begin("", say("Loading"), { open() })
     }
 
+    private fun made(folder: File) =
+        Edgespec.load(folder, library = around.library, cache = around.cache, memory = around.memory, heat = around.heat)
+
     private fun open() {
-        val made = Edgespec.load(around.bundle, library = around.library, cache = around.cache, memory = around.memory())
+        val made = made(around.bundle)
         change {
             engine = made
-            status = "${made.operators.kind} operators, ${made.context} tokens of context"
+            status = say("%s operators, %d tokens of context").format(made.operators.kind, made.context)
         }
     }
 
-    /** Replace the bundle: copied, checked, renamed, and only then is the old one gone. */
-    fun take(source: () -> BundleSource) = begin(say("Copying"), {
-        importBundle(source(), around.bundle) { copied -> change { status = "${showBytes(copied)} copied" } }
-        val old = engine
-        change { engine = null }
-        old?.close()
+    /** Replace the bundle: copied, checked, opened, renamed, and only then is the old one gone. */
+    fun take(source: () -> BundleSource) = begin("", say("Copying"), { copy(source()) })
+
+    private fun copy(source: BundleSource) {
+        try {
+            importBundle(source, around.bundle, { copied -> change { status = say("%s copied").format(showBytes(copied)) } }) { folder ->
+                val old = engine // both may have no room
+                change { engine = null }
+                old?.close()
+                made(folder).close()
+            }
+        } catch (error: Throwable) {
+            if (around.bundle.isDirectory && engine?.isOpen != true) runCatching { open() } // the one that was there works as before
+            throw error
+        }
         open()
-    })
+    }
+
+    /** What to try first: prompts that this bundle was measured with, or a question to a model that talks. */
+    val examples: List<String>
+        get() {
+            val made = engine ?: return emptyList()
+            if (chat.talks(made)) return listOf(say("What can you do?"), say("Tell me a short story"))
+            return made.bundle.manifest.golden.map { made.decode(it.prompt).trim() }.filter { it.isNotEmpty() }.distinct().take(3).ifEmpty { listOf("Once upon a time") }
+        }
+
+    /** Do at once what the model is for. */
+    private fun demonstrate() {
+        val made = engine ?: return
+        if (made.bundle.manifest.speech != null) return
+        if (made.sources == null) return ask(examples.first())
+        source = examples.first()
+        translate()
+    }
 
     fun ask(text: String) {
         val made = engine
         if (made == null || text.isBlank() || busy) return
         val live = Live()
-        val stream = try {
-            chat.ask(made, text)
-        } catch (error: EdgespecError) {
-            status = error.message ?: ""
-            return changed()
-        }
-        begin(say("Reading the prompt"), {
-            stream.collect { chunk -> show { tell(chunk, live) { chat.add(chunk, made::decode) } } }
-        }, { chat.end() })
+        chat.question(made, text)
+        begin(CHAT, say("Reading the prompt"), {
+            chat.answer(made).collect { chunk -> show { tell(chunk, live) { chat.add(chunk, made::decode) } } }
+        }, { error ->
+            if (chat.end()) save() else if (error == null) status = say("The model answered with nothing")
+        })
     }
 
     private fun tell(chunk: Chunk, live: Live, add: () -> Unit) {
         add()
         live.add(chunk)
         val result = chunk.result
-        status = if (result == null) live.line else "${result.methodUsed}: ${lineOf(result.stats)}; ${result.reason}"
+        if (result == null) {
+            status = live.line
+            return
+        }
+        val cut = if (result.finish == "length" || result.finish == "context") "; ${say("cut here: ask it to go on")}" else ""
+        status = "${result.methodUsed}: ${lineOf(result.stats)}; ${result.reason}$cut"
     }
 
     /** Write what the model makes of [source], a line at a time. */
@@ -151,12 +228,14 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         val languages = made.defaults.copy(sourceLanguage = from.ifEmpty { null }, targetLanguage = to.ifEmpty { null })
         val settings = languages.copy(method = chat.method.takeIf { it in methods && it != AUTO })
         translated = Transcript()
-        begin(say("Reading the text"), {
-            source.lines().forEachIndexed { at, line ->
+        val lines = source.lines()
+        begin(TRANSLATE, say("Reading the text"), {
+            lines.forEachIndexed { at, line ->
                 val live = Live()
                 if (at > 0) show { translated.add("\n", Kind.MODEL) }
-                if (line.isNotBlank()) made.stream(line, settings).collect { chunk ->
-                    show { tell(chunk, live) { translated.add(chunk, made::decode) } }
+                if (line.isNotBlank()) made.cut(line, settings).forEachIndexed { number, part ->
+                    if (number > 0) show { translated.add(" ", Kind.MODEL) }
+                    made.stream(part, settings).collect { chunk -> show { tell(chunk, live) { translated.add(chunk, made::decode) } } }
                 }
             }
         })
@@ -169,7 +248,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         heard = emptyList()
         hearing = ""
         recording = true
-        begin(say("Recording: press Stop when all is said"), {
+        begin(LISTEN, say("Recording: press Stop when all is said"), {
             val samples = sound.read { !recording || !isActive }
             recording = false
             show { status = say("Transcribing") }
@@ -194,7 +273,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             (if (asked.timestamps) "%.1f-%.1f ".format(Locale.ROOT, one.start, one.end) else "") + one.text.trim() + "\n"
         } + hearing.trim()
 
-    private fun lineOf(stats: dev.edgespec.decoding.Stats) = "%.1f tokens/s, %.0f %% of %d guesses accepted".format(
+    private fun lineOf(stats: Stats) = say("%.1f tokens/s, %.0f %% of %d guesses accepted").format(
         Locale.ROOT, stats.tokensPerSecond, 100 * stats.acceptanceRate, stats.drafted,
     )
 
@@ -205,47 +284,70 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     fun measure(prompts: List<String>, settings: Settings, repeats: Int) {
         val made = engine ?: return
-        begin(say("Measuring"), {
+        begin(BENCH, say("Measuring"), {
             val found = bench(made, prompts, settings, repeats) { done, of, method ->
                 ensureActive()
                 change { status = "$done of $of: $method" }
             }
             change {
                 benched = found
-                status = "Speed-up over ar, median and 95 % interval"
+                status = say("Speed over plain decoding (ar), median and 95 % interval")
+            }
+        })
+    }
+
+    /** Measure this device for `edgespec plan --device`. */
+    fun calibrate() {
+        val made = engine ?: return
+        begin(PLAN, say("Measuring"), {
+            val device = Machine(around.device["model"] ?: "", around.memory?.total ?: 0)
+            val found = calibrate(made, device, process = process) { part, done, of ->
+                ensureActive()
+                change { status = "$part: $done of $of" }
+            }
+            change {
+                profile = found
+                status = say("Measured: share the profile, and plan with `edgespec plan --device FILE`")
             }
         })
     }
 
     fun prove() {
         val made = engine ?: return
-        begin(say("Comparing"), {
+        begin(PROOF, say("Comparing"), {
             val found = proof(made) { done, of ->
                 ensureActive()
                 change { status = "$done of $of" }
             }
             change {
                 proved = found
-                val equal = "${found.count { it.equal }} of ${found.size} golden vectors equal on this phone"
-                status = if (found.isEmpty()) "This bundle has no golden vectors" else equal
+                val equal = say("%d of %d texts equal on this device").format(found.count { it.equal }, found.size)
+                status = if (found.isEmpty()) say("This bundle has no golden vectors") else equal
             }
         })
     }
 
-    fun benchTable(): List<List<String>> = listOf(BENCH_HEADINGS) + benchRows(benched)
-    fun proofTable(): List<List<String>> = listOf(listOf("vector", "method", "tokens", "result")) +
-        proved.mapIndexed { at, one -> listOf("${at + 1}", one.method, "${one.expected.size}", if (one.equal) "equal" else "differs") }
+    fun benchCards(): List<Card> {
+        val most = benched.maxOfOrNull { it.speed } ?: 1.0
+        return benched.sortedByDescending { it.speed }.map { one ->
+            val row = BENCH_HEADINGS.zip(benchRows(listOf(one)).single()).drop(1)
+            Card(one.method, row[1].second.substringBefore(" "), row, one.speed / most)
+        }
+    }
 
-    /** What of the bundle fits [budget] bytes, a row for every method, headings first. */
-    fun planTable(budget: Long): List<List<String>> {
+    /** A method's golden vectors, written again here. */
+    fun proofCards(): List<Card> = proved.groupBy { it.method }.map { (method, all) ->
+        val equal = all.count { it.equal }
+        Card(method, "$equal / ${all.size}", listOf("tokens" to "${all.sumOf { it.expected.size }}", "result" to if (equal == all.size) "equal" else "differs"))
+    }
+
+    /** What of the bundle fits [budget] bytes. */
+    fun planCards(budget: Long): List<Card> {
         val made = engine ?: return emptyList()
-        val runs = plan(made.bundle.manifest, made.allowance, made.context, budget)
-        return listOf(listOf("method", "tokens", "memory", "predicted", "parts")) + runs.map { run ->
-            listOf(
-                run.method, if (run.fits) "${run.context}" else "too large", showBytes(run.bytes),
-                run.speedup?.let { "%.2fx".format(Locale.ROOT, it) } ?: "-",
-                run.parts.joinToString(", ") { "${it.name} ${showBytes(it.bytes)}" },
-            )
+        return plan(made.bundle.manifest, made.allowance, made.context, budget).map { run ->
+            val details = listOf("memory" to showBytes(run.bytes), "predicted" to (run.speedup?.let { "%.2fx".format(Locale.ROOT, it) } ?: "-"))
+            val fits = if (run.fits) "${run.context} tokens" else "too large"
+            Card(run.method, fits, details + run.parts.map { it.name to showBytes(it.bytes) }, minOf(1.0, run.bytes.toDouble() / maxOf(budget, 1)))
         }
     }
 
@@ -261,13 +363,30 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     fun trim(level: Trim) {
         val made = engine ?: return
-        scope.launch { made.trim(level) }
+        scope.launch { runCatching { made.trim(level) } } // it may be closed meanwhile
     }
 
-    fun save() = chat.save() // the screen goes: what is there is on disk from now on
+    /** Write down what there is: the screen may go. */
+    fun save(): Job {
+        val write = chat.kept()
+        return scope.launch(disk) {
+            try {
+                write()
+            } catch (error: Exception) {
+                change { said[CHAT] = "${say("The chat could not be kept")}: ${firstLine(error)}" }
+            }
+        }
+    }
 
     fun close() {
         job?.cancel()
         engine?.close()
     }
 }
+
+const val CHAT = "Chat"
+const val TRANSLATE = "Translate"
+const val LISTEN = "Listen"
+const val BENCH = "Bench"
+const val PLAN = "Plan"
+const val PROOF = "Proof"

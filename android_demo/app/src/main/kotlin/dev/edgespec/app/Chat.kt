@@ -1,10 +1,11 @@
 package dev.edgespec.app
 
 import com.google.gson.*
-import dev.edgespec.InvalidRequest
+import dev.edgespec.EdgespecError
 import dev.edgespec.engine.*
 import dev.edgespec.runtimes.*
 import java.io.File
+import java.io.IOException
 import java.nio.file.Files
 import java.nio.file.StandardCopyOption
 import java.util.Locale
@@ -14,13 +15,16 @@ private class Kept(
     val messages: List<Message> = emptyList(), val pieces: List<Piece> = emptyList(), val typed: String = "", val method: String = AUTO,
 )
 
-const val AUTO = "auto"
+private const val LONGEST = 1024 // tokens of an answer; where the context ends before, it is cut there
 
 /** The app's conversation, kept in [file]; a model without a chat template goes on with the text instead. */
 class Chat(private val file: File) {
     private val messages = ArrayList<Message>()
     private var asked: String? = null // a question whose answer is being written
     private val answer = StringBuilder()
+    private var before = Transcript() // the question
+    private var leftOut = 0 // messages that the model does not see any more
+    private var known: Pair<Engine, Boolean>? = null
     var transcript = Transcript()
         private set
     var typed = "" // and not sent yet
@@ -31,6 +35,8 @@ class Chat(private val file: File) {
             if (file.isFile) Gson().fromJson(file.readText(), Kept::class.java) else null
         } catch (_: JsonParseException) {
             null // half of a file, from a phone without power: an empty chat, rather than an app that does not start
+        } catch (_: IOException) {
+            null
         }
         if (kept != null) {
             messages.addAll(kept.messages)
@@ -40,19 +46,29 @@ class Chat(private val file: File) {
         }
     }
 
-    /** Ask; the answer is added by [add], and kept by [end]. */
-    fun ask(engine: Engine, text: String): Flow<Chunk> {
-        val settings = engine.defaults.copy(method = method.takeIf { it != AUTO })
-        val talks = talks(engine)
-        val stream = if (talks) engine.conversation(messages).stream(text, settings) else engine.stream(transcript.text + text, settings)
-        messages.add(Message("user", text))
+    /** Take down a question; [answer] then answers it, [add] adds to that, and [end] ends it. */
+    fun question(engine: Engine, text: String) {
         asked = text
         answer.clear()
-        val shown = if (!talks) text else if (transcript.text.isEmpty()) "$text\n\n" else "\n\n$text\n\n"
+        before = Transcript(transcript.pieces(true))
+        val shown = if (!talks(engine)) text else if (transcript.text.isEmpty()) "$text\n\n" else "\n\n$text\n\n"
         transcript.add(shown, Kind.USER)
         typed = ""
-        save()
-        return stream
+    }
+
+    /** The answer's stream; where the context is full the oldest of the chat is left out.  Not for the main thread: texts become tokens. */
+    fun answer(engine: Engine): Flow<Chunk> {
+        val settings = engine.defaults.copy(method = method.takeIf { it != AUTO && it in engine.methods }, maxNewTokens = LONGEST)
+        if (!talks(engine)) return engine.stream(fitting(engine, engine.encode(transcript.text)), settings)
+        val talk = engine.conversation(messages).also { it.leftOut = leftOut }
+        return talk.stream(asked!!, settings).also { leftOut = talk.leftOut }
+    }
+
+    /** The end of a text, cut where it stays cut for a while, so that it need not be read again each time. */
+    private fun fitting(engine: Engine, tokens: IntArray): IntArray {
+        val step = engine.context / 2
+        val over = tokens.size + engine.context / 4 - engine.context
+        return if (over <= 0) tokens else tokens.copyOfRange(minOf((over + step - 1) / step * step, tokens.size - 1), tokens.size)
     }
 
     fun add(chunk: Chunk, decode: (IntArray) -> String) {
@@ -60,34 +76,50 @@ class Chat(private val file: File) {
         transcript.add(chunk, decode)
     }
 
-    /** The answer is complete, or was stopped: what there is of it stays. */
-    fun end() {
-        if (asked == null) return
+    /** The answer is complete, or was stopped: what there is of it stays -> false: nothing, and the question is to be sent again. */
+    fun end(): Boolean {
+        val question = asked ?: return false
         asked = null
+        if (answer.isBlank()) {
+            transcript = before
+            if (typed.isEmpty()) typed = question
+            return false
+        }
+        messages.add(Message("user", question))
         messages.add(Message("assistant", answer.toString()))
-        save()
+        return true
     }
 
     fun clear() {
         messages.clear()
         asked = null
+        leftOut = 0
         transcript = Transcript()
-        save()
     }
 
-    /** Write all of it, whole or not at all; half an answer is kept as an answer. */
-    fun save() {
-        val half = if (asked == null) emptyList() else listOf(Message("assistant", answer.toString()))
-        val part = File(file.path + ".part")
-        part.writeText(Gson().toJson(Kept(messages + half, transcript.pieces(true), typed, method)))
-        Files.move(part.toPath(), file.toPath(), StandardCopyOption.REPLACE_EXISTING)
+    /** What writes all of it as it is now, whole or not at all, on any thread; half an answer is kept as an answer. */
+    fun kept(): () -> Unit {
+        val half = asked?.takeIf { answer.isNotBlank() }?.let { listOf(Message("user", it), Message("assistant", answer.toString())) } ?: emptyList()
+        val shown = if (asked != null && half.isEmpty()) before else transcript
+        val kept = Kept(messages + half, shown.pieces(true), typed.ifEmpty { asked?.takeIf { half.isEmpty() } ?: "" }, method)
+        return {
+            val part = File(file.path + ".part")
+            part.writeText(Gson().toJson(kept))
+            Files.move(part.toPath(), file.toPath(), StandardCopyOption.REPLACE_EXISTING)
+        }
     }
 
-    private fun talks(engine: Engine): Boolean = try {
-        ChatTemplate.read(engine.bundle.path)
-        true
-    } catch (_: InvalidRequest) {
-        false
+    /** Whether the model has a chat template that can be followed. */
+    fun talks(engine: Engine): Boolean {
+        known?.let { (which, talks) -> if (which === engine) return talks }
+        val talks = try {
+            ChatTemplate.read(engine.bundle.path)
+            true
+        } catch (_: EdgespecError) {
+            false
+        }
+        known = engine to talks
+        return talks
     }
 }
 
@@ -99,8 +131,10 @@ data class Piece(val text: String, val kind: Kind)
 /** What a chat shows: pieces of text by who wrote them; refused guesses are kept apart, for whoever wants to see them. */
 class Transcript(pieces: List<Piece> = emptyList()) {
     private val all = ArrayList(pieces)
+    val size: Int get() = all.size
 
-    fun pieces(refused: Boolean): List<Piece> = all.filter { refused || it.kind != Kind.REFUSED }
+    /** All pieces from [first] on, with [refused] guesses or without. */
+    fun pieces(refused: Boolean, first: Int = 0): List<Piece> = all.drop(first).filter { refused || it.kind != Kind.REFUSED }
 
     val text: String get() = all.filter { it.kind != Kind.REFUSED }.joinToString("") { it.text }
 

@@ -58,8 +58,19 @@ interface BundleSource {
     fun open(name: String): InputStream
 }
 
-/** Copy a bundle to [target], whole or not at all: into a sibling, checked, then renamed; [progress] is told the bytes copied. */
-fun importBundle(source: BundleSource, target: File, progress: (Long) -> Unit = {}): File {
+private fun aside(target: File) = File(target.parentFile, ".${target.name}.old")
+
+/** Put back the bundle that an import had moved aside, where the process ended before the new one was there. */
+fun recoverBundle(target: File) {
+    val old = aside(target)
+    if (!target.isDirectory && old.isDirectory) old.renameTo(target) else old.deleteRecursively()
+}
+
+/**
+ * Copy a bundle to [target], whole or not at all: into a sibling, checked, tried by [open], then renamed; the old one is moved aside
+ * and goes last.  [progress] is told the bytes copied.
+ */
+fun importBundle(source: BundleSource, target: File, progress: (Long) -> Unit = {}, open: (File) -> Unit = {}): File {
     val partial = File(target.parentFile, ".${target.name}.part")
     partial.deleteRecursively()
     try {
@@ -74,8 +85,14 @@ fun importBundle(source: BundleSource, target: File, progress: (Long) -> Unit = 
             progress(copied)
         }
         Bundle.open(partial, check = true)
-        target.deleteRecursively()
-        if (!partial.renameTo(target)) throw BundleError("$target: cannot be replaced", "free some space, and try again")
+        open(partial)
+        val old = aside(target).also { it.deleteRecursively() }
+        target.renameTo(old)
+        if (!partial.renameTo(target)) {
+            old.renameTo(target)
+            throw BundleError("$target: cannot be replaced", "free some space, and try again")
+        }
+        old.deleteRecursively()
         return target
     } catch (error: IOException) {
         throw BundleError("$target: copying failed: ${error.message}", "free some space, and try again", error)

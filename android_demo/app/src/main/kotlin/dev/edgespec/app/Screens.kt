@@ -6,6 +6,7 @@ import android.graphics.*
 import android.text.*
 import android.text.style.*
 import android.view.View
+import android.view.ViewGroup
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.*
@@ -48,11 +49,6 @@ private fun Context.switch(says: String, on: Boolean, turned: (Boolean) -> Unit)
     setOnCheckedChangeListener { _, now -> turned(now) }
 }
 
-private fun Context.share(report: String) {
-    val send = Intent(Intent.ACTION_SEND).setType("application/json").putExtra(Intent.EXTRA_TEXT, report)
-    startActivity(Intent.createChooser(send, say("Share the report")))
-}
-
 private fun Context.edit(hint: String, text: String, changed: (String) -> Unit) = EditText(this).apply {
     this.hint = say(hint)
     setText(text)
@@ -63,112 +59,126 @@ private fun Context.edit(hint: String, text: String, changed: (String) -> Unit) 
     })
 }
 
+/** A text that grows: what is there already is not set again. */
+private class Written(context: Context) {
+    private var shown: Transcript? = null
+    private var refused = false
+    private var count = 0
+    val view = context.text().apply { setTextIsSelectable(true) }
+
+    fun show(transcript: Transcript, refused: Boolean) {
+        if (transcript !== shown || refused != this.refused || count > transcript.size) {
+            view.text = ""
+            count = 0
+        }
+        if (count < transcript.size) view.append(view.context.spanned(transcript.pieces(refused, count)))
+        shown = transcript
+        this.refused = refused
+        count = transcript.size
+    }
+}
+
 /** Chat: text as it is written, which method, how fast, and why. */
 class ChatScreen(context: Context, private val state: AppState) : Screen {
-    override val name = say("Chat")
-    private val text = context.text().apply { setTextIsSelectable(true) }
-    private val scroll = ScrollView(context).apply { addView(text) }
+    override val name = CHAT
+    private val written = Written(context)
+    private val scroll = ScrollView(context).apply { addView(written.view) }
     private val refused = context.switch("Show refused guesses", state.refused) {
         state.refused = it
         show()
     }
     private val prompt = context.edit("Your message", state.chat.typed) { state.chat.typed = it }
     private val methods = Choice(context, "Decoding method") { state.chat.method = it }
-    private val send = context.button("Send") {
-        state.ask(prompt.text.toString())
-        if (state.busy) prompt.setText("")
-    }
-    private val stop = context.button("Stop") { state.stop() }
-    private val fresh = context.button("New chat") {
-        state.chat.clear()
-        show()
-    }
-    override val view: View = context.column(scroll, refused, prompt, context.row(methods.view, send, stop, fresh))
+    private val send = context.button("Send") { if (state.busy) state.stop() else state.ask(prompt.text.toString()) }
+    private val examples = Wrapping(context)
+    override val view: View = context.column(scroll, examples, refused, prompt, context.row(methods.view, send))
 
     override fun show() {
         methods.show(state.methods, state.chat.method)
-        text.text = view.context.spanned(state.chat.transcript.pieces(state.refused))
-        send.isEnabled = state.engine != null && !state.busy
-        stop.isEnabled = state.busy
-        fresh.isEnabled = !state.busy
+        written.show(state.chat.transcript, state.refused)
+        if (prompt.text.toString() != state.chat.typed) prompt.setText(state.chat.typed)
+        send.text = say(if (state.busy) "Stop" else "Send")
+        send.isEnabled = state.busy || state.engine != null
+        val offered = if (state.chat.transcript.size > 0 || state.busy) emptyList() else state.examples
+        examples.removeAllViews()
+        offered.forEach { one -> examples.addView(view.context.button(one) { state.ask(one) }) }
         if (state.busy) scroll.post { scroll.fullScroll(View.FOCUS_DOWN) }
     }
 }
 
 /** Translations, and whatever else models make of a text: line by line, as they are written. */
 class TranslateScreen(context: Context, private val state: AppState) : Screen {
-    override val name = say("Translate")
-    private val text = context.text().apply { setTextIsSelectable(true) }
+    override val name = TRANSLATE
+    private val written = Written(context)
     private val source = context.edit("Text, a line at a time", state.source) { state.source = it }
     private val from = Choice(context, "From") { state.from = it }
     private val to = Choice(context, "To") { state.to = it }
     private val methods = Choice(context, "Decoding method") { state.chat.method = it }
-    private val run = context.button("Translate") { state.translate() }
-    private val stop = context.button("Stop") { state.stop() }
+    private val run = context.button("Translate") { if (state.busy) state.stop() else state.translate() }
     override val view: View =
-        context.column(ScrollView(context).apply { addView(text) }, source, context.row(from.view, to.view, methods.view, run, stop))
+        context.column(ScrollView(context).apply { addView(written.view) }, source, context.row(from.view, to.view, methods.view, run))
 
     override fun show() {
-        val made = state.engine
-        val reads = made?.sources
+        val reads = state.engine?.sources
         from.show(reads?.origins ?: emptyList(), state.from)
         to.show(reads?.targets ?: emptyList(), state.to)
         methods.show(state.methods, state.chat.method)
-        val shown = view.context.spanned(state.translated.pieces(state.refused))
-        text.text = if (made != null && reads == null) say("This bundle's model does not read texts to translate") else shown
-        run.isEnabled = reads != null && !state.busy
-        stop.isEnabled = state.busy
+        written.show(state.translated, state.refused)
+        if (source.text.toString() != state.source) source.setText(state.source)
+        run.text = say(if (state.busy) "Stop" else "Translate")
+        run.isEnabled = state.busy || reads != null
     }
 }
 
 /** Speech to text; [microphone] gives none where it may not be used. */
 class ListenScreen(context: Context, private val state: AppState, private val microphone: () -> SoundSource?) : Screen {
-    override val name = say("Listen")
+    override val name = LISTEN
     private val text = context.text().apply { setTextIsSelectable(true) }
     private val language = Choice(context, "Spoken language") { state.asked = state.asked.copy(language = it.ifEmpty { null }) }
     private val english = context.switch("Translate into English", state.asked.task == "translate") {
         state.asked = state.asked.copy(task = if (it) "translate" else "transcribe")
     }
     private val times = context.switch("Show times", state.asked.timestamps) { state.asked = state.asked.copy(timestamps = it) }
-    private val record = context.button("Record") { microphone()?.let(state::listen) }
-    private val stop = context.button("Stop") { state.stop() }
+    private val record = context.button("Record") { if (state.busy) state.stop() else microphone()?.let(state::listen) }
     override val view: View =
-        context.column(ScrollView(context).apply { addView(text) }, context.row(english, times), context.row(language.view, record, stop))
+        context.column(ScrollView(context).apply { addView(text) }, context.row(english, times), context.row(language.view, record))
 
     override fun show() {
         val made = state.engine
         val speech = made?.bundle?.manifest?.speech
         language.show(speech?.languages?.keys?.sorted()?.let { listOf("") + it } ?: emptyList(), state.asked.language ?: "")
-        text.text = if (made != null && speech == null) say("This bundle's model does not hear") else state.transcript
-        record.isEnabled = speech != null && !state.busy
+        text.text = state.transcript
+        record.text = say(if (state.busy) "Stop" else "Record")
+        record.isEnabled = state.busy || speech != null
         english.isEnabled = speech?.tasks?.contains("translate") == true
-        stop.isEnabled = state.busy
     }
 }
 
-/** A screen whose table a run fills, and a report shares. */
-abstract class RunScreen(context: Context, protected val state: AppState, private val kind: String, says: String) : Screen {
-    override val name = say(kind)
-    private val table = Table(context)
-    private val run = context.button(says) { begin() }
-    private val stop = context.button("Stop") { state.stop() }
-    private val share = context.button("Share") { context.share(state.report(kind.lowercase())) }
-    override val view: LinearLayout = context.column(table, context.row(run, stop, share))
-    protected abstract val rows: List<List<String>> // headings first; empty before the first run
+/** A screen of what a run found, and a report of it that can be shared. */
+abstract class RunScreen(context: Context, protected val state: AppState, final override val name: String, private val says: String) : Screen {
+    private val cards = Cards(context)
+    private val run = context.button(says) { if (state.busy) state.stop() else begin() }
+    private val share = context.button("Share") {
+        state.tryTo { SharedFiles.send(context, "edgespec-${name.lowercase()}.json", report!!) }
+    }
+    override val view: LinearLayout = context.column(cards, context.row(run, share))
+    protected abstract val shown: List<Card>
+    protected abstract val report: String?
 
     protected abstract fun begin()
 
     override fun show() {
-        table.show(rows)
-        run.isEnabled = state.engine != null && !state.busy
-        stop.isEnabled = state.busy
-        share.isEnabled = rows.isNotEmpty()
+        cards.show(shown)
+        run.text = say(if (state.busy) "Stop" else says)
+        run.isEnabled = state.engine != null
+        share.visibility = if (report != null) View.VISIBLE else View.GONE
     }
 }
 
-class BenchScreen(context: Context, state: AppState) : RunScreen(context, state, "Bench", "Measure") {
+class BenchScreen(context: Context, state: AppState) : RunScreen(context, state, BENCH, "Measure") {
     private val prompts = context.edit("Prompts, one a line", state.prompts) { state.prompts = it }
-    override val rows get() = if (state.benched.isEmpty()) emptyList() else state.benchTable()
+    override val shown get() = state.benchCards()
+    override val report get() = if (state.benched.isEmpty()) null else state.report("bench")
 
     init { view.addView(prompts, 1, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT)) }
 
@@ -176,17 +186,17 @@ class BenchScreen(context: Context, state: AppState) : RunScreen(context, state,
         state.measure(prompts.text.lines().filter { it.isNotBlank() }, Settings(maxNewTokens = 64), repeats = 3)
 }
 
-class ProofScreen(context: Context, state: AppState) : RunScreen(context, state, "Proof", "Compare") {
-    override val rows get() = if (state.proved.isEmpty()) emptyList() else state.proofTable()
+class ProofScreen(context: Context, state: AppState) : RunScreen(context, state, PROOF, "Compare") {
+    override val shown get() = state.proofCards()
+    override val report get() = if (state.proved.isEmpty()) null else state.report("proof")
 
     override fun begin() = state.prove()
 }
 
 private const val STEPS = 200
 
-class PlanScreen(context: Context, private val state: AppState, private val available: Long) : Screen {
-    override val name = say("Plan")
-    private val table = Table(context)
+/** What of the bundle fits a budget; and the profile of this device, for plans elsewhere. */
+class PlanScreen(context: Context, state: AppState) : RunScreen(context, state, PLAN, "Measure this device") {
     private val says = context.text()
     private val slider = SeekBar(context).apply {
         max = STEPS
@@ -202,12 +212,20 @@ class PlanScreen(context: Context, private val state: AppState, private val avai
             override fun onStopTrackingTouch(bar: SeekBar?) = Unit
         })
     }
-    override val view: View = context.column(table, says, slider)
+    private val budget get() = state.free * slider.progress / STEPS
+    override val shown get() = state.planCards(budget)
+    override val report get() = state.profile
+
+    init {
+        view.addView(says, 1)
+        view.addView(slider, 2, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+    }
+
+    override fun begin() = state.calibrate()
 
     override fun show() {
-        val budget = available * slider.progress / STEPS
-        says.text = "Budget: ${showBytes(budget)} of the ${showBytes(available)} that are free"
-        table.show(state.planTable(budget))
+        says.text = say("Budget: %s of the %s that are free").format(showBytes(budget), showBytes(state.free))
+        super.show()
     }
 }
 
@@ -228,9 +246,64 @@ fun Context.text() = TextView(this).apply {
 
 fun Context.dp(count: Int): Int = (count * resources.displayMetrics.density).toInt()
 
-/** Views side by side; wider than the screen, they can be pushed. */
-fun Context.row(vararg views: View): View = HorizontalScrollView(this).apply {
-    addView(LinearLayout(context).apply { views.forEach { addView(it) } })
+fun Context.resource(type: String, name: String): Int = resources.getIdentifier(name, type, packageName)
+
+/** A screen's name in the bar; see [choose]. */
+fun Context.tab(name: String, click: (View) -> Unit) = Button(this, null, android.R.attr.borderlessButtonStyle).apply {
+    text = say(name)
+    tag = name
+    setAllCaps(false)
+    minWidth = 0
+    minimumWidth = dp(48)
+    setPadding(dp(10), 0, dp(10), 0)
+    setOnClickListener { click(it) }
+}
+
+/** Let a tab be the one at hand: screen readers say so, too. */
+fun Button.choose(on: Boolean) {
+    isSelected = on
+    setTypeface(null, if (on) Typeface.BOLD else Typeface.NORMAL)
+    paintFlags = if (on) paintFlags or Paint.UNDERLINE_TEXT_FLAG else paintFlags and Paint.UNDERLINE_TEXT_FLAG.inv()
+}
+
+/** Views side by side, and in another line where there is no room. */
+fun Context.row(vararg views: View): View = Wrapping(this).apply { views.forEach { addView(it) } }
+
+/** Views one above the other, as wide as they are. */
+fun Context.stack(views: List<View>): View = LinearLayout(this).apply {
+    orientation = LinearLayout.VERTICAL
+    views.forEach { addView(it) }
+}
+
+/** Lays its views out as words are: nothing is ever beyond the edge. */
+class Wrapping(context: Context) : ViewGroup(context) {
+    /** Place the views in lines of this width -> how high all are. */
+    private fun lines(width: Int, place: (View, Int, Int) -> Unit): Int {
+        var (x, y, high) = Triple(0, 0, 0)
+        for (at in 0 until childCount) {
+            val view = getChildAt(at)
+            if (view.visibility == View.GONE) continue
+            if (x > 0 && x + view.measuredWidth > width) {
+                x = 0
+                y += high
+                high = 0
+            }
+            place(view, if (layoutDirection == View.LAYOUT_DIRECTION_RTL) width - x - view.measuredWidth else x, y)
+            x += view.measuredWidth
+            high = maxOf(high, view.measuredHeight)
+        }
+        return y + high
+    }
+
+    override fun onMeasure(wide: Int, high: Int) {
+        val width = MeasureSpec.getSize(wide)
+        measureChildren(MeasureSpec.makeMeasureSpec(width, MeasureSpec.AT_MOST), MeasureSpec.makeMeasureSpec(0, MeasureSpec.UNSPECIFIED))
+        setMeasuredDimension(width, resolveSize(lines(width) { _, _, _ -> }, high))
+    }
+
+    override fun onLayout(changed: Boolean, left: Int, top: Int, right: Int, bottom: Int) {
+        lines(right - left) { view, x, y -> view.layout(x, y, x + view.measuredWidth, y + view.measuredHeight) }
+    }
 }
 
 /** Views one above the other; [wide] gets what room is left. */
@@ -240,27 +313,37 @@ fun Context.column(wide: View, vararg below: View): LinearLayout = LinearLayout(
     below.forEach { addView(it, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT)) }
 }
 
-/** A table that can be pushed in both directions; its first row is the headings. */
-class Table(context: Context) : ScrollView(context) {
-    private val table = TableLayout(context)
+/** Entries one below the other: a name, its figure, a bar, and what else there is, in as many lines as it needs. */
+class Cards(context: Context) : ScrollView(context) {
+    private val all = LinearLayout(context).apply { orientation = LinearLayout.VERTICAL }
 
-    init { addView(HorizontalScrollView(context).apply { addView(table) }) }
+    init { addView(all) }
 
-    fun show(rows: List<List<String>>) {
-        table.removeAllViews()
-        val headings = rows.firstOrNull() ?: return
-        rows.forEachIndexed { at, cells ->
-            val row = TableRow(context)
-            for (cell in cells) {
-                row.addView(context.text().apply {
-                    text = cell
-                    setPadding(0, context.dp(4), context.dp(16), context.dp(4))
-                    if (at == 0) setTypeface(typeface, Typeface.BOLD)
-                })
+    fun show(cards: List<Card>) {
+        all.removeAllViews()
+        for (card in cards) {
+            val head = SpannableStringBuilder("${card.title}   ${card.value}").apply {
+                setSpan(StyleSpan(Typeface.BOLD), 0, length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE)
+                setSpan(RelativeSizeSpan(1.2f), 0, length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE)
             }
-            // a screen reader says a row with what its figures mean
-            if (at > 0) row.contentDescription = headings.zip(cells).joinToString { (name, cell) -> "$name $cell" }
-            table.addView(row)
+            val rest = card.details.joinToString(" \u00b7 ") { (name, value) -> "${say(name)}\u00a0${value.replace(' ', '\u00a0')}" }
+            val shown = LinearLayout(context).apply {
+                orientation = LinearLayout.VERTICAL
+                setPadding(0, context.dp(6), 0, context.dp(6))
+                addView(context.text().apply { text = head })
+                card.share?.let { share ->
+                    addView(ProgressBar(context, null, android.R.attr.progressBarStyleHorizontal).apply {
+                        max = 1000
+                        progress = (1000 * share).toInt()
+                        importantForAccessibility = View.IMPORTANT_FOR_ACCESSIBILITY_NO
+                    }, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+                }
+                addView(context.text().apply { text = rest })
+                // a screen reader says an entry as one
+                isFocusable = true
+                contentDescription = "$head. $rest"
+            }
+            all.addView(shown, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
         }
     }
 }

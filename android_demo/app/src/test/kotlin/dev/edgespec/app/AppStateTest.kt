@@ -12,24 +12,26 @@ import java.util.concurrent.LinkedBlockingQueue
 import java.util.concurrent.TimeUnit
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
-import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 import org.junit.jupiter.api.io.TempDir
 
 /** The app without its views, on real bundles (tests/android/test_kotlin.py). */
-@EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class AppStateTest {
     @TempDir
     lateinit var folder: Path
-    private val golden: JsonObject = JsonParser.parseString(File(System.getProperty("edgespec.golden")).readText()).asJsonObject
+    private val golden: JsonObject = JsonParser.parseString(File(System.getProperty("edgespec.golden") ?: "../target/golden/golden.json").readText()).asJsonObject // edgespec's tests make it
     private val bundles = golden["bundles"].asJsonArray.map { it.asJsonObject }
     private val plain = bundles.first { it["operators"].asString == "native" }["path"].asString
     private val talking = golden["conversation"].asJsonObject["path"].asString
     private val queue = LinkedBlockingQueue<() -> Unit>() // the main thread of a phone
 
     private fun state(bundle: File) = AppState(
-        Surroundings(bundle, File(folder.toFile(), "chat.json"), null, File(golden["library"].asString), mapOf("model" to "test")),
+        Surroundings(
+            bundle, File(folder.toFile(), "chat.json"), null, File(golden["library"].asString), mapOf("model" to "test"),
+            brought = { brought },
+        ),
         queue::add,
     )
+    private var brought: BundleSource? = null
 
     /** Be the main thread until the app has nothing to do, or [until] is so. */
     private fun AppState.run(until: () -> Boolean = { false }) {
@@ -42,33 +44,74 @@ class AppStateTest {
         override fun open(name: String): InputStream = File(from, name).inputStream()
     }
 
+    /** A bundle whose files are changed on the way. */
+    private fun changed(how: (String, InputStream) -> InputStream) = object : BundleSource {
+        private val whole = Copied(File(talking))
+        override val files get() = whole.files
+
+        override fun open(name: String): InputStream = how(name, whole.open(name))
+    }
+
     @Test
-    fun `a bundle is imported, and one that is damaged leaves it in place`() {
+    fun `a bundle is imported, and one that is damaged or does not open leaves it in place`() {
         val target = File(folder.toFile(), "bundle")
         val state = state(target)
-        state.load()
+        state.start()
+        state.run()
         assertTrue("edgespec export" in state.status, state.status)
         state.take { Copied(File(talking)) }
         state.run()
         assertNotNull(state.engine, state.status)
-        val damaged = object : BundleSource {
-            private val whole = Copied(File(talking))
-            override val files get() = whole.files
-
-            override fun open(name: String): InputStream = whole.open(name).apply { if (!name.endsWith(".json")) skip(1) }
-        }
-        state.take { damaged }
+        state.take { changed { name, file -> file.apply { if (!name.endsWith(".json")) skip(1) } } }
         state.run()
         assertTrue("truncated" in state.status, state.status)
+        assertEquals(state.proofOfAll(), "equal")
+        // all hashes are right, and yet it does not open
+        val graph = "not a graph".toByteArray()
+        val sum = java.security.MessageDigest.getInstance("SHA-256").digest(graph).joinToString("") { "%02x".format(it) }
+        state.take { changed { name, file ->
+            if (name.endsWith(".onnx")) graph.inputStream() else if (name != "edgespec.json") file else {
+                val data = JsonParser.parseString(file.reader().readText()).asJsonObject
+                for ((of, entry) in data["files"].asJsonObject.entrySet()) if (of.endsWith(".onnx")) entry.asJsonObject.apply {
+                    addProperty("size", graph.size)
+                    addProperty("sha256", sum)
+                }
+                data.toString().byteInputStream()
+            }
+        } }
+        state.run()
+        assertTrue("graph" in state.status, state.status)
+        assertEquals(state.proofOfAll(), "equal")
+        // whatever a provider of documents throws is a line
+        for (error in listOf(SecurityException("revoked"), NoSuchElementException("gone"), UnsatisfiedLinkError("no library"))) {
+            state.take { throw error }
+            state.run()
+            assertTrue(error.message!! in state.status, state.status)
+        }
         assertEquals(state.proofOfAll(), "equal")
         state.close()
     }
 
+    @Test
+    fun `the first start shows what the bundle that came with the app does`() {
+        brought = Copied(File(talking))
+        val state = state(File(folder.toFile(), "new"))
+        val work = ArrayList<Boolean>()
+        state.worked = work::add
+        state.start()
+        state.run()
+        assertTrue(state.chat.transcript.text.startsWith(state.examples.first()) && "tokens/s" in state.status, state.status)
+        assertEquals(listOf(true, false, true, false), work)
+        kotlinx.coroutines.runBlocking { state.save().join() }
+        state.close()
+    }
+
     private fun AppState.proofOfAll(): String {
+        screen = PROOF
         prove()
         run()
         assertTrue(proved.isNotEmpty())
-        assertEquals("${proved.size} of ${proved.size} golden vectors equal on this phone", status)
+        assertEquals("${proved.size} of ${proved.size} texts equal on this device", status)
         assertTrue("\"equal\": true" in report("proof"))
         return if (proved.all { it.equal }) "equal" else "differs"
     }
@@ -82,13 +125,18 @@ class AppStateTest {
         first.ask("What say you, my lord?")
         first.run()
         assertTrue("tokens/s" in first.status && "asked for" in first.status, first.status)
+        repeat(2) { // the context is full, and the chat goes on
+            first.ask("Go on.")
+            first.run()
+            assertTrue("tokens/s" in first.status, first.status)
+        }
         first.ask("And then?")
         first.run { first.chat.transcript.text.substringAfterLast("And then?").isNotBlank() }
         first.stop()
         first.run()
         assertEquals("Stopped", first.status)
         first.chat.typed = "Speak"
-        first.save()
+        kotlinx.coroutines.runBlocking { first.save().join() }
         first.trim(Trim.ALL)
         val second = state(File(talking))
         assertEquals(first.chat.transcript.pieces(true), second.chat.transcript.pieces(true))
@@ -99,6 +147,9 @@ class AppStateTest {
         second.run()
         assertTrue(second.chat.transcript.text.startsWith(first.chat.transcript.text))
         assertTrue("asked for" in second.status, second.status)
+        second.ask("word ".repeat(4000)) // no room for this alone
+        second.run()
+        assertTrue("context" in second.status && second.chat.typed.startsWith("word word"), second.status)
         first.close()
         second.close()
     }
@@ -110,25 +161,26 @@ class AppStateTest {
         state.run()
         state.measure(listOf("My lord,"), Settings(maxNewTokens = 4, ignoreEos = true), repeats = 1)
         state.run()
-        val table = state.benchTable()
-        assertEquals(listOf("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text"), table[0])
-        assertEquals(state.engine!!.methods.toSet(), table.drop(1).map { it[0] }.toSet())
-        assertTrue(table.drop(1).all { it.last() == "1/1" }, table.toString())
+        val cards = state.benchCards()
+        assertEquals(state.engine!!.methods.toSet(), cards.map { it.title }.toSet())
+        assertEquals(1.0, cards.first().share) // the fastest is the first
+        assertTrue(cards.all { it.details.last() == ("same text" to "1/1") }, "${cards.map { it.details }}")
         assertTrue("\"tokens_per_second\"" in state.report("bench"))
-        val all = state.planTable(Long.MAX_VALUE).drop(1)
-        assertTrue(all.all { it[1] == "${state.engine!!.context}" }, all.toString())
-        assertTrue(state.planTable(1).drop(1).all { it[1] == "too large" })
-        assertTrue(all.first { it[0] == "speculative" }[4].contains("draft kv"), all.toString())
+        val all = state.planCards(Long.MAX_VALUE)
+        assertTrue(all.all { it.value == "${state.engine!!.context} tokens" })
+        assertTrue(state.planCards(1).all { it.value == "too large" })
+        assertTrue("draft kv" in all.first { it.title == "speculative" }.details.map { it.first })
         state.chat.method = "none of these"
-        state.ask("My lord,")
-        assertTrue("is not in this bundle" in state.status, state.status)
-        assertNull(state.engine!!.let { if (state.busy) "busy" else null })
+        state.ask("My lord,") // of another bundle, which the chat was set to: auto then
+        state.run()
+        assertTrue(state.chat.transcript.text.length > "My lord,".length, state.status)
         state.close()
     }
 
     @Test
     fun `a text is translated line by line, in the languages that a model has`() {
         val restore = state(bundles.first { "restore" in it["path"].asString }["path"].asString.let(::File))
+        restore.screen = TRANSLATE
         restore.load()
         restore.run()
         assertEquals(emptyList<String>(), restore.engine!!.sources!!.origins)
@@ -167,6 +219,7 @@ class AppStateTest {
         val state = state(File(golden["heard"].asJsonObject["path"].asString))
         state.load()
         state.run()
+        state.screen = LISTEN
         state.asked = state.asked.copy(timestamps = false)
         state.listen(Endless(File(case["file"].asString)) { queue.add(state::stop) })
         assertTrue(state.recording)

@@ -3,6 +3,7 @@ package dev.edgespec.app
 import dev.edgespec.BundleError
 import dev.edgespec.decoding.Round
 import dev.edgespec.engine.Chunk
+import dev.edgespec.reports.BENCH_HEADINGS
 import java.io.File
 import java.io.InputStream
 import java.nio.file.Path
@@ -47,7 +48,7 @@ class AppTest {
         val file = File(folder.toFile(), "chat.json")
         file.writeText("{\"messages\": [{\"role\"")
         assertEquals("", Chat(file).transcript.text)
-        Chat(file).apply { typed = "not sent" }.save()
+        Chat(file).apply { typed = "not sent" }.kept()()
         assertEquals("not sent", Chat(file).typed)
     }
 
@@ -66,14 +67,20 @@ class AppTest {
         }
         assertTrue(File(target, "old").isFile)
         assertEquals(listOf("bundle"), folder.toFile().list()!!.toList())
+        // a phone without power between two renames
+        target.renameTo(File(folder.toFile(), ".bundle.old"))
+        repeat(2) { recoverBundle(target) }
+        assertTrue(File(target, "old").isFile)
         assertFalse(File(folder.toFile().parentFile, "outside").exists())
     }
 
     @Test
     fun `all that the app says is there in Korean`() {
-        val words = Regex("(?:say|button|edit|switch|Choice|column)\\((?:context, )?\"([^\"]+)\"")
+        val words = Regex("(?:say|button|edit|switch|Choice|tab)\\((?:context, )?\"([^\"]+)\"")
         val files = File("src/main/kotlin/dev/edgespec/app").listFiles()!!.filter { it.name != "Words.kt" }
-        val said = files.flatMap { file -> words.findAll(file.readText()).map { it.groupValues[1] } } + listOf("Bench", "Proof", "Measure", "Compare")
+        val figures = BENCH_HEADINGS.drop(1) + listOf("memory", "predicted", "tokens", "result")
+        val said = files.flatMap { file -> words.findAll(file.readText()).map { it.groupValues[1] } } +
+            listOf(CHAT, TRANSLATE, LISTEN, BENCH, PLAN, PROOF, "Measure", "Compare", "Measure this device") + figures
         assertTrue(said.size > 30, "$said")
         assertEquals(KOREAN.keys, said.toSet())
         val before = Locale.getDefault()

@@ -46,6 +46,8 @@ class Rounds(
     var keepsText = true
         private set
 
+    var most: Int? = null // guesses of a round that are allowed from now on, fewer than gamma; null = all
+
     private val pending = IntArray(1) // [1]: the whole input of a plain round
 
     /** Why the last round was the last; null = there is another. */
@@ -91,7 +93,7 @@ class Rounds(
     }
 
     // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
-    private val budget: Int get() = minOf(gamma, left - 1, target.context - tokens.size - 1)
+    private val budget: Int get() = minOf(minOf(gamma, most ?: gamma), left - 1, target.context - tokens.size - 1)
 
     /** What is to be read before the next round: the prompt, then what a draft model needs; null = nothing. */
     fun unread(): Unread? {

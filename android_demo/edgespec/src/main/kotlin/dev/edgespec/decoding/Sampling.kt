@@ -20,6 +20,9 @@ interface Constraint {
 
     /** [vocab]: which tokens may follow [prefix], prompt included; [row]: the logits there, after bias and penalties. */
     fun allowed(prefix: List<Int>, row: FloatArray): BooleanArray
+
+    /** The token that must follow [prefix], where its end alone decides; null = there is none such. */
+    fun forced(prefix: List<Int>): Int? = null
 }
 
 /** How a token is chosen; applied in this order.  Fields and ranges are those of the Python side. */

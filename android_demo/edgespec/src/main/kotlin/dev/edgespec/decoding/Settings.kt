@@ -34,14 +34,15 @@ data class DraftOptions(
 
 /**
  * What one request may set; each field has the default and the meaning of the Python side's.  [prediction]: text that is expected;
- * [maxNewTokens]: null = as many as an encoder-decoder wants, else [MAX_NEW_TOKENS]; the languages are those of a translation.
+ * [maxNewTokens]: null = as many as an encoder-decoder wants, else [MAX_NEW_TOKENS]; the languages are those of a translation;
+ * [beams]: search so many texts at once for the likeliest, of encoder-decoders and by `generate` alone.
  */
 data class Settings(
     val method: String? = null, val maxNewTokens: Int? = null, val gamma: Int? = null, val fallback: Boolean = true,
     val adaptive: Boolean = true, val sampling: SamplingParams = SamplingParams(), val drafts: DraftOptions = DraftOptions(),
     val stop: List<String> = emptyList(), val ignoreEos: Boolean = false, val logprobs: Boolean = false,
     val shadow: Int? = null, val accept: Accept = Accept.EXACT, val proposer: Proposer? = null, val prediction: String? = null,
-    val sourceLanguage: String? = null, val targetLanguage: String? = null,
+    val sourceLanguage: String? = null, val targetLanguage: String? = null, val beams: BeamOptions? = null,
 ) {
     val length: Int get() = maxNewTokens ?: MAX_NEW_TOKENS // most tokens to write
 

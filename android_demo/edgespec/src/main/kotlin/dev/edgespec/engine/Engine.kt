@@ -14,6 +14,7 @@ import kotlinx.coroutines.*
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.*
 
+private const val SECOND = 1_000_000_000L // nanoseconds
 private const val ONE_THREAD_BYTES = 4L shl 20 // of a draft's weights: it is done before a second thread has woken up
 
 enum class Trim { SOME, ALL }
@@ -24,8 +25,8 @@ enum class Trim { SOME, ALL }
  */
 class Engine internal constructor(
     folder: File, threads: Int?, context: Int?, val strict: Boolean, check: Boolean, private val wantedOperators: String,
-    private val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, promptCache: Long,
-    memory: MemoryFacts?, precision: String, private val onOnnxRuntime: Boolean,
+    internal val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, promptCache: Long,
+    private val memory: MemoryFacts?, precision: String, private val onOnnxRuntime: Boolean, private val heat: Heat? = null,
 ) : AutoCloseable {
     private val whole = Bundle.open(folder, check)
     val operators: OperatorChoice = chooseOperators(wantedOperators, whole.manifest.target, library)
@@ -54,6 +55,8 @@ class Engine internal constructor(
     internal val prompts: PromptCache?
     private var rowsExact: Boolean? = null
     private val closed = AtomicBoolean()
+    private var sparing = Sparing(0, null)
+    internal var felt = 0L // when heat was asked for, in nanoseconds; 0 = it was not
     private val template by lazy { ChatTemplate.read(bundle.path) }
 
     init {
@@ -109,6 +112,13 @@ class Engine internal constructor(
         return stream(texts.encode(prompt, settings.sourceLanguage, settings.targetLanguage), settings)
     }
 
+    /** Cut what the encoder is to read at ends of sentences into parts that it reads at once, without the spaces around them. */
+    fun cut(text: String, settings: Settings = defaults): List<String> {
+        val texts = sources ?: return listOf(text)
+        val most = manifest.target.source!!.most
+        return pieces(text) { texts.encode(it, settings.sourceLanguage, settings.targetLanguage).size <= most }.map { part -> part.trim().ifEmpty { part } }
+    }
+
     fun stream(prompt: IntArray, settings: Settings = defaults): Flow<Chunk> {
         if (encoding != null) return stream(Source.of(prompt, begin(settings)), settings)
         if (settings.sourceLanguage != null || settings.targetLanguage != null) {
@@ -129,6 +139,10 @@ class Engine internal constructor(
         sources?.begin(settings.sourceLanguage, settings.targetLanguage) ?: manifest.speech?.begin() ?: IntArray(0)
 
     private fun stream(prompt: IntArray, source: Source?, settings: Settings): Flow<Chunk> {
+        if (settings.beams != null) {
+            if (source == null) throw InvalidRequest("beams are searched for encoder-decoders, and this model is a decoder alone")
+            return flow { emit(searchBeams(source, settings).let { Chunk(it.text, null, result = it) }) } // it is there at the end
+        }
         chooseFor(settings) // what cannot be served is refused here and now
         return flow {
             begin(prompt, source, settings).use { request ->
@@ -153,7 +167,7 @@ class Engine internal constructor(
     }
 
     /** A request of an encoder-decoder, with the length and by the rules of writing that its model has. */
-    private fun ruled(settings: Settings, begin: Int): Settings {
+    internal fun ruled(settings: Settings, begin: Int): Settings {
         val rules = manifest.text?.rules
         val length = settings.maxNewTokens ?: maxOf(1, minOf(rules?.most ?: context, context) - begin)
         if (rules?.needed != true) return settings.copy(maxNewTokens = length)
@@ -167,11 +181,14 @@ class Engine internal constructor(
     fun generate(prompt: IntArray, settings: Settings = defaults): Result = collect(stream(prompt, settings))
     fun generate(source: Source, settings: Settings = defaults): Result = collect(stream(source, settings))
 
-    internal fun collect(stream: Flow<Chunk>): Result = runBlocking {
-        var result: Result? = null
-        stream.collect { result = it.result }
-        result ?: throw EdgespecError("a request ended without a result")
-    }
+    /** The same without a thread that waits. */
+    suspend fun complete(prompt: String, settings: Settings = defaults): Result = last(stream(prompt, settings))
+    suspend fun complete(prompt: IntArray, settings: Settings = defaults): Result = last(stream(prompt, settings))
+
+    internal fun collect(stream: Flow<Chunk>): Result = runBlocking { last(stream) }
+
+    private suspend fun last(stream: Flow<Chunk>): Result =
+        stream.last().result ?: throw EdgespecError("a request ended without a result")
 
     /** Answer a conversation, written by the model's own template.  Earlier turns still in a slot are reused. */
     fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
@@ -209,7 +226,27 @@ class Engine internal constructor(
         }
     }
 
-    fun kvBytes(): Long = onDecodeThread { lanes.kvBytes + (encoding?.nbytes ?: 0) }
+    fun kvBytes(): Long = onDecodeThread { textBytes }
+    val threads: Int get() = model.threads
+    internal val freeMemory: Long? get() = memory?.available
+    private val textBytes: Long get() = lanes.kvBytes + (encoding?.nbytes ?: 0)
+
+    /** Look at the memory before a request is let in; where the system is short of it, idle texts go first. */
+    internal fun lookAtMemory() {
+        val facts = memory ?: return
+        if (facts.low) lanes.clear()
+        allowance.renew(facts.available, textBytes)
+    }
+
+    /** What a hot device is spared from the next round on; asked for once a second. */
+    internal fun spare(): Sparing {
+        val asked = heat ?: return sparing
+        if (felt != 0L && System.nanoTime() - felt < SECOND) return sparing
+        felt = System.nanoTime()
+        val found = Sparing.at(asked.level(), model.threads)
+        if (found.threads != sparing.threads) (draftModels.values + model).forEach { it.runner.limit(minOf(found.threads, it.threads)) }
+        return found.also { sparing = it }
+    }
 
     /**
      * Give memory back, without losing any text: [Trim.SOME] keeps the latest conversation's keys and values, [Trim.ALL]
@@ -241,11 +278,13 @@ class Engine internal constructor(
         executor.shutdown()
     }
 
+    val isOpen: Boolean get() = !closed.get()
+
     private fun checkOpen() {
         if (closed.get()) throw InvalidRequest("this engine is closed", "load the bundle again")
     }
 
-    private fun <T> onDecodeThread(run: () -> T): T {
+    internal fun <T> onDecodeThread(run: () -> T): T {
         if (Thread.currentThread() === decodeThread) return run()
         try {
             return executor.submit(Callable(run)).get()
@@ -256,54 +295,14 @@ class Engine internal constructor(
         }
     }
 
+    /** A slot for the texts of a search, [longest] tokens each. */
+    internal fun beamSlot(beams: Int, longest: Int) = NativeSlot(model, context, longest, beams = beams)
+
     private fun draft(name: String): Model = draftModels.getOrPut(name) {
         val part = bundle.part(name)
         val choice = chooseOperators(wantedOperators, part, library)
         val small = (manifest.files[part.weights]?.size ?: 0) < ONE_THREAD_BYTES
         Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library, onOnnxRuntime = onOnnxRuntime)
-    }
-}
-
-/**
- * Turns of one conversation, written down by the model's own template.  Every turn is tokenized from the text of all
- * messages; the longest beginning that it has in common with what a KV slot holds is not computed again: the whole
- * conversation so far, unless the answer's text has other tokens than were written.
- */
-class Conversation internal constructor(private val engine: Engine, messages: List<Message>, private val settings: Settings) {
-    private val all = ArrayList(messages)
-
-    /** All messages so far, to keep and to begin again with. */
-    val messages: List<Message> get() = synchronized(all) { ArrayList(all) }
-
-    fun ask(content: String, settings: Settings = this.settings): Result = engine.collect(stream(content, settings))
-
-    /** Answer a question as a stream; question and answer are kept once it has ended, and not if it was cancelled. */
-    fun stream(content: String, settings: Settings = this.settings): Flow<Chunk> {
-        val asked = messages + Message("user", content)
-        val prompt = engine.encodeChat(asked)
-        return engine.stream(prompt, settings).onEach { chunk ->
-            chunk.result?.let { take(asked, prompt, it.text, it.tokens) }
-        }
-    }
-
-    /** Keep what a cancelled stream had written so far as the answer to [content]. */
-    fun keep(content: String, answer: String) = synchronized(all) {
-        all.add(Message("user", content))
-        all.add(Message("assistant", answer))
-    }
-
-    /** With or without the spaces around an answer: as its tokens come again in the next turn, for templates differ. */
-    private fun take(asked: List<Message>, prompt: IntArray, text: String, tokens: IntArray) {
-        val written = Tokens(prompt + tokens)
-        fun same(answer: String): Int {
-            val next = asked + Message("assistant", answer) + Message("user", "?")
-            return Tokens(engine.encodeChat(next)).commonPrefix(written)
-        }
-        val texts = listOf(text, text.trimStart(), text.trim()).distinct()
-        val answer = if (texts.size > 1) texts.maxBy(::same) else text
-        synchronized(all) {
-            all.clear()
-            all.addAll(asked + Message("assistant", answer))
-        }
+            .also { if (sparing.threads > 0) it.runner.limit(minOf(sparing.threads, it.threads)) }
     }
 }

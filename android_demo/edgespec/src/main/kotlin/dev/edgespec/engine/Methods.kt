@@ -110,6 +110,7 @@ internal fun heaviest(choice: MethodChoice): String {
 
 /** How a request may run, and its lane, which is to be given back: what was counted of memory is what is taken. */
 internal fun Engine.admit(wanted: MethodChoice, prompt: Tokens, settings: Settings): Triple<MethodChoice, Admission, Lane> {
+    lookAtMemory()
     val tokens = minOf(context, prompt.size + settings.length)
     val choice = wanted.among(allowance.together(wanted.candidates.map { it.name }, tokens), "no room in memory")
     val (busy, idle) = lanes.held(prompt)

@@ -25,6 +25,7 @@ internal class Request(
     private val logprobs = ArrayList<Double>()
     private var finish: String? = null
     private var released = false
+    private var heat: String? = null // what it cost, in words
     private val kept = HashMap<Boolean, KeptText>() // what of the target's slot is on the disk, and of the draft's
 
     init {
@@ -85,6 +86,9 @@ internal class Request(
     }
 
     fun next(): Chunk {
+        val spared = engine.spare()
+        rounds.most = spared.guesses
+        if (spared.reason.isNotEmpty()) heat = spared.reason
         val round = rounds.next()
         val pieces = take(round)
         if (finish == null) return Chunk(pieces.joinToString(""), round, pieces)
@@ -154,7 +158,7 @@ internal class Request(
         val dropped = stats.droppedReason
         val reading = draftAttention?.let { "drafts read $it keys, verification ${engine.attention.name}" }
         val sure = predicted?.let { "the prediction guessed in ${it.won[0]} rounds" }
-        val said = if (dropped != null) listOf("drafter dropped: $dropped") else listOfNotNull(reading, sure, drafter.reason)
+        val said = if (dropped != null) listOf("drafter dropped: $dropped") else listOfNotNull(reading, sure, drafter.reason, heat)
         return (listOf(choice.reason) + said).filter { it.isNotEmpty() }.joinToString("; ")
     }
 }

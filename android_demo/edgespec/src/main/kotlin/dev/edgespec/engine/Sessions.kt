@@ -101,6 +101,12 @@ class Lane internal constructor(
 
     val kvBytes: Long get() = target.kvBytes + drafts.values.sumOf { it.kvBytes }
 
+    /** Let all slots hold so many tokens of whatever keys and values. */
+    internal fun standIn(tokens: Int) {
+        target.standIn(tokens)
+        drafts.values.forEach { it.standIn(minOf(tokens, it.context - 2)) }
+    }
+
     /** Is called with the slot of the draft model, at once or when a method asks for it. */
     var onDraft: ((Slot) -> Unit)? = null
         set(use) {
@@ -191,6 +197,12 @@ class LanePool(private val make: () -> Lane) {
         if (!busy.remove(lane)) return
         idle.add(lane)
         while (idle.size > MOST_IDLE) idle.removeAt(0).close()
+    }
+
+    /** End a lane that is in use, whose text is nobody's. */
+    fun drop(lane: Lane) {
+        busy.remove(lane)
+        lane.close()
     }
 
     val inUse: Int get() = busy.size

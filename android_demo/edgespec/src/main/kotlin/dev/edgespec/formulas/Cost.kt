@@ -133,17 +133,28 @@ private fun interpolate(points: List<Pair<Int, Double>>, n: Int): Double {
 }
 
 /** Time passes of several sizes; they take turns, and the median of each is taken -> {n: milliseconds}. */
-fun measure(sizes: List<Int>, repeats: Int, run: (Int) -> Unit): Map<Int, Double> {
-    val times = sizes.associateWith { ArrayList<Double>() }
-    sizes.forEach(run)
-    repeat(repeats) {
-        for ((n, taken) in times) {
+fun measure(sizes: List<Int>, repeats: Int, run: (Int) -> Unit): Map<Int, Double> =
+    timeTurns(sizes.associateWith { n -> { run(n) } }, 0.0, repeats, repeats).mapValues { median(it.value) }
+
+/**
+ * Time each run -> milliseconds of its turns: after one that is not timed at least [least], and no more than [most], none of which
+ * begins after so many [seconds].  [prepare] comes before each and is not timed.
+ */
+internal fun <K> timeTurns(
+    runs: Map<K, () -> Any>, seconds: Double, least: Int = 3, most: Int = 15, prepare: (K) -> Unit = {},
+): Map<K, List<Double>> {
+    val times = runs.mapValues { ArrayList<Double>() }
+    val begun = System.nanoTime()
+    for (turn in 0..most) {
+        if (turn > least && (System.nanoTime() - begun) / 1e9 > seconds) break
+        for ((name, run) in runs) {
+            prepare(name)
             val start = System.nanoTime()
-            run(n)
-            taken.add((System.nanoTime() - start) / 1e6)
+            run()
+            if (turn > 0) times.getValue(name).add((System.nanoTime() - start) / 1e6)
         }
     }
-    return times.mapValues { median(it.value) }
+    return times
 }
 
 private const val WINDOW = 15 // latest timings of a size

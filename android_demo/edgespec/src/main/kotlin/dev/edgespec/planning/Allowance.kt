@@ -20,13 +20,21 @@ class Admission(
 )
 
 /** What an engine may take: private bytes beyond what its process has when it is made; [limit] null = no limit. */
-class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long?, private val host: Host = Host()) {
+class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, private val host: Host = Host()) {
+    var limit = limit
+        private set
     private val use = use.copy(checkpoints = 0) // they take what is left
     private val checkpoint = if (use.operators == "native") checkpointBytesOf(manifest.target, use) else 0
 
+    private val least: Long by lazy { takes(this.use.copy(method = "ar", context = LEAST, chunk = CHUNKS.last())) }
+
+    /** Look at what is free again: [available] bytes beyond what is loaded, of which [kv] are keys and values of texts. */
+    fun renew(available: Long, kv: Long) {
+        limit = available + kv + least
+    }
+
     fun admitBundle() {
-        if (limit == null) return
-        val least = takes(use.copy(method = "ar", context = LEAST, chunk = CHUNKS.last()))
+        val limit = limit ?: return
         if (least > limit) throw BudgetError(
             "this bundle needs at least ${showBytes(least)} to decode plainly, and ${showBytes(limit)} are free",
             "`edgespec plan` says which format and method would fit",
@@ -35,7 +43,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
 
     /** How a request of so many [tokens] of prompt and answer may run; [busy]: KV of others, [idle]: what earlier ones left. */
     fun admit(method: String, tokens: Int, gamma: Int, greedy: Boolean, busy: Long = 0, idle: Long = 0): Admission {
-        if (limit == null) return Admission(method, CHUNKS[0], 0)
+        val limit = limit ?: return Admission(method, CHUNKS[0], 0)
         val base = use.copy(context = tokens, gamma = gamma, greedy = greedy)
         for (name in listOf(method) + CHEAPER.filter { it in manifest.methods && it != method }) for (chunk in CHUNKS) {
             val takes = takes(base.copy(method = name, chunk = chunk)) + busy
@@ -55,7 +63,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
 
     /** Those of the methods, the first ones first, whose memory fits at the same time with so many tokens. */
     fun together(methods: List<String>, tokens: Int): List<String> {
-        if (limit == null) return methods
+        val limit = limit ?: return methods
         var left = limit - takes(use.copy(context = tokens, chunk = CHUNKS.last(), method = "ar"))
         return methods.filter { name ->
             val extra = extra(listOf(name), tokens)
@@ -90,11 +98,28 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
     }
 }
 
-/** What the system says of memory; on Android ActivityManager.MemoryInfo says it. */
+/** What the system says of memory whenever it is asked; on Android ActivityManager.MemoryInfo says it. */
 interface MemoryFacts {
     val total: Long // bytes of the machine
     val available: Long // bytes that this process may take beyond what it has now
     val low: Boolean // whether the system is short of memory already
+}
+
+/** How hot a device says it is whenever it is asked, as Android's PowerManager counts: 0 = not at all, 1 = light, 2 = moderate, 3 = severe ... */
+fun interface Heat {
+    fun level(): Int
+}
+
+/** What a hot device is spared: passes of fewer [threads], and guesses beyond [guesses]; null = as many as a request asks for. */
+class Sparing(val threads: Int, val guesses: Int?, val reason: String = "") {
+    companion object {
+        /** Moderate heat costs a thread and the longest guesses, severe heat half of the threads and all but two guesses. */
+        fun at(level: Int, threads: Int): Sparing = when {
+            level < 2 -> Sparing(threads, null)
+            level == 2 -> maxOf(1, threads - 1).let { Sparing(it, 4, "the device is warm: $it of $threads threads, at most 4 guesses") }
+            else -> maxOf(1, threads / 2).let { Sparing(it, 2, "the device is hot: $it of $threads threads, at most 2 guesses") }
+        }
+    }
 }
 
 /** Bytes for people: 1610612736 -> "1.50 GiB". */

@@ -20,6 +20,7 @@ class MethodFigures(val method: String) {
     val msPerToken = ArrayList<Double>() // a figure per run, prefill apart
     val ratios = ArrayList<Double>()
     val results = ArrayList<Result>()
+    val speed: Double get() = median(ratios) // over plain decoding
     var sameText = 0 // runs whose tokens equal plain decoding's
 
     fun asMap(): Map<String, Any?> {
@@ -90,12 +91,17 @@ class Proved(val method: String, val expected: IntArray, val got: IntArray) {
         linkedMapOf("method" to method, "equal" to equal, "expected" to expected.toList(), "got" to got.toList())
 }
 
-/** The bundle's golden vectors, written again here; [progress] is told (done, of). */
+/** The bundle's golden vectors, written again here by every method that promises the same text; [progress] is told (done, of). */
 fun proof(engine: Engine, progress: (Int, Int) -> Unit = { _, _ -> }): List<Proved> {
     val golden = engine.bundle.manifest.golden
-    return golden.mapIndexed { at, vector ->
-        val settings = Settings(vector.method, vector.tokens.size)
+    val found = ArrayList<Proved>()
+    var done = 0
+    for (method in engine.methods) for (vector in golden) {
+        val settings = Settings(method, vector.tokens.size)
         val result = vector.begin?.let { engine.generate(Source.of(vector.prompt, it), settings) } ?: engine.generate(vector.prompt, settings)
-        Proved(vector.method, vector.tokens, result.tokens).also { progress(at + 1, golden.size) }
+        // trees on stock operators promise nothing
+        if (method == vector.method || result.exact == true) found.add(Proved(method, vector.tokens, result.tokens))
+        progress(++done, golden.size * engine.methods.size)
     }
+    return found
 }

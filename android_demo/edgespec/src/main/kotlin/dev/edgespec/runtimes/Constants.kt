@@ -22,15 +22,16 @@ val LEARNT = listOf("int4", "nomad1", "nomad2")
 val DRAFT_ATTENTION = listOf("int4", "nomad", "nomad2")
 val GAMMAS = mapOf("ar" to 1, "ngram" to 8)
 
-/** A weight format: bytes of a level, of its scale, of both as ONNX Runtime packs them, its family. */
-class FormatSpec(val level: Double, val scale: Double, val packed: Double, val family: String)
+/** A weight format: bytes of a level, of its scale, of both as ONNX Runtime packs them, of both [read]. */
+class FormatSpec(val level: Double, val scale: Double, val packed: Double, val family: String,
+    val read: Double)
 
 val SPECS = mapOf(
-    "int4" to FormatSpec(0.5, 0.125, 0.75, "blocks"),
-    "int4-64" to FormatSpec(0.5, 0.125, 0.75, "blocks"),
-    "int8" to FormatSpec(1.0, 0.125, 1.25, "blocks"),
-    "w8a8" to FormatSpec(1.0, 0.0, 1.0, "channels"),
-    "fp32" to FormatSpec(4.0, 0.0, 4.0, "floats"),
+    "int4" to FormatSpec(0.5, 0.125, 0.75, "blocks", 0.5625),
+    "int4-64" to FormatSpec(0.5, 0.125, 0.75, "blocks", 0.53125),
+    "int8" to FormatSpec(1.0, 0.125, 1.25, "blocks", 1.0625),
+    "w8a8" to FormatSpec(1.0, 0.0, 1.0, "channels", 1.0009765625),
+    "fp32" to FormatSpec(4.0, 0.0, 4.0, "floats", 4.0),
 )
 val FORMATS = SPECS.keys.toList()
 

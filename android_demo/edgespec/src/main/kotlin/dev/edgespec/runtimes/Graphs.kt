@@ -50,6 +50,9 @@ internal interface Runner : AutoCloseable {
     /** Columns of what a pass may begin with. */
     val givenSize: Int
 
+    /** Let at most so many threads work on later passes, where that can be told after it was opened. */
+    fun limit(threads: Int) = Unit
+
     fun binding(): Binding
 }
 
@@ -62,11 +65,23 @@ internal interface Binding {
     fun run()
 }
 
+private const val LARGE = 0.5 // of the largest core's capacity: a pass ends with its slowest thread
+
 /** More than these machines have cores; ONNX Runtime would start as many as it is told. */
 const val MOST_THREADS = 512
 
-/** Threads a session gets when none are asked for: as many as there are, from two to four: the large cores of a phone. */
-fun defaultThreads(): Int = Runtime.getRuntime().availableProcessors().coerceIn(1, 4)
+/**
+ * Threads a session gets when none are asked for: the large cores of a phone, at most four, by the capacity that Linux has
+ * measured of each (`cpu_capacity`, 1024 = the largest), else by its highest frequency; all cores where neither is told.
+ */
+fun defaultThreads(cores: File = File("/sys/devices/system/cpu"), processors: Int = Runtime.getRuntime().availableProcessors()): Int {
+    fun told(name: String) = (0 until processors).mapNotNull { at ->
+        runCatching { File(cores, "cpu$at/$name").readText().trim().toDouble() }.getOrNull()
+    }
+    val known = listOf("cpu_capacity", "cpufreq/cpuinfo_max_freq").map(::told).firstOrNull { it.size == processors } ?: emptyList()
+    val large = known.count { it >= LARGE * known.max() }
+    return (if (large > 1) large else processors).coerceIn(1, 4)
+}
 
 /** Whether the system finds the library, by its name: apps need not have theirs unpacked, and then there is no such file. */
 internal fun byName(library: File): Boolean = library.parent == null && !library.isFile

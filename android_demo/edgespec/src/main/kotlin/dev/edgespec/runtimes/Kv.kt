@@ -46,9 +46,6 @@ data class KvFormat(
         }
 }
 
-/** How keys and values of a memory are kept, beside a cache of these formats: of four bits nothing was learnt. */
-internal fun memoryFormat(kv: KvFormat) = KvFormat(if (kv.keys in listOf("f32", "f16")) kv.keys else "int8", kv.values)
-
 internal fun up(value: Int, to: Int): Int = (value + to - 1) / to * to
 
 /** The largest head's size, rounded up to vectors. */

@@ -176,6 +176,8 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
     fun flag(name: String): Boolean =
         find(name) { _, it -> primitive(name, it, "boolean") { found -> found.isBoolean }.asBoolean } ?: false
 
+    fun wordOrFlag(name: String): String? = find(name) { _, it -> primitive(name, it, "boolean or string") { found -> !found.isNumber }.asString }
+
     fun jsonOrNull(name: String): JsonObject? = find(name, ::json)
     fun <T> partOrNull(name: String, make: Reader.() -> T): T? = find(name) { _, it -> part(name, it, make) }
     fun <T> part(name: String, make: Reader.() -> T): T = need(name, partOrNull(name, make))

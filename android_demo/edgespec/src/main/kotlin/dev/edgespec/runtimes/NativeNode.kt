@@ -12,11 +12,16 @@ internal object NativeNode {
     external fun open(path: ByteArray, threads: Int): Long
     external fun close(model: Long)
     external fun inputWidth(model: Long): Int
+    external fun limit(model: Long, threads: Int)
     external fun run(model: Long, inputs: Array<ByteBuffer?>, shapes: LongArray, outputs: Array<ByteBuffer?>, room: LongArray): Int
     external fun error(): ByteArray
+    external fun isa(): ByteArray
 
     fun said(): String = String(error(), Charsets.UTF_8).removePrefix("edgespec: ")
 }
+
+/** The instruction set of the kernels; their library must have been loaded. */
+internal fun nativeIsa(): String = String(NativeNode.isa(), Charsets.UTF_8)
 
 /** The node's inputs and outputs, in the order of edgespec.h. */
 private val INPUTS = listOf(
@@ -36,6 +41,8 @@ internal class LibraryGraph(path: File, threads: Int, library: File) : Runner {
     }
 
     override val givenSize = NativeNode.inputWidth(model)
+
+    override fun limit(threads: Int) = NativeNode.limit(model, threads)
 
     override fun binding() = object : Binding {
         private val inputs = arrayOfNulls<ByteBuffer>(INPUTS.size)

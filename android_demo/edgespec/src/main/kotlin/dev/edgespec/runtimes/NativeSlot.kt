@@ -5,105 +5,22 @@ import dev.edgespec.decoding.*
 import java.nio.ByteBuffer
 import java.util.TreeSet
 
-// lines of the plan
-private const val TOKEN = 0
-private const val POSITION = 1
-private const val SLOT = 2
-private const val VISIBLE = 3
-private const val PARENT = 4
-private const val PLACE = 5
-
-private const val COMMITTED = -1L // a move from here: so many tokens are committed, states may hold them
-
-// among the controls
-private const val TOP = 0
-private const val COLUMNS = 2048L // in the control of the top: so many times the columns of the LM head that are computed
-private const val READ_CODES = 4
-private const val WINDOW = 5
-private const val SINKS = 6
-
-/** Keys and values of one source, for all layers of a decoder that attends over it: filled once, and never written again. */
-class Memory internal constructor(val digest: String, val rows: Int, part: ModelPart, kv: KvFormat) {
-    internal val bound = Bound.of(Dtype.UINT8, 1, memoryFormat(kv).nbytes(part.facts, rows).toInt())
-    internal var users = 0 // slots that refer to it, and whoever keeps it
-        set(count) {
-            field = count
-            if (count == 0) bound.close()
-        }
-
-    val nbytes: Long get() = bound.bytes.capacity().toLong()
-}
-
-/**
- * A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees.
- * [encodes]: of an encoder, whose layers take turns with the room of one.
- */
-class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes: Boolean = false) : Slot(model, context), GreedyTarget {
+/** A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees. */
+class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = false, beams: Int = 1) :
+    NativePasses(model, context, encodes, beams), GreedyTarget {
     override val exactTrees get() = true
-    private val kv = model.kv
-    private val io = model.runner.binding()
-    private val facts = model.facts
-    val attends = model.part.source != null // over a memory
-    private var memory: Memory? = null
-    private val at = Gates(layers, model.part.heads.size, model.part.tapped.isNotEmpty(), model.part.planes, attends)
-    private val plainGates =
-        ByteArray(at.count) { if (it <= at.embed || it == at.lm || (it in at.planes until at.fill && !model.part.highAlone)) 1 else 0 }
-    private val gates = Bound.of(Dtype.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
-    private val noHiddenIn = Bound.of(Dtype.FLOAT, 0, model.givenSize)
-    private val control = Bound.of(Dtype.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
-    private val noMoves = Bound.of(Dtype.INT64, if (facts.delta == null) 0 else 1, 3)
-    private var moves = ArrayList<IntArray>() // (from, to), before the next pass
     // coded keys are exact only lately
     private val checkpoints = if (facts.convolutions.isNotEmpty() && kv.ring == 0) Checkpoints(facts) else null
     override val stateful = kv.ring > 0 || facts.convolutions.isNotEmpty() // exact recent keys and states are not kept
-    private var certain = 0 // tokens that will not be taken back
-    private var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
     private var since = 0 // tokens of the text before which they are not there either
     private val tried = HashMap<Int, Int>() // tokens whose first layers were run, by place
     private val marks = TreeSet<Int>() // lengths of the text at which checkpoints are taken
-    private var end = 0 // of the rows that are planned
-    private var cache: Bound? = null
 
     init {
-        if (facts.delta != null) noMoves.longs.put(1, COMMITTED)
-        io.input("gates", gates)
-        io.input("hidden_in", noHiddenIn)
-        io.input("control", control)
-        io.input("tables", model.keyTables)
-        io.input("moves", noMoves)
         reserve(reserve)
     }
 
-    // -- memory
-
-    override fun reserve(tokens: Int) {
-        val most = model.facts.context + model.part.headroom
-        var need = up(minOf(most, tokens + model.part.headroom), KV_BLOCK)
-        if (minOf(need, most) <= capacity) return
-        need = minOf(up(most, KV_BLOCK), maxOf(need, up(capacity * 3 / 2, KV_BLOCK)))
-        // a block of tokens lies together: what is there already is the beginning of the larger cache
-        val memory = Bound.memory(kv.nbytes(model.facts, need) / if (encodes) model.facts.kvLayers else 1)
-        val fresh = Bound.over(memory, Dtype.UINT8, 1, memory.capacity())
-        cache?.let { held ->
-            val used = minOf(kv.nbytes(facts, maxOf(this.tokens.size, furthest)), held.bytes.capacity().toLong()).toInt()
-            fresh.bytes.duplicate().put(held.bytes.duplicate().also { it.limit(used) })
-            held.close()
-        }
-        cache = fresh
-        io.input("kv", fresh)
-        capacity = minOf(need, most) // the last block may reach beyond the table of angles
-    }
-
-    override val kvBytes: Long get() = (checkpoints?.nbytes ?: 0) + (cache?.bytes?.capacity() ?: 0)
-    private val bytes: ByteBuffer get() = cache!!.bytes
-
-    override fun close() {
-        if (attends) attend(null)
-        listOf(gates, noHiddenIn, control, noMoves).forEach { it.close() }
-        cache?.close()
-        cache = null
-        tokens.crop(0)
-    }
+    override val kvBytes: Long get() = (checkpoints?.nbytes ?: 0) + cacheBytes
 
     override fun takeUp(tokens: IntArray, furthest: Int) {
         super.takeUp(tokens, furthest)
@@ -112,6 +29,11 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         certain = tokens.size
         this.furthest = furthest
         since = 0
+    }
+
+    override fun standIn(tokens: Int) {
+        super.standIn(tokens)
+        places().forEach { bytes.putLong(it, tokens.toLong()) }
     }
 
     override fun takenUp(): Boolean {
@@ -160,218 +82,6 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         val rows = if (behind) 1 else 0 // it brings the states up to the tokens, and is forgotten
         plan(IntArray(rows), tokens.size)
         launch(rows, 0)
-    }
-
-    /** How many tokens the states of each layer with a delta rule hold, in place. */
-    private fun held(): List<Long> = places().map(bytes::getLong)
-    private fun forgetStates() = places().forEach { bytes.putLong(it, 0) }
-
-    private fun places(): List<Int> {
-        if (facts.delta == null) return emptyList()
-        val each = (stateBytes(facts) / facts.convolutions.size).toInt()
-        return (1..facts.convolutions.size).map { it * each - HELD_BYTES }
-    }
-
-    /** How many tokens the states may hold after the planned pass: what may be taken back waits in their rows. */
-    private fun committed(read: Int): Long {
-        val all = tokens.size + read.toLong()
-        if (!revocable) return all
-        return minOf(all, maxOf(certain.toLong(), held().max(), (end + facts.taps - STATE_ROWS).toLong()))
-    }
-
-    /** Bind the plan [6, n] of rows after [past] tokens: a chain, unless parents are given. */
-    private fun plan(tokens: IntArray, past: Int, visible: IntArray? = null, parents: IntArray? = null) {
-        val n = tokens.size
-        needRoom(past + n)
-        end = if (n == 0) 0 else past + n
-        furthest = maxOf(furthest, end) // kept or not, the rows are in the ring
-        val bound = model.buffer("plan", Dtype.INT64, 6, n)
-        val depths = parents?.let(::depthsOf)
-        val to = bound.longs
-        for (row in 0 until n) {
-            val sees = visible?.get(row) ?: past
-            to.put(TOKEN * n + row, tokens[row].toLong())
-            to.put(POSITION * n + row, (sees + (depths?.get(row) ?: row)).toLong())
-            to.put(SLOT * n + row, 0)
-            to.put(VISIBLE * n + row, sees.toLong())
-            to.put(PARENT * n + row, (parents?.get(row) ?: (row - 1)).toLong())
-            to.put(PLACE * n + row, (past + row).toLong())
-        }
-        io.input("plan", bound)
-        if (attends) see(n, memory)
-    }
-
-    /** Let the next pass's [n] rows attend over a memory. */
-    private fun see(n: Int, memory: Memory?, fill: Boolean = false) {
-        if (memory == null && n > 0) throw InvalidRequest("this model attends over a source, and is given none")
-        val bound = model.buffer("sources", Dtype.INT64, 2, n)
-        for (row in 0 until n) {
-            bound.longs.put(row, 0)
-            bound.longs.put(n + row, if (fill) row.toLong() else memory!!.rows.toLong())
-        }
-        io.input("sources", bound)
-        memory?.let { io.input("memory", it.bound) }
-    }
-
-    /** Attend over this memory from now on; tokens that were read beside another source are forgotten. */
-    fun attend(memory: Memory?) {
-        val before = this.memory
-        memory?.let { it.users++ }
-        this.memory = memory
-        if (before?.digest != memory?.digest) crop(0)
-        before?.let { it.users-- }
-    }
-
-    /** A pass of [n] rows, of which each sees all: those of a block, or of a source. */
-    private fun planBlock(tokens: IntArray) {
-        val n = tokens.size
-        plan(tokens, this.tokens.size, parents = IntArray(n) { -1 })
-        val plan = model.buffer("plan", Dtype.INT64, 6, n).longs
-        for (row in 0 until n) {
-            plan.put(POSITION * n + row, this.tokens.size + row.toLong())
-            plan.put(VISIBLE * n + row, this.tokens.size + n.toLong())
-        }
-    }
-
-    /** Run an encoder over token ids, or over rows of features [n * columns] -> [n * width]. */
-    fun encode(tokens: IntArray, rows: FloatArray?): FloatArray {
-        planBlock(tokens)
-        rows?.let { loadRows(it, tokens.size) }
-        return parts(0, layers, rows != null) { launch(tokens.size, 0, hidden = true, columns = 0).hidden!!.copy() }
-    }
-
-    /** Make the memory of a source of what an encoder gave, [n * width]. */
-    fun fill(digest: String, rows: FloatArray, n: Int): Memory = Memory(digest, n, model.part, kv).also { made ->
-        nowhere(n, made, fill = true)
-        loadRows(rows, n)
-        gated({ if (it == at.fill) 1 else if (it in at.planes until at.fill) plainGates[it] else 0 }) { launch(n, 0) }
-    }
-
-    /** Plan rows that no layer runs over. */
-    private fun nowhere(n: Int, over: Memory? = memory, fill: Boolean = false) {
-        val plan = model.buffer("plan", Dtype.INT64, 6, n)
-        for (at in 0 until 6 * n) plan.longs.put(at, if (at / n == PARENT) -1 else 0)
-        io.input("plan", plan)
-        if (attends) see(n, over, fill)
-    }
-
-    /**
-     * Run what the plan says: [n] rows, of which [rows] from [first] on reach the LM head (-1: the last one), with [times] rows
-     * of logits for each of them; [auxHidden]: give the auxiliary hidden states, too;
-     * [read]: rows that are a text's own, a chain: states hold them at once.
-     */
-    private fun launch(
-        n: Int, rows: Int, hidden: Boolean = false, auxHidden: Boolean = false, times: Int = 1, columns: Int = this.columns,
-        read: Int = 0, first: Int = 0,
-    ): Pass {
-        val count = if (rows < 0) 1 else rows
-        val wanted = model.buffer("rows", Dtype.INT64, count)
-        for (row in 0 until count) wanted.longs.put(row, if (rows < 0) n - 1L else (first + row).toLong())
-        io.input("rows", wanted)
-        val tapped = if (auxHidden) model.part.tapped.size else 0
-        gates.bytes.put(at.hidden, if (hidden || tapped > 0) 1 else 0)
-        if (model.part.tapped.isNotEmpty()) gates.bytes.put(at.auxHidden, if (tapped > 0) 1 else 0)
-        if (facts.delta != null) noMoves.longs.put(2, committed(read))
-        var moving: Bound? = null
-        if (moves.isNotEmpty()) {
-            moving = Bound.of(Dtype.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
-            moving.longs.duplicate().also { it.position(3 * moves.size) }.put(noMoves.longs.duplicate())
-            moves.forEachIndexed { number, (from, to) ->
-                moving.longs.put(3 * number, 0)
-                moving.longs.put(3 * number + 1, from.toLong())
-                moving.longs.put(3 * number + 2, to.toLong())
-            }
-            io.input("moves", moving)
-        }
-        val top = control.longs[TOP].toInt()
-        val given = count * times
-        val wide = if (headRows > 0) headRows else columns
-        control.longs.put(TOP, top + COLUMNS * headRows)
-        val logits = model.buffer("logits", Dtype.FLOAT, if (top > 0) 0 else given, wide)
-        val ids = model.buffer("ids", Dtype.INT64, given, top)
-        val values = model.buffer("values", Dtype.FLOAT, given, top)
-        val width = (1 + tapped) * hiddenSize
-        val stream = model.buffer("hidden", Dtype.FLOAT, if (hidden || tapped > 0) n else 0, width)
-        io.output("logits", logits)
-        io.output("ids", ids)
-        io.output("values", values)
-        io.output("hidden", stream)
-        try {
-            io.run()
-        } finally {
-            control.longs.put(TOP, top.toLong())
-        }
-        if (moving != null) {
-            moves = ArrayList()
-            io.input("moves", noMoves)
-            moving.close()
-        }
-        val best = if (top > 0) {
-            Best(IntArray(given * top) { ids.longs[it].toInt() }, FloatArray(given * top) { values.floats[it] }, top)
-        } else {
-            null
-        }
-        return Pass(
-            model.matrix(logits, if (top > 0) 0 else given, wide),
-            if (hidden) model.matrix(stream, n, hiddenSize, width) else null, best,
-            if (tapped > 0) model.matrix(stream, n, tapped * hiddenSize, width, hiddenSize) else null,
-        )
-    }
-
-    /** Let passes read the coarser copy of the keys, with a window of its own. */
-    private fun readCodes(on: Boolean) {
-        val window = if (on) kv.draftWindow else kv.window
-        control.longs.put(READ_CODES, if (on) 1 else 0)
-        control.longs.put(WINDOW, window.toLong())
-        control.longs.put(SINKS, if (window > 0) kv.sinks.toLong() else 0)
-    }
-
-    private var headRows = 0 // that passes compute, the first ones; 0 = all
-
-    override fun leaveOut(skip: SkipSet?) {
-        gates.bytes.duplicate().put(plainGates)
-        headRows = skip?.headRows?.takeIf { it < columns } ?: 0
-        skip?.attention?.forEach { gates.bytes.put(2 * it, 0) }
-        skip?.mlp?.forEach { gates.bytes.put(2 * it + 1, 0) }
-        if (!model.part.planes || skip == null) return
-        skip.highAttention.forEach { gates.bytes.put(at.planes + 2 * it, 0) }
-        skip.highMlp.forEach { gates.bytes.put(at.planes + 2 * it + 1, 0) }
-        if (skip.highHead) gates.bytes.put(at.planes + 2 * layers, 0)
-    }
-
-    /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
-    private fun loadRows(rows: FloatArray, n: Int) {
-        if (rows.size != n * model.givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, ${model.givenSize}]")
-        val bound = model.buffer("hidden_in", Dtype.FLOAT, n, model.givenSize)
-        bound.floats.duplicate().put(rows)
-        io.input("hidden_in", bound)
-    }
-
-    /** A pass over these layers only, from tokens or hidden states, to the LM head or a group of heads. */
-    private fun <T> parts(first: Int, last: Int, loaded: Boolean, lmHead: Boolean = false, number: Int? = null, run: () -> T): T {
-        val ends = setOf(if (loaded) at.load else at.embed, if (lmHead) at.lm else -1, number?.let(at::group))
-        return gated({ if (it >= at.planes) plainGates[it] else if (it in 2 * first until 2 * last || it in ends) 1 else 0 }, run)
-    }
-
-    /** A pass with these gates. */
-    private fun <T> gated(how: (Int) -> Byte, run: () -> T): T {
-        for (gate in plainGates.indices) gates.bytes.put(gate, how(gate))
-        try {
-            return run()
-        } finally {
-            gates.bytes.duplicate().put(plainGates)
-            io.input("hidden_in", noHiddenIn)
-        }
-    }
-
-    /** A pass that gives only the best so many tokens of each row; 0 = all logits. */
-    private fun <T> top(top: Int, run: () -> T): T {
-        control.longs.put(TOP, top.toLong())
-        try {
-            return run()
-        } finally {
-            control.longs.put(TOP, 0)
-        }
     }
 
     // -- the Target contract
@@ -600,23 +310,4 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, private val encodes:
         plan(chunk, tokens.size)
         return launch(chunk.size, 0, auxHidden = auxHiddenSink != null, read = chunk.size).auxHidden
     }
-}
-
-/**
- * Where the gates of a native graph stand: two a layer, four for what comes before and after, one a group of heads.  A target
- * whose layers are [tapped] has one more.  A drafter that is conditioned on it fuses what was tapped with [embed] on, and
- * goes on with its own hidden state with [load] on.  One that [attends] over memories has the last to fill them.
- */
-internal class Gates(layers: Int, groups: Int, tapped: Boolean, hasPlanes: Boolean, attends: Boolean) {
-    val embed = 2 * layers // look tokens up
-    val load = embed + 1 // begin with the rows of `hidden_in` instead
-    val hidden = embed + 2 // give the residual stream after the last layer
-    val lm = embed + 3 // the model's own final norm and LM head
-    private val first = embed + 4
-    val auxHidden = first + groups // give the auxiliary hidden states, behind the columns of `hidden`
-    val planes = auxHidden + if (tapped) 1 else 0 // read low planes: of 2 a layer, of the head, of the embedding
-    val fill = planes + if (hasPlanes) 2 * layers + 2 else 0 // make keys and values of a memory of `hidden_in`, and nothing else
-    val count = fill + if (attends) 1 else 0
-
-    fun group(number: Int): Int = first + number
 }

@@ -51,6 +51,9 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
         this.tokens.push(tokens)
     }
 
+    /** Hold so many tokens of whatever keys and values: passes at a depth can be timed without a prefill. */
+    open fun standIn(tokens: Int) = takeUp(IntArray(tokens), tokens)
+
     /** Begin to go on from what was written -> whether it can be what passes left of the tokens; if not, the slot is empty. */
     open fun takenUp(): Boolean = true
 

@@ -21,10 +21,10 @@ class SourcePart(val kind: String, val most: Int, val width: Int, val features: 
 /** Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with. */
 class WritingRules(
     val suppressed: List<Int>, val beginSuppressed: List<Int>, val badWords: List<List<Int>>, val noRepeat: Int, val least: Int,
-    val most: Int?, val forcedEnd: Int?,
+    val most: Int?, val forcedEnd: Int?, val lengthPenalty: Double = 1.0, val earlyStopping: String = "false",
 ) {
     /** The same for a text that nothing ends but its length. */
-    internal fun endless() = WritingRules(suppressed, beginSuppressed, badWords, noRepeat, least, most, null)
+    internal fun endless() = WritingRules(suppressed, beginSuppressed, badWords, noRepeat, least, most, null, lengthPenalty, earlyStopping)
 
     /** Whether they say anything of which tokens may come. */
     val needed: Boolean
@@ -59,10 +59,11 @@ internal fun Reader.textForm() = TextForm(
 }
 
 internal fun Reader.rules(): WritingRules {
-    ignore("beams", "length_penalty", "early_stopping") // of beam search
+    ignore("beams")
     return WritingRules(
         ints("suppressed", 0), ints("begin_suppressed", 0), tokenLists("bad_words"), intOrNull("no_repeat", 0) ?: 0,
-        intOrNull("least", 0) ?: 0, intOrNull("most", 0), intOrNull("forced_end", 0),
+        intOrNull("least", 0) ?: 0, intOrNull("most", 0), intOrNull("forced_end", 0), numberOrNull("length_penalty") ?: 1.0,
+        wordOrFlag("early_stopping") ?: "false",
     )
 }
 
@@ -181,6 +182,8 @@ internal class RuledText(
         val single = rules.badWords.filter { it.size == 1 && it[0] !in this.ends }.map { it[0] }
         for (token in rules.suppressed + single) if (token < vocab) always[token] = false
     }
+
+    override fun forced(prefix: List<Int>): Int? = rules.forcedEnd.takeIf { prefix.size == last }
 
     override fun allowed(prefix: List<Int>, row: FloatArray): BooleanArray {
         if (prefix.size == last) return BooleanArray(always.size) { it == rules.forcedEnd }

@@ -2,16 +2,15 @@ package dev.edgespec.engine
 
 import dev.edgespec.InvalidRequest
 import dev.edgespec.audio.WavFile
+import dev.edgespec.decoding.BeamOptions
 import dev.edgespec.decoding.Settings
 import dev.edgespec.runtimes.*
 import dev.edgespec.support.*
 import java.io.File
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
-import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
 /** Real bundles, once a kind of operators: token for token what Python wrote (tests/android/test_kotlin.py starts this). */
-@EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class EndToEndTest {
     private val operators = System.getProperty("edgespec.operators")
 
@@ -46,6 +45,19 @@ class EndToEndTest {
                         assertArrayEquals(case["found"].asJsonObject.ints("begin"), texts.begin(from, to), "$case")
                     }
                 }
+            }
+        }
+    }
+
+    @Test
+    fun `beams find the texts that Python's find`() {
+        if (operators != "native") return
+        for ((path, cases) in GOLDEN["searched"].asJsonArray.map { it.asJsonObject }.groupBy { it.text("path") }) loadNative(File(path)).use { engine ->
+            for (case in cases) {
+                val how = case["how"].asJsonObject
+                val options = BeamOptions(how.int("beams"), how["length_penalty"]?.asDouble, how["early_stopping"]?.asString)
+                val result = engine.generate(case.text("text"), Settings(beams = options, maxNewTokens = 24))
+                assertEquals(case.ints("tokens").asList(), result.tokens.asList(), "$case")
             }
         }
     }

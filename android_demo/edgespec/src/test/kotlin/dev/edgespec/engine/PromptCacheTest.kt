@@ -10,10 +10,8 @@ import java.nio.file.Files
 import java.nio.file.attribute.PosixFilePermissions
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
-import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
 /** Long prompts that Python has kept (tests/support/golden.py), which then reads what is kept here. */
-@EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class PromptCacheTest {
     private val kept = GOLDEN["prompts"].asJsonObject
     private val cases = kept["cases"].asJsonArray.map { it.asJsonObject }

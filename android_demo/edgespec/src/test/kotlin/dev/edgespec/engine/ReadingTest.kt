@@ -4,7 +4,6 @@ import dev.edgespec.decoding.*
 import dev.edgespec.support.*
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
-import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
 private const val PIECE = 16
 
@@ -38,7 +37,6 @@ class ReadingTest {
     }
 
     @Test
-    @EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
     fun `a prompt is read by pieces, and so is what a draft missed in the middle of a text`() = loadNative().use { engine ->
         val prompt = IntArray(70) { 5 + it % 23 }
         val plain = engine.generate(prompt, Settings("ar", 120, ignoreEos = true)).tokens

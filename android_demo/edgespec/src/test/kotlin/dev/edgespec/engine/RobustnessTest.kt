@@ -13,9 +13,7 @@ import kotlinx.coroutines.*
 import kotlinx.coroutines.flow.*
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
-import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
-@EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class RobustnessTest {
     private val prompt = intArrayOf(5, 9, 13, 40, 7)
 
@@ -221,23 +219,50 @@ class RobustnessTest {
         assertTrue(used() < heap + (4 shl 20), "$heap bytes of heap, then ${used()}")
     }
 
-    private class Free(override val available: Long, override val total: Long = 1L shl 33, override val low: Boolean = false) : MemoryFacts
+    private class Free(override var available: Long, override val total: Long = 1L shl 33, override var low: Boolean = false) : MemoryFacts
 
     @Test
     fun `what does not fit the memory gets a cheaper method, or is refused with what would fit`() {
         assertThrows(BudgetError::class.java) { loadNative(memory = Free(1000)) }
-        val plain = loadNative(memory = Free(1L shl 32)).use { engine ->
-            val (ar, speculative) = listOf("ar", "speculative").map { engine.generate(prompt, Settings(it, 100, ignoreEos = true)) }
+        fun bytes(engine: Engine, tokens: Int) =
+            memoryOf(engine.bundle.manifest, RunOptions("ar", context = tokens, chunk = 16, checkpoints = 0)).sumOf { it.bytes }
+        val free = Free(1L shl 32)
+        loadNative(memory = free).use { engine ->
+            fun used(method: String) = engine.generate(prompt, Settings(method, 100, ignoreEos = true))
+            val (ar, speculative) = listOf("ar", "speculative").map(::used)
             assertEquals("speculative", speculative.methodUsed)
             assertTrue(speculative.predictedBytes > ar.predictedBytes)
-            memoryOf(engine.bundle.manifest, RunOptions("ar", context = 128, chunk = 16, checkpoints = 0)).sumOf { it.bytes }
-        }
-        loadNative(memory = Free(plain)).use { engine ->
-            val result = engine.generate(prompt, Settings("speculative", 100, ignoreEos = true))
+            // looked at before each request: what others took meanwhile, and gave back
+            engine.trim(Trim.ALL)
+            free.available = bytes(engine, 128) - bytes(engine, 64)
+            val result = used("speculative")
             assertTrue(result.methodUsed in listOf("ngram", "ar"), result.methodUsed)
             assertTrue(result.reason.contains("speculative needs"), result.reason)
             fails<BudgetError>("tokens of prompt and answer need") { engine.generate(prompt, Settings("ar", engine.context - 10)) }
+            free.available = 1L shl 32
+            assertEquals("speculative", used("speculative").methodUsed)
+            free.low = true
+            assertEquals(0, used("ar").stats.reusedTokens) // idle texts went first
         }
+        loadNative(memory = Free(bytes(loadNative().use { it }, 64))).close()
+    }
+
+    @Test
+    fun `a hot device is spared threads and guesses, and writes the same text`() {
+        val levels = ArrayDeque(listOf(0, 2, 3, 0))
+        val settings = Settings("speculative", 40, gamma = 8, adaptive = false, ignoreEos = true)
+        val cool = loadNative().use { it.generate(prompt, settings) }
+        Edgespec.load(BUNDLE, threads = 2, library = File(GOLDEN.text("library")), heat = { levels.first() }).use { engine ->
+            for (most in listOf(8, 4, 2, 8)) {
+                engine.felt = 0
+                val result = engine.generate(prompt, settings)
+                assertArrayEquals(cool.tokens, result.tokens)
+                assertTrue(result.stats.histogram.size <= most + 1, "${result.stats.histogram} with at most $most guesses")
+                assertEquals(most < 8, "of 2 threads" in result.reason, result.reason)
+                levels.removeFirst()
+            }
+        }
+        assertEquals(listOf(4, 4, 3, 2, 2, 1), (0..4).map { Sparing.at(it, 4).threads } + Sparing.at(4, 1).threads)
     }
 
     @Test

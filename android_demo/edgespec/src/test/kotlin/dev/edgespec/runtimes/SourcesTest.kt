@@ -4,6 +4,7 @@ import com.google.gson.JsonObject
 import dev.edgespec.InvalidRequest
 import dev.edgespec.audio.*
 import dev.edgespec.engine.SpeechRules
+import dev.edgespec.engine.pieces
 import dev.edgespec.support.*
 import java.io.File
 import java.nio.file.Path
@@ -35,6 +36,14 @@ class SourcesTest {
             val known = case["known"].asJsonArray.map { it.asString }
             if (found.isJsonNull) assertThrows(InvalidRequest::class.java, { chooseLanguage(wanted, known) }, "$wanted $case")
             else assertEquals(found.asString, chooseLanguage(wanted, known))
+        }
+    }
+
+    @Test
+    fun `long texts are cut as on the Python side`() {
+        for (case in vectors("sentences")) {
+            val found = pieces(case.text("text")) { it.length <= case.int("most") }
+            assertEquals(case["pieces"].asJsonArray.map { it.asString }, found, "$case")
         }
     }
 

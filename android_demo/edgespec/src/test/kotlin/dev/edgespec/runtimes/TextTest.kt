@@ -1,15 +1,14 @@
 package dev.edgespec.runtimes
 
 import com.google.gson.JsonObject
+import dev.edgespec.Edgespec
 import dev.edgespec.InvalidRequest
 import dev.edgespec.support.*
 import java.io.File
 import java.nio.file.Files
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
-import org.junit.jupiter.api.condition.EnabledIfSystemProperty
 
-@EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class TextTest {
     private fun JsonObject.each(name: String) = this[name].asJsonArray.map { it.asJsonObject }
     private fun JsonObject.messages() = each("messages").map { Message(it.text("role"), it.text("content")) }
@@ -74,6 +73,19 @@ class TextTest {
                 if (at > 0) assertTrue(result.stats.reusedTokens > 0)
             }
             assertEquals(given.messages(), talk.messages)
+        }
+    }
+
+    @Test
+    fun `a conversation goes on as in Python when the context is full`() {
+        val given = GOLDEN["conversation"].asJsonObject
+        Edgespec.load(File(given.text("path")), threads = 1, context = 96, library = File(GOLDEN.text("library"))).use { engine ->
+            val talk = engine.conversation(listOf(Message("system", "A play.")))
+            val settings = dev.edgespec.decoding.Settings(method = "ngram", maxNewTokens = 24, ignoreEos = true)
+            for (turn in given.each("full")) {
+                assertArrayEquals(turn.ints("tokens"), talk.ask(turn.text("question"), settings).tokens)
+                assertEquals(turn["left_out"].asInt, talk.leftOut)
+            }
         }
     }
 }

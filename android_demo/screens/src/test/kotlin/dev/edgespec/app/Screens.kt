@@ -7,6 +7,7 @@ import android.os.Looper
 import android.view.*
 import android.widget.Button
 import android.widget.Switch
+import dev.edgespec.audio.WavFile
 import dev.edgespec.decoding.Settings
 import java.io.File
 import org.junit.Test
@@ -18,7 +19,15 @@ import org.robolectric.Shadows.shadowOf
 import org.robolectric.annotation.Config
 import org.robolectric.annotation.GraphicsMode
 
-/** Draws the app's screens with a real bundle: Android's own views and graphics, on a desktop JVM (tools/make_screens.py). */
+private fun given(name: String) = File(System.getProperty("edgespec.$name"))
+
+private class Folder(private val folder: File) : BundleSource {
+    override val files = folder.walkTopDown().filter { it.isFile }.map { it.relativeTo(folder).path }.toList()
+
+    override fun open(name: String) = File(folder, name).inputStream()
+}
+
+/** Draws the app's screens with real bundles: Android's own views and graphics, on a desktop JVM (tools/make_screens.py). */
 @RunWith(RobolectricTestRunner::class)
 @Config(sdk = [34], qualifiers = "w360dp-h640dp-hdpi")
 @GraphicsMode(GraphicsMode.Mode.NATIVE)
@@ -30,33 +39,54 @@ class Screens {
     fun draw() {
         val memory = ActivityManager.MemoryInfo().apply { totalMem = 6L shl 30; availMem = 2L shl 30 }
         shadowOf(app.getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager).setMemoryInfo(memory)
-        File(System.getProperty("edgespec.bundle")).copyRecursively(File(app.getExternalFilesDir(null), "bundle"))
-        state.load()
         work()
+        bring("bundle")
+        picture("first")
         state.chat.method = "speculative"
         state.ask("What say you, my lord?")
+        work { state.chat.transcript.text.length > 400 }
+        state.stop()
         work()
         picture("chat") { find<Switch>(it)!!.isChecked = true }
         check(state.refused) { "a screen that is made anew must be set as the last one" }
         RuntimeEnvironment.setFontScale(1.5f)
         picture("chat-large-font")
         RuntimeEnvironment.setFontScale(1f)
+        RuntimeEnvironment.setQualifiers("w800dp-h600dp-land-hdpi")
+        picture("chat-tablet")
+        RuntimeEnvironment.setQualifiers("w360dp-h640dp-port-hdpi")
         state.measure(listOf("My lord,", "The king"), Settings(maxNewTokens = 64), repeats = 3)
         work()
-        picture("bench") { button(it, "Bench").performClick() }
+        picture("bench") { tab(it, BENCH) }
         RuntimeEnvironment.setQualifiers("+night")
-        picture("plan-dark") { button(it, "Plan").performClick() }
-        picture("chat-dark")
+        picture("plan-dark") { tab(it, PLAN) }
+        picture("chat-dark") { tab(it, CHAT) }
         RuntimeEnvironment.setQualifiers("+notnight")
         state.prove()
         work()
-        picture("proof") { button(it, "Proof").performClick() }
+        picture("proof") { tab(it, PROOF) }
+        bring("translating")
+        state.source = "art thou his father yet he would be king on't\nwhat say you my lord speak again"
+        state.chat.method = "speculative"
+        state.translate()
+        work()
+        picture("translate") { tab(it, TRANSLATE) }
+        bring("hearing")
+        state.listen(WavFile(given("sound")))
+        work()
+        RuntimeEnvironment.setQualifiers("ko-rKR-w360dp-h640dp-port-hdpi")
+        picture("listen") { tab(it, LISTEN) }
         state.close()
     }
 
-    /** Be the main thread until the app has nothing to do. */
-    private fun work() {
-        while (state.busy) {
+    private fun bring(name: String) {
+        state.take { Folder(given(name)) }
+        work()
+    }
+
+    /** Be the main thread until the app has nothing to do, or [until] is so. */
+    private fun work(until: () -> Boolean = { false }) {
+        while (state.busy && !until()) {
             shadowOf(Looper.getMainLooper()).idle()
             Thread.sleep(1)
         }
@@ -69,6 +99,8 @@ class Screens {
             val view = made.get().window.decorView
             before(view)
             shadowOf(Looper.getMainLooper()).idle()
+            val beyond = all(view).filter { it.isShown && it is Button && !it.getGlobalVisibleRect(Rect()) }.map { (it as Button).text }.toList()
+            check(beyond.isEmpty()) { "$name: beyond the edge: $beyond" }
             val bitmap = Bitmap.createBitmap(view.width, view.height, Bitmap.Config.ARGB_8888)
             view.draw(Canvas(bitmap))
             val file = File(System.getProperty("edgespec.pictures"), "$name.webp")
@@ -76,7 +108,7 @@ class Screens {
         }
     }
 
-    private fun button(view: View, says: String): Button = all(view).filterIsInstance<Button>().first { it.text == says }
+    private fun tab(view: View, name: String) = all(view).first { it.tag == name }.performClick()
     private inline fun <reified T> find(view: View): T? = all(view).filterIsInstance<T>().firstOrNull()
 
     private fun all(view: View): Sequence<View> = sequence {
