@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,4 +63,5 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     if len(result.tokens) < count:
         raise EdgespecError(f"the picture has {len(result.tokens)} of {count} codes: {result.finish}")
     codes = np.array(result.tokens, np.int64).reshape(image.rows, image.columns) - part.first
-    return Drawing(pixels_of(engine.code_decoder.run(codes)), result)
+    whole = replace(result, finish="eos")  # that is its end, though no token says so
+    return Drawing(pixels_of(engine.code_decoder.run(codes)), whole)
