@@ -133,6 +133,7 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
     flags = [item for name, value in given.items() for item in (f"--{name.replace('_', '-')}", value)]
     single = {"verification": "block", "branch": "3,2,1", "min-block": 2, "nodes": 5, "threshold": 0.5, "cycles": 2}
     single |= {"kind": "code", "search": 0.5, "shadow": 3, "length-penalty": 0.6, "early-stopping": "never"}
+    single |= {"guidance-scale": 1.5, "negative-prompt": "noise"}
     assert single.keys() | {"proposers"} == NAMES.keys()
     flags += [item for name, value in single.items() for item in ("--set", f"{name}={value}")]
     given |= {name.replace("-", "_"): value for name, value in single.items()}
