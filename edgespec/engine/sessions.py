@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +49,7 @@ class Session:
         restored: tokens of the text that was taken up with those.
         other: a second slot, of guidance's other half; None = it is no guided request's.
         batch: in which both slots are, if their passes can be one.
+        inherit: gives what a drafter made for these options elsewhere has learned, for one that is made here.
         on_draft: called with the name and the slot of a draft or drafter when a method has asked for it.
     """
 
@@ -79,7 +79,7 @@ class Session:
         self.on_draft: Callable[[str, Slot], object] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
-        self._inherited: dict[tuple[object, ...], object] = {}  # for drafters that are not made yet
+        self.inherit: Callable[[tuple[object, ...]], object] = lambda key: None
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def attend_by(self, attend: Callable[[str, Slot, Source | None], None]) -> None:
@@ -177,17 +177,17 @@ class Session:
         found = self._made.pop(key, None)
         if found is None:
             found = make()
-            if key in self._inherited and isinstance(found, Wrapper):
-                found.go_on_from(self._inherited.pop(key))
+            if isinstance(found, Wrapper) and (learned := self.inherit(key)) is not None:
+                found.go_on_from(learned)
         self._made[key] = found
         while len(self._made) > MOST_DRAFTERS:
             del self._made[next(iter(self._made))]
         return found
 
-    def go_on_from(self, other: Session) -> None:
-        """Begin with what the drafters of an idle session have learned."""
-        learned = ((key, made.learned()) for key, made in other._made.items() if isinstance(made, Wrapper))
-        self._inherited = {key: one for key, one in learned if one is not None} | deepcopy(other._inherited)
+    def learned(self, key: tuple[object, ...]) -> object:
+        """Copy what the drafter made for these options has learned; None = nothing, or there is none."""
+        made = self._made.get(key)
+        return made.learned() if isinstance(made, Wrapper) else None
 
     def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
         """Put a drafter inside new control."""

@@ -163,6 +163,18 @@ def test_a_new_session_goes_on_from_what_was_learned(fresh: Fresh) -> None:
     assert control(1).cost.plain_ms
 
 
+def test_a_session_that_was_there_before_goes_on_from_what_was_learned_since(fresh: Fresh) -> None:
+    engine, talks = fresh(), [Talk(1), Talk(2)]
+    assert [talk.ask(engine, method="ar") for talk in talks] == [0, 0]
+    records = []
+    for talk in talks:
+        talk.ask(engine, method="speculative")
+        (control,) = (one for one in engine.sessions.sessions[-1]._made.values() if isinstance(one, Adaptive))
+        records.append(control._records.setdefault(9, Record([0.123])))
+    assert records[0] == records[1]
+    assert records[0] is not records[1]
+
+
 @pytest.mark.parametrize("operators", OPERATORS[:1], indirect=True)
 def test_what_is_counted_is_what_is_taken(fresh: Fresh) -> None:
     """Memory is counted with the session that the request then has."""
