@@ -97,10 +97,14 @@ class Proposal:
 
     def tested(self, path: Sequence[int]) -> int:
         """Count the depths whose guess was tested, given the accepted ``path``: its own, and the refused one's."""
+        if self.parents is None:
+            return min(len(path) + 1, len(self.tokens))
         return len(path) + bool(self.children(path[-1] if path else -1))
 
     def refused(self, path: Sequence[int]) -> list[int]:
         """List the tokens of the drafter's first choices below the accepted ``path``."""
+        if self.parents is None:
+            return self.tokens[len(path) :].tolist()
         tokens: list[int] = []
         below = self.children(path[-1] if path else -1)
         while below:

@@ -275,6 +275,8 @@ class Settings:
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """
+        if not changes:
+            return self
         mine, sampling, drafts = (set(of.__dataclass_fields__) for of in (Settings, SamplingParams, DraftOptions))
         if unknown := [name for name in changes if name not in mine | sampling | drafts]:
             raise unknown_name("setting", unknown[0], mine | sampling | drafts)

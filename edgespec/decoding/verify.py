@@ -304,7 +304,7 @@ def _match(proposal: Proposal, rows: RowSampler, forced: int, accept: Accept) ->
         path = forced
         for guess in proposal.tokens[forced:].tolist():
             token = rows.choose(path)
-            if token != guess and token not in accept.alike(rows, path, guess):
+            if token != guess and (accept.rule == "exact" or token not in accept.alike(rows, path, guess)):
                 return Verdict(range(path), token)
             path += 1
         return Verdict(range(path), rows.choose(path))

@@ -109,7 +109,7 @@ def draw_chain(
     """
     if length < 1:
         return EMPTY
-    params, stream = draw.params, draw.stream
+    params = draw.params
     guesses: list[int] = []
     prefix = Prefix(draw.tokens, guesses) if params.reads_prefix else ()
     probs = np.zeros((length, draw.vocab)) if params.rejects else None  # float64 [length, vocab]
@@ -131,7 +131,7 @@ def draw_chain(
                     raise _not_finite()
             else:
                 found = support(logits, params, prefix)
-                guess = found.draw(draw.noise, len(draw.tokens) + len(guesses), stream)
+                guess = found.draw(draw.noise, len(draw.tokens) + len(guesses), draw.stream)
                 if probs is not None:
                     probs[len(guesses), found.ids] = found.probs()
             if weak is not None and len(guesses) + 1 < length:

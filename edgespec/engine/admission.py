@@ -48,20 +48,21 @@ def admit(
     if choice.candidates:
         fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
         choice = choice.among(fitting, "no room in memory")
-    method = heaviest(choice)
+    several = choice.proposers or choice.candidates
+    method = heaviest(choice) if several else choice.name
     grammar = engine.guidance.nbytes(settings.grammar) if settings.grammar else 0
     with engine.places.lock:
         busy, idle = held(engine, method)
         # the session that it takes is there already; beyond what the request itself needs it counts as all idle ones
         beside = engine.allowance.beside(method, tokens)
         idle -= min(sessions.next_bytes(prompt, owner), beside) if sessions else 0
-        busy += grammar + _beside(engine, choice, method, tokens)
+        busy += grammar + (_beside(engine, choice, method, tokens) if several else 0)
         admission = engine.allowance.admit(
             method,
             tokens,
             gamma=settings.gamma or choice.gamma,
             greedy=settings.sampling.greedy and not settings.logprobs,
-            methods=engine.methods,
+            methods=list(engine.bundle.manifest.methods),
             busy=busy,
             idle=idle,
         )

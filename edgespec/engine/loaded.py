@@ -197,8 +197,8 @@ class LoadedBundle:
         Raises:
             InvalidRequest: it was closed, or this process was forked from the one that loaded it with its threads.
         """
-        _ = self.model
-        if self._process != os.getpid() and self.run.threads > 1:
+        if self._model is None or (self._process != os.getpid() and self.run.threads > 1):
+            _ = self.model  # says that it was closed
             raise InvalidRequest(
                 f"this process was forked after loading with {self.run.threads} threads, and they did not come along",
                 "load the bundle in each process, or with threads=1",
@@ -210,9 +210,10 @@ class LoadedBundle:
         An answer and a text that a grammar binds have an end.  A text that a model only continues need not: it gets
         ``MAX_NEW_TOKENS``.
         """
-        bundle, bound = self.bundle.manifest, settings.grammar is not None or self.encoding is not None
-        ends = bound or self.codec.chat_template is not None or bool(bundle.codes and bundle.codes.sound)
-        return settings.max_new_tokens is None and not settings.ignore_eos and bool(self.eos) and ends
+        if settings.max_new_tokens is not None or settings.ignore_eos or not self.eos:
+            return False
+        codes, bound = self.bundle.manifest.codes, settings.grammar is not None or self.encoding is not None
+        return bound or self.codec.chat_template is not None or bool(codes and codes.sound)
 
     def choose(self, method: str | None) -> MethodChoice:
         """Choose the method for a request, with the reason."""
@@ -224,14 +225,16 @@ class LoadedBundle:
         Raises:
             InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
         """
-        check_branch(self.bundle.manifest, settings.drafts.branch)
+        if settings.drafts.branch:
+            check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
             without = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
             stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" or self.device != "cpu" else ()
             without = (*without, *stock)
             choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, without)
-            check_device(self.device, choice)
-            if lost := [name for name in choice.methods if name in stock]:
+            if self.device != "cpu":
+                check_device(self.device, choice)
+            if stock and (lost := [name for name in choice.methods if name in stock]):
                 raise InvalidRequest(
                     f"the drafter of method {lost[0]} needs native operators, and this model runs on stock ones",
                     "use another method, or native operators",

@@ -162,18 +162,19 @@ def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
 def check_device(device: str, choice: MethodChoice) -> None:
     """Refuse a method that needs graphs which nobody can have written beforehand.
 
+    ``device``: another one than the CPU.
+
     Raises:
-        InvalidRequest: one that chooses its layers as it goes, or is conditioned on hidden states, anywhere but on
-            the CPU.
+        InvalidRequest: one that chooses its layers as it goes, or is conditioned on hidden states.
     """
     conditioned = [name for name in choice.methods if name in needing("drafter")]
-    if device != "cpu" and conditioned:
+    if conditioned:
         raise InvalidRequest(
             f"method {conditioned[0]} reads hidden states of the model, which stay on device {device}",
             "use another method, or device cpu",
         )
     refused = [name for name in choice.methods if name in searching()]
-    if device != "cpu" and refused:
+    if refused:
         raise InvalidRequest(
             f"method {refused[0]} chooses the layers it leaves out while it writes, but on device {device} a graph "
             "leaves out what it was exported for",

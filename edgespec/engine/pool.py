@@ -292,7 +292,8 @@ class Places:
     def shared_bytes(self) -> int:
         """Bytes of KV that running requests have in common, which are counted for each: of all but the first."""
         slots = [place.session.target for place in self.taken if place.session and place.read]
-        return shared_bytes([slot for slot in slots if isinstance(slot, BatchSlot)])
+        batched = [slot for slot in slots if isinstance(slot, BatchSlot)]
+        return shared_bytes(batched) if batched else 0
 
     def shrink(self, most: int) -> None:
         """Free idle sessions, of all pools those not used for longest, until they have at most so many bytes of KV."""

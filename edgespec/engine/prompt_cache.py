@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +84,7 @@ class PromptCache:
         paces: tuple[PrefillBudget, PrefillBudget],
         left: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._bundle, self._paces = bundle, paces
+        self._bundle, self._paces, self._path = bundle, paces, str(bundle.path.resolve())
         limit = prompt_limit() if wanted else 0
         self.on = limit > 0
         self._writer = PromptWriter(lock, limit, left)
@@ -116,8 +117,7 @@ class PromptCache:
             return None
         held = slot.cropped(common_prefix(slot.tokens, tokens[:-1]))
         found = self._find(folder, Source(slot, slot), tokens, held, room)
-        make, pace = self._describe(slot.model, folder), self._paces[draft]
-        return KeptText(self._writer, folder, Source(slot, slot), tokens, found, pace, make)
+        return KeptText(self._writer, folder, Source(slot, slot), tokens, found, self._paces[draft], self._path)
 
     def take_up_rows(
         self, drafter: HiddenStateDrafter, tokens: Sequence[int], names: Sequence[int], owner: str | None, room: int
@@ -147,8 +147,8 @@ class PromptCache:
             drafter.stateful and target.cropped(drafter.known) < drafter.known - LEAST
         ):  # it holds a longer text's states
             self.take_up(target, tokens[: drafter.known + 1], owner, room)
-        make = self._describe(slot.model, folder)
-        return KeptRows(drafter, self._writer, folder, Source(slot, drafter), names, found, self._paces[False], make)
+        source, pace = Source(slot, drafter), self._paces[False]
+        return KeptRows(drafter, self._writer, folder, source, names, found, pace, self._path)
 
     def _find(self, folder: PromptFolder, source: Source, tokens: Sequence[int], held: int, room: int) -> Prefix:
         """Restore the longest beginning that a folder has of a text, if that is more than the ``held`` tokens of it."""
@@ -168,10 +168,6 @@ class PromptCache:
             held = 0 if stateful else held
             found = folder.find(text, stateful)
         return found
-
-    def _describe(self, model: Model, folder: PromptFolder) -> Callable[[], None]:
-        facts = {"bundle": str(self._bundle.path.resolve())}
-        return lambda: folder.make(model.folder / model.part.weights, facts)
 
     def _folder(self, model: Model, owner: str | None, target: Model | None = None) -> PromptFolder | None:
         """Find where the texts of an owner lie; None = there is no key to seal them with.
@@ -235,7 +231,7 @@ class KeptText:
         tokens: of the text.
         found: what is there; its hashes are those of the prompt.
         pace: how fast it is read.
-        make: makes the folder.
+        bundle: path of the bundle, which the folder names.
     """
 
     def __init__(
@@ -246,9 +242,9 @@ class KeptText:
         tokens: Sequence[int],
         found: Prefix,
         pace: PrefillBudget,
-        make: Callable[[], None],
+        bundle: str,
     ) -> None:
-        self._writer, self._folder, self._pace, self._make = writer, folder, pace, make
+        self._writer, self._folder, self._pace, self._bundle = writer, folder, pace, bundle
         self._slot, self._states, self._tokens = source.slot, source.states, tokens
         self._length = found.length
         self._stops: list[int] = []
@@ -274,22 +270,18 @@ class KeptText:
     def keep(self, text: Sequence[int]) -> None:
         """Write what the slot holds, the beginning of a text, if reading it again would take long; see ``take_up``."""
         length = common_prefix(self._slot.tokens, text)
-        if not self._worth(length) or length < LEAST:
+        if length < LEAST or not self._worth(length):
             return
         stateful = self._states.stateful
         state = self._states.state() if stateful and length == len(self._slot.tokens) else NO_STATE
         if stateful and not state.size:
             return
-        if self._writer.add(Wanted(self._folder, self._slot, list(text[:length]), state, self._make)):
+        weights, facts = self._slot.model.folder / self._slot.model.part.weights, {"bundle": self._bundle}
+        make = partial(self._folder.make, weights, facts)
+        if self._writer.add(Wanted(self._folder, self._slot, list(text[:length]), state, make)):
             self._length = length
 
-    def end(self, tokens: Sequence[int]) -> None:
-        """Write what the slot holds of a text that has ended, as ``keep`` does."""
-        self.keep(tokens)
-
-    def close(self) -> None:
-        """Watch no more."""
-        self._slot.on_read = None
+    end = keep  # what the slot holds of a text that has ended
 
     def _worth(self, length: int) -> bool:
         """Tell whether reading so much of the text takes long."""

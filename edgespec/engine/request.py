@@ -55,6 +55,7 @@ class Stream:
     """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``.
 
     Attributes:
+        target: the slot that this request's passes are of.
         reading: whether some of the prompt is still to be read.
         read_at: when some of it was read last, by ``time.perf_counter``.
     """
@@ -108,7 +109,8 @@ class Stream:
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop, settings.markers)
         except BaseException:
             engine.places.leave(self._place)
-            self._forget_images()
+            if self._images:
+                self._forget_images()
             self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
@@ -121,9 +123,8 @@ class Stream:
             self._stats.encode_ms = prompt.encode_ms
 
     def _forget_images(self) -> None:
-        if self._images:
-            self._engine.reader().rows.let_go(self._images)
-            self._images = []
+        self._engine.reader().rows.let_go(self._images)
+        self._images = []
 
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
@@ -133,6 +134,7 @@ class Stream:
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             session, tokens, eos = self._session, self.tokens, self._engine.eos
+            self.target: Slot = session.target
             if self._source is not None:
                 start = time.perf_counter()
                 session.attend(self._source)
@@ -194,12 +196,10 @@ class Stream:
 
     def keep_nothing(self) -> None:
         """Write nothing of this request on the disk from now on."""
-        for kept in self._kept.values():
-            kept.close()
         self._kept = {}
         self._session.on_draft = None
         for slot in self._session.slots().values():
-            slot.on_begin = None
+            slot.on_read = slot.on_begin = None
 
     def _leave_device(self, error: DeviceError) -> None:
         """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
@@ -300,11 +300,6 @@ class Stream:
     # -- a round in two halves, for who drives several requests; the caller holds the engine's lock --------------------
 
     @property
-    def target(self) -> Slot:
-        """The slot that this request's passes are of."""
-        return self._session.target
-
-    @property
     def ended(self) -> bool:
         """Whether the last round was made."""
         return self._finish is not None
@@ -393,7 +388,7 @@ class Stream:
 
     def _run(self) -> Generator[Chunk, None, None]:
         try:
-            while not self.ended and (made := self.step()) is not None:
+            while self._finish is None and (made := self.step()) is not None:
                 if isinstance(made, Chunk):
                     yield made
                 else:
@@ -409,23 +404,18 @@ class Stream:
             self._released = True
             self._places.leave(self._place)
             self._rounds.close()
-            self._keep()
-            if self._source is not None and not self._engine.closed:
-                with self._engine.lock:
-                    self._session.leave()  # its memory may make room for another one
-            self._forget_images()
+            with self._engine.lock:
+                if not self._engine.closed:
+                    if self._finish is not None:  # what a request that went well left in its slots is written
+                        with suppress(EdgespecError):  # the text is there; another process reads it again
+                            for kept in self._kept.values():
+                                kept.end(self.tokens)
+                    self.keep_nothing()
+                    if self._source is not None:
+                        self._session.leave()  # its memory may make room for another one
+            if self._images:
+                self._forget_images()
             self._sessions.give_back(self._session)
-
-    def _keep(self) -> None:
-        """Let what a request that went well left in its slots be written."""
-        with self._engine.lock:
-            if self._engine.closed:
-                return
-            if self._finish is not None:
-                with suppress(EdgespecError):  # the text is there; another process reads it again
-                    for kept in self._kept.values():
-                        kept.end(self.tokens)
-            self.keep_nothing()
 
     def _take(self, item: Round) -> Chunk:
         """Add a round's tokens; a stop string in the middle of it drops the tokens after."""

@@ -66,6 +66,7 @@ class Session:
     ) -> None:
         self._attend: Callable[[str, Slot, Source | None], None] | None = None
         self._source: Source | None = None
+        self.attends = False  # whether passes read a source too: texts with the same tokens need not be the same
         self._manifest, self._draft, self._times = manifest, draft, times
         self.foreign, self.restored = "", 0
         self.target = target or open_slot(model, context=context)
@@ -84,13 +85,8 @@ class Session:
 
     def attend_by(self, attend: Callable[[str, Slot, Source | None], None]) -> None:
         """Let ``attend`` (of ``Encoding``) say what slots attend over, each with its name."""
-        self._attend = attend
+        self._attend, self.attends = attend, True
         self.attend(None)
-
-    @property
-    def attends(self) -> bool:
-        """Whether passes read a source too, so that two texts with the same tokens need not be the same."""
-        return self._attend is not None
 
     def attend(self, source: Source | None) -> None:
         """Let all slots attend over a source from now on; None = over nothing in particular, and no text is held."""
@@ -121,11 +117,10 @@ class Session:
             return self._chain(choice, gamma, adaptive, fallback, options)
         if choice.candidates and adaptive:
             return self._switch(choice, gamma, fallback, options)
-        inner = self._bare(choice, options)
         if choice.name == AR or not adaptive:
-            return inner
+            return self._bare(choice, options)
         key = "adaptive", choice.name, options, gamma or choice.gamma, fallback
-        return self._kept(key, lambda: self._controlled(choice, inner, gamma, fallback))
+        return self._kept(key, lambda: self._loaded(choice, gamma, fallback, options))
 
     def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
         """Return the drafter around a caller's proposer; the last one is kept with what was learned of it."""

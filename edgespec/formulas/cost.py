@@ -66,10 +66,6 @@ class _Window:
         self.ms = array("d")
         self.when = array("L")
 
-    def add(self, ms: float, times: int, now: int) -> None:
-        self.ms = (self.ms + array("d", [ms] * times))[-WINDOW:]
-        self.when = (self.when + array("L", [now] * times))[-WINDOW:]
-
     def usual(self, before: int) -> float | None:
         """Median of what was timed before that moment."""
         known = sorted(self.ms[: sum(at < before for at in self.when)])
@@ -127,7 +123,8 @@ class Timings:
         windows[size] = mine
         if len(windows) > _SIZES:
             del windows[next(each for each in windows if each > 1)]
-        mine.add(ms, times, self._now)
+        mine.ms = (mine.ms + array("d", [ms] * times))[-WINDOW:]
+        mine.when = (mine.when + array("L", [self._now] * times))[-WINDOW:]
         return mine
 
     def _compare(self, ratio: float) -> None:

@@ -122,10 +122,10 @@ class Allowance:
         """
         use = replace(self._use, method=AR, context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
         limit = self._renew()
-        if limit is None or self._takes(use) <= limit:
+        if limit is None or self._bytes(use)[0] <= limit:
             return
         self._blame_others(use, 0)
-        least = self._takes(replace(use, context=LEAST))
+        least = self._bytes(replace(use, context=LEAST))[0]
         if least > limit:
             raise BudgetError(
                 f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of(limit)}", PLAN
@@ -174,8 +174,10 @@ class Allowance:
                 takes, peak = self._bytes(replace(base, method=name, chunk=chunk))
                 spare = limit - takes - busy
                 if spare >= 0:
-                    needed = show_bytes(self._takes(replace(base, method=method, chunk=CHUNKS[-1])))
-                    dropped = f"{method} needs {needed}, {self._of(limit)}: {name} instead" if name != method else ""
+                    dropped = ""
+                    if name != method:
+                        needed = show_bytes(self._bytes(replace(base, method=method, chunk=CHUNKS[-1]))[0])
+                        dropped = f"{method} needs {needed}, {self._of(limit)}: {name} instead"
                     kept = min(CHECKPOINTS, spare // self._checkpoint) if self._checkpoint else 0
                     predicted = peak + busy + kept * self._checkpoint
                     return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
@@ -204,7 +206,7 @@ class Allowance:
     def width(self, batch: int, tokens: int, method: str, greedy: bool) -> int:
         """Sequences that fit together: ``batch`` or fewer, at least one."""
         limit, base = self._renew(), replace(self._use, method=method, context=tokens, greedy=greedy)
-        while batch > 1 and limit is not None and self._takes(replace(base, batch=batch)) > limit:
+        while batch > 1 and limit is not None and self._bytes(replace(base, batch=batch))[0] > limit:
             batch -= 1
         return batch
 
@@ -214,7 +216,7 @@ class Allowance:
         if limit is None:
             return list(methods)
         kept: list[str] = []
-        left = limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method=AR))
+        left = limit - self._bytes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method=AR))[0]
         for name in methods:
             extra = self.extra([name], tokens)
             if extra <= left:
@@ -227,26 +229,22 @@ class Allowance:
         if self.limit is None:
             return 0
         use = replace(self._use, method=method, context=tokens, chunk=CHUNKS[-1])
-        return self._takes(replace(use, batch=3)) - self._takes(replace(use, batch=2))
+        return self._bytes(replace(use, batch=3))[0] - self._bytes(replace(use, batch=2))[0]
 
     def extra(self, methods: Sequence[str], tokens: int) -> int:
         """Bytes that methods take beyond plain decoding's, all of them together."""
         if self.limit is None:
             return 0
         use = replace(self._use, context=tokens, chunk=CHUNKS[-1])
-        plain = self._takes(replace(use, method=AR))
-        return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
+        plain = self._bytes(replace(use, method=AR))[0]
+        return sum(max(0, self._bytes(replace(use, method=name))[0] - plain) for name in methods)
 
     def memory(self, method: str) -> Memory:
         """Predict a method's memory, part by part, with the whole context full."""
         return memory_of(self._manifest, replace(self._use, method=method, checkpoints=CHECKPOINTS))
 
-    def _takes(self, use: RunOptions) -> int:
-        """Bytes that count: all, or private ones."""
-        return self._bytes(use)[0]
-
     def _bytes(self, use: RunOptions) -> tuple[int, int]:
-        """(bytes that count, peak)."""
+        """(bytes that count: all, or private ones; peak)."""
         # requests differ by a token: whole blocks of KV are what is allocated anyway
         use = replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context))
         if use not in self._known:
@@ -262,13 +260,13 @@ class Allowance:
     def _blame_others(self, use: RunOptions, busy: int) -> None:
         """Refuse what the others alone leave no room for."""
         taken = self.others()
-        if taken and self.limit is not None and self._takes(use) + busy <= self.limit:
-            what = f"{show_bytes(self._takes(use) + busy)} are needed, {self._of(self.limit)}"
+        if taken and self.limit is not None and self._bytes(use)[0] + busy <= self.limit:
+            what = f"{show_bytes(self._bytes(use)[0] + busy)} are needed, {self._of(self.limit)}"
             raise Crowded(f"{what}, of which other models have {show_bytes(taken)}", "ask again in a moment")
 
     def _refusal(self, what: str, use: RunOptions, limit: int, busy: int = 0) -> BudgetError:
         """Make the error of what does not fit; its hint is how many tokens do."""
-        takes = show_bytes(self._takes(use) + busy)
-        low = most_tokens(lambda tokens: self._takes(replace(use, context=tokens)) + busy <= limit, use.context)
+        takes = show_bytes(self._bytes(use)[0] + busy)
+        low = most_tokens(lambda tokens: self._bytes(replace(use, context=tokens))[0] + busy <= limit, use.context)
         fits = f"{low // 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"
         return BudgetError(f"{what} {takes} with plain decoding, {self._of(limit)}", PLAN if low < LEAST else fits)

@@ -30,7 +30,8 @@ class NativeSlot(NativeRunner):
     # -- the Target contract ---------------------------------------------------------------------------------------
 
     def crop(self, length: int) -> int:
-        same = super().crop(length)
+        del self.tokens[length:]
+        same = len(self.tokens)
         if self._turns is not None:
             self._turns.crop(same)
         if self._lost(same):
@@ -42,7 +43,7 @@ class NativeSlot(NativeRunner):
         return same
 
     def cropped(self, length: int) -> int:
-        same = super().cropped(length)
+        same = min(length, len(self.tokens))
         if not self._lost(same):
             return same
         kept = self._checkpoints.lengths if self._checkpoints else []
@@ -112,7 +113,7 @@ class NativeSlot(NativeRunner):
             self._checkpoints.take(self._head, len(self.tokens))
 
     def end_of_piece(self, tokens: Sequence[int], stop: int) -> int:
-        stop = super().end_of_piece(tokens, stop)
+        stop = min(stop, len(tokens))
         return self.model.inserted.block_end(tokens, stop) if self._both_ways else stop
 
     def prefill(self, tokens: Sequence[int]) -> None:

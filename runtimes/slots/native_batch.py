@@ -16,6 +16,7 @@ from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.blocks import BlockPool
+from edgespec.runtimes.slots.kv_reader import tokens_held
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, grown
 from edgespec.runtimes.slots.shared import Bound, Model
@@ -156,6 +157,7 @@ class BatchSlot(NativeSlot):
         pool = self.batch.pool
         self._cache = self._bind("kv", pool.bound)
         self._head, self._table = pool.head(self.number), pool.table(self.number)
+        self._held = tokens_held(self._head, self.model.facts)
         self.capacity = self.batch.capacity
 
     def reserve(self, tokens: int) -> None:

@@ -141,7 +141,9 @@ class NativeRunner(Slot):
         self._since = 0  # tokens before which no row of states or exact keys is there, only what the next one reads
         self._cache: Bound | None = None
         self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
+        self._held = np.zeros(0, np.int64)  # [layers with a delta rule]: tokens that the states of each hold, in place
         self._skip: SkipSet | None = None
+        self._cut = 0  # columns of the LM head that a draft's pass computes, the first ones; 0 = all
         self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
         self.reserve(reserve)
 
@@ -159,6 +161,7 @@ class NativeRunner(Slot):
             array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
         self._cache = self._bind("kv", Bound(array))
         self._head = array[0, : self.kv.header_bytes(self.model.facts)]
+        self._held = tokens_held(self._head, self.model.facts)
         self.capacity = capacity
 
     @property
@@ -259,11 +262,6 @@ class NativeRunner(Slot):
             self._plan(np.zeros(0, np.int64), len(self.tokens))
             self._launch(0, rows=0)
 
-    @property
-    def _held(self) -> Ids:  # [layers with a delta rule]
-        """How many tokens the states of each layer hold, in place."""
-        return tokens_held(self._head, self.model.facts)
-
     def _plan(self, tokens: Ids, past: int) -> Ids:  # [n] -> [6, n]
         """Bind the plan of a chain after ``past`` tokens; callers change what differs."""
         n = len(tokens)
@@ -272,7 +270,10 @@ class NativeRunner(Slot):
         if n and self.table_bits:
             self._own(past, past + n)
         plan = self._attach("plan", "plan", (6, n), np.int64)
-        self._name(plan, tokens)
+        if n and max(tokens.tolist()) >= INSERTED:
+            self._name(plan, tokens)
+        else:
+            plan[TOKEN] = tokens
         if self._turns is not None:
             self._offsets = self._turns.offsets(self.tokens, past, tokens)
         plan[POSITION] = plan[PLACE] = np.arange(past, past + n)
@@ -350,7 +351,8 @@ class NativeRunner(Slot):
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.tapped:
             self._gates[self._at.aux_hidden] = aux_hidden
-        self._no_moves.array[:, 2] = self._committed(read)
+        if len(self._no_moves.array):
+            self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
         top, wide, cut = int(self._control[TOP]), count * times, self._cut
@@ -362,7 +364,9 @@ class NativeRunner(Slot):
         size = model.facts.hidden
         stream = model.buffer("hidden", (n if hidden or tapped else 0, (1 + len(tapped)) * size), np.float32)
         for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
-            self._bind_output(name, bound)
+            if self._bound.get(name) is not bound:
+                self._io.bind_ortvalue_output(name, bound.value)
+                self._bound[name] = bound
         try:
             model.run_bound(self._io)
         finally:
@@ -374,12 +378,6 @@ class NativeRunner(Slot):
         best = (ids.array, values.array) if top else None
         found = stream.array[:, size:] if tapped else None
         return Pass(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
-
-    @property
-    def _cut(self) -> int:
-        """Columns of the LM head that a draft's pass computes, the first ones; 0 = all."""
-        cut = 0 if self._skip is None else self._skip.head_rows
-        return cut if cut < self.columns else 0
 
     def _committed(self, read: int = 0) -> int:
         """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
@@ -423,16 +421,12 @@ class NativeRunner(Slot):
                 self._gates[[self._at.planes[sublayer] for sublayer in high]] = False
                 self._gates[self._at.head_plane] &= not skip.high_head
         self._skip = skip
+        self._cut = skip.head_rows if skip is not None and skip.head_rows < self.columns else 0
 
     def _bind(self, name: str, bound: Bound) -> Bound:
         self._io.bind_ortvalue_input(name, bound.value)
         self._bound[name] = bound
         return bound
-
-    def _bind_output(self, name: str, bound: Bound) -> None:
-        if self._bound.get(name) is not bound:
-            self._io.bind_ortvalue_output(name, bound.value)
-            self._bound[name] = bound
 
     def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         bound = self.model.buffer(buffer, shape, dtype)

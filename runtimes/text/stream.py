@@ -33,8 +33,8 @@ class StreamDecoder:
         self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = (), markers: Sequence[str] = ()
     ) -> None:
         self.codec = codec
-        self._decode = partial(codec.decode, shown=frozenset(codec.special_ids(markers).values()))
-        self._stops = StopStrings(stop)
+        self._decode = partial(codec.decode, shown=frozenset(codec.special_ids(markers).values() if markers else ()))
+        self._stops = StopStrings(stop) if stop else None
         self.text = ""
         self.stopped: str | None = None
         self._window = self._tail(list(prompt))
@@ -44,23 +44,23 @@ class StreamDecoder:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Add tokens -> new text, possibly empty.  Once stopped, nothing more comes."""
-        return "".join([self._push(token) for token in tokens])
-
-    def _push(self, token: int) -> str:
-        if self.stopped is not None:
-            return ""
-        self._window.append(token)
-        text = self._decode(self._window)
-        half = len(text) - len(text.rstrip("\ufffd"))  # characters that may be the beginning of another
-        whole = len(text) - min(half, self._HALF)
-        fresh = text[self._out : whole]
-        self._out = min(max(self._out, whole), len(text))  # a prompt may end within a character
-        if whole == len(text):
-            if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
-                del self._window[: self._settled]
-                self._out = len(self._decode(self._window))
-            self._settled = len(self._window)
-        return self._give(self._held + fresh)
+        given = ""
+        for token in tokens:
+            if self.stopped is not None:
+                break
+            self._window.append(token)
+            text = self._decode(self._window)
+            half = len(text) - len(text.rstrip("\ufffd"))  # characters that may be the beginning of another
+            whole = len(text) - min(half, self._HALF)
+            fresh = text[self._out : whole]
+            self._out = min(max(self._out, whole), len(text))  # a prompt may end within a character
+            if whole == len(text):
+                if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
+                    del self._window[: self._settled]
+                    self._out = len(self._decode(self._window))
+                self._settled = len(self._window)
+            given += self._give(self._held + fresh)
+        return given
 
     def finish(self) -> str:
         """Return the text held back, at the end."""
@@ -86,11 +86,10 @@ class StreamDecoder:
 
     def _give(self, candidate: str) -> str:
         self._held = ""
-        found = self._stops.find(candidate)
-        if found is not None:
+        if self._stops and (found := self._stops.find(candidate)):
             at, self.stopped = found
             candidate = candidate[:at]
-        elif keep := self._stops.beginning(candidate):
+        elif self._stops and (keep := self._stops.beginning(candidate)):
             candidate, self._held = candidate[:-keep], candidate[-keep:]
         self.text += candidate
         return candidate
