@@ -104,6 +104,7 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     pays, reading = list[bool](), threading.get_ident()
     monkeypatch.setattr(Adaptive, "_best", lambda self, record, rows: (int(bool(pays)), 1.0, 0.5))
     monkeypatch.setattr(Adaptive, "_to_probe", lambda self, record, rows: 0)
+    monkeypatch.setattr("edgespec.control.adaptive.REST", 1)
 
     def other(_: float) -> None:
         if threading.get_ident() == reading and pays and not texts:
