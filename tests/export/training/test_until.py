@@ -101,7 +101,7 @@ def test_it_ends_and_says_what_it_is_worth(train: Train, clock: None, tmp_path: 
 
 def test_time_is_for_a_training_that_ends_by_itself() -> None:
     for wrong in ({"method": "medusa", "minutes": 3.0}, {"method": "eagle", "minutes": -1.0},
-                  {"method": "draft", "layout": "sglang", "self_distill": 9}, {"method": "medusa"},
+                  {"method": "draft", "layout": "sglang", "self_distill": 9},
                   {"method": "mtp", "layout": "sglang"}):  # fmt: skip
         with pytest.raises(TrainingError):
             check_options(TrainOptions(model="m", output=Path("o"), **wrong))
