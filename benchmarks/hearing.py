@@ -5,7 +5,8 @@
 30 s of sound; all run in turns, in one process, with as many threads.  ``features``: log-mel of 30 s; ``encoder``: all
 of its rows; ``fill``: keys and values of the memory; ``rows``: a pass of so many rows with 64 tokens before them;
 ``text``: 32 tokens, greedy, from the encoder's rows on.  CTranslate2 (int8) and transformers (float32) are left out
-where they are not installed.
+where they are not installed.  whisper.cpp's ``encoder`` makes the memory, too, and its ``text`` begins behind it, so it
+is compared with as much; of a pass of several rows it gives the logits of the last one alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import alternate, conditions, ratio, show
+from benchmarks.rivals import whisper_cpp
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.runtimes.audio.features import WINDOW_SAMPLES, encoder_rows, log_mel
@@ -173,6 +175,9 @@ def main() -> None:
     parser.add_argument("--format", choices=FORMATS, default="int8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--whisper-cpp", type=Path, help="folder that it was built in (benchmarks/rivals/whisper_cpp.py)"
+    )
     arguments = parser.parse_args()
     sound = np.asarray(np.random.default_rng(0).standard_normal(WINDOW_SAMPLES) / 8, np.float32)
     features = log_mel([sound], SHAPES[arguments.shape][3])
@@ -184,6 +189,9 @@ def main() -> None:
         others = {"transformers": transformers_runs(model, arguments.threads, features)}
         if importlib.util.find_spec("ctranslate2") is not None:
             others["ctranslate2"] = ctranslate2_runs(model, folder / "ct2", arguments.threads, features)
+        if arguments.whisper_cpp:
+            others["whisper.cpp"] = whisper_cpp.runs(arguments.whisper_cpp, model, folder / "ggml", arguments.format,
+                                                     arguments.threads, features, (START, WRITTEN, BEFORE))  # fmt: skip
         every = {f"edgespec {name}": run for name, run in runs.items()} | {
             f"{who} {name}": run for who, each in others.items() for name, run in each.items()
         }
@@ -193,11 +201,14 @@ def main() -> None:
     figures = {name: round(median(found), 2) for name, found in times.items()}
     for count in (1, 4, 8):
         figures[f"edgespec rows {count}"] = round(figures[f"edgespec rows {count}"] - before, 2)
-    ratios = {
-        f"{who} / edgespec, {name}": ratio(times[f"{who} {name}"], times[f"edgespec {name}"])
-        for who, each in others.items()
-        for name in each
-    }
+    ratios = {}
+    for who, each in others.items():
+        for name in (name for name in each if "rows" not in name):  # ours have what stands before them
+            more = {"encoder": 1, "text": -1}[name] * (who == "whisper.cpp")
+            mine = [
+                own + more * fill for own, fill in zip(times[f"edgespec {name}"], times["edgespec fill"], strict=True)
+            ]
+            ratios[f"{who} / edgespec, {name}"] = ratio(times[f"{who} {name}"], mine)
     show({"conditions": conditions(threads=arguments.threads, shape=arguments.shape, format=arguments.format),
           "milliseconds": figures, "ratios": ratios})  # fmt: skip
 

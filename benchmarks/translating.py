@@ -92,9 +92,9 @@ def converted(config: dict[str, Any], folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    torch.set_default_dtype(torch.float16)
     known = {key: value for key, value in config.items() if key != "model_type"}
-    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(config["model_type"], **known)).eval()
+    made = AutoConfig.for_model(config["model_type"], **known)
+    model = AutoModelForSeq2SeqLM.from_config(made, dtype=torch.float16).eval()
     kind = {"marian": "MarianMT", "m2m_100": "M2M100", "t5": "T5"}[config["model_type"]]
     spec = getattr(loaders, f"{kind}Loader")().get_model_spec(model)
     tokens = [f"t{token}" for token in range(spec.decoder.embeddings.weight.shape[0])]
