@@ -16,7 +16,7 @@ from edgespec.decoding.settings import MOST_GUIDANCE
 from edgespec.engine.drawing import Drawing
 from edgespec.engine.engine import Engine
 from edgespec.server.errors import Busy, Stopped
-from edgespec.server.queues import OneByOne, answer, refuse
+from edgespec.server.queues import OneByOne, all_done, answer, refuse
 from edgespec.server.requests import SEED, Count, Name, Number, Strict
 from edgespec.server.scheduler import Limits
 from edgespec.server.writer import as_json
@@ -90,17 +90,10 @@ class Drawer:
         loop, changes = asyncio.get_running_loop(), asked.changes()
         each = [changes | ({} if asked.seed is None else {"seed": asked.seed + at}) for at in range(asked.n)]
         works = [_Work(asked.prompt, one, loop.create_future()) for one in each]
-        for work in works:
-            self._waiting.add(client, request, work)
         try:
-            return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), self.limits.seconds)
+            return await all_done(self._waiting, client, request, works, self.limits.seconds)
         except asyncio.TimeoutError:
             raise Busy(f"not drawn in {self.limits.seconds:g} s", "ask for fewer pictures at once") from None
-        finally:
-            for work in works:
-                self._waiting.remove(work)
-                work.cancel.set()
-                work.done.cancel()
 
     def stop(self) -> None:
         """End what waits."""

@@ -17,7 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Pooling
 from edgespec.server.errors import Busy, Stopped
-from edgespec.server.queues import OneByOne, answer, refuse
+from edgespec.server.queues import OneByOne, all_done, answer, refuse
 from edgespec.server.requests import Count, Ids, Name, Strict
 from edgespec.server.scheduler import Limits
 from edgespec.server.writer import as_json
@@ -113,17 +113,10 @@ class Embedder:
             raise Busy(f"{len(self._waiting)} texts wait to be embedded already", "ask again in a moment")
         loop = asyncio.get_running_loop()
         works = [_Work(text, wanted, loop.create_future()) for text in texts]
-        for work in works:
-            self._waiting.add(client, request, work)
         try:
-            return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), self.limits.seconds)
+            return await all_done(self._waiting, client, request, works, self.limits.seconds)
         except asyncio.TimeoutError:
             raise Busy(f"not embedded in {self.limits.seconds:g} s", "ask for fewer texts at once") from None
-        finally:
-            for work in works:
-                self._waiting.remove(work)
-                work.cancel.set()
-                work.done.cancel()
 
     def stop(self) -> None:
         """End what waits."""

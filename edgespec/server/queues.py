@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -114,3 +115,30 @@ class OneByOne(FairQueue[Item]):
         while len(self):
             *_, item = self.take()
             await self._do(item)
+
+
+class Work(Protocol[Found]):
+    """What waits: for its result, or until nobody wants it any more."""
+
+    done: asyncio.Future[Found]
+    cancel: threading.Event
+
+
+async def all_done(
+    waiting: OneByOne[Any], client: str, request: str, works: Sequence[Work[Found]], seconds: float
+) -> list[Found]:
+    """Line up the works of a request -> their results, in order; what is not done when this ends is dropped.
+
+    Raises:
+        asyncio.TimeoutError: they were not done within so many seconds.
+        Exception: as one of them failed.
+    """
+    for work in works:
+        waiting.add(client, request, work)
+    try:
+        return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), seconds)
+    finally:
+        for work in works:
+            waiting.remove(work)
+            work.cancel.set()
+            work.done.cancel()

