@@ -112,7 +112,6 @@ class Transcriber:
     engine: Engine
     limits: Limits
     _waiting: OneByOne[_Work] = field(init=False)
-    _running: _Work | None = None
 
     def __post_init__(self) -> None:
         self._waiting = OneByOne(self._do)
@@ -120,7 +119,7 @@ class Transcriber:
     @property
     def busy(self) -> bool:
         """Whether a recording is not transcribed yet."""
-        return self._running is not None or len(self._waiting) > 0
+        return self._waiting.busy
 
     async def run(
         self, client: str, sound: bytes, asked: AudioRequest, task: Task
@@ -152,18 +151,13 @@ class Transcriber:
 
     def stop(self) -> None:
         """End what waits and what runs."""
-        for work in [*self._waiting, *([self._running] if self._running else [])]:
+        for work in [*self._waiting, *([self._waiting.doing] if self._waiting.doing else [])]:
             work.cancel.set()
             work.tell(Stopped("the server was stopped", "ask again in a moment"))
 
     async def _do(self, work: _Work) -> None:
-        if work.cancel.is_set():
-            return
-        self._running = work
-        try:
+        if not work.cancel.is_set():
             await asyncio.to_thread(self._transcribe, work)
-        finally:
-            self._running = None
 
     def _transcribe(self, work: _Work) -> None:
         try:

@@ -68,7 +68,6 @@ class Drawer:
     engine: Engine
     limits: Limits
     _waiting: OneByOne[_Work] = field(init=False)
-    _running: bool = False
 
     def __post_init__(self) -> None:
         self._waiting = OneByOne(self._do)
@@ -76,7 +75,7 @@ class Drawer:
     @property
     def busy(self) -> bool:
         """Whether a picture is not drawn yet."""
-        return self._running or len(self._waiting) > 0
+        return self._waiting.busy
 
     async def pictures(self, client: str, request: str, asked: ImageRequest) -> list[Drawing]:
         """Draw the pictures of a request; with a seed the next ones have the seeds that follow.
@@ -101,11 +100,7 @@ class Drawer:
         refuse((work.done for work in self._waiting), stopped)
 
     async def _do(self, work: _Work) -> None:
-        self._running = True
-        try:
-            await answer(work.done, lambda: self.engine.draw(work.prompt, cancel=work.cancel, **work.changes))
-        finally:
-            self._running = False
+        await answer(work.done, lambda: self.engine.draw(work.prompt, cancel=work.cancel, **work.changes))
 
 
 def drawn(drawings: Sequence[Drawing]) -> Iterator[str]:

@@ -93,12 +93,21 @@ class OneByOne(FairQueue[Item]):
 
     Args:
         do: does one; an exception in it ends the task, which the next item starts again.
+
+    Attributes:
+        doing: the item that is being done; None = none is.
     """
 
     def __init__(self, do: Callable[[Item], Awaitable[None]]) -> None:
         super().__init__()
         self._do = do
         self._task: asyncio.Task[None] | None = None
+        self.doing: Item | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an item is not done yet."""
+        return self.doing is not None or len(self) > 0
 
     def add(self, client: str, request: str, item: Item) -> None:
         """Line up an item behind the others of its request, and see to it that it is done."""
@@ -113,8 +122,11 @@ class OneByOne(FairQueue[Item]):
 
     async def _work(self) -> None:
         while len(self):
-            *_, item = self.take()
-            await self._do(item)
+            *_, self.doing = self.take()
+            try:
+                await self._do(self.doing)
+            finally:
+                self.doing = None
 
 
 class Work(Protocol[Found]):

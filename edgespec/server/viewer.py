@@ -37,7 +37,6 @@ class Viewer:
     engine: Engine
     limits: Limits
     _waiting: OneByOne[_Work] = field(init=False)
-    _running: bool = False
 
     def __post_init__(self) -> None:
         self._waiting = OneByOne(self._do)
@@ -45,7 +44,7 @@ class Viewer:
     @property
     def busy(self) -> bool:
         """Whether a request's pictures are not read yet."""
-        return self._running or len(self._waiting) > 0
+        return self._waiting.busy
 
     async def prompt(
         self, client: str, ids: Sequence[int], pictures: Sequence[Given], owner: str | None
@@ -78,11 +77,7 @@ class Viewer:
         refuse((work.done for work in self._waiting), stopped)
 
     async def _do(self, work: _Work) -> None:
-        self._running = True
-        try:
-            await answer(work.done, lambda: self._look(work))
-        finally:
-            self._running = False
+        await answer(work.done, lambda: self._look(work))
 
     def _look(self, work: _Work) -> list[int]:
         return self.engine.place(
