@@ -150,8 +150,9 @@ def random_model(seed: int, vocab: int, sharp: float = 1.0, holes: bool = False)
         if prefix not in known:
             rng = np.random.default_rng([seed, *prefix, len(prefix)])
             p = rng.dirichlet(np.full(vocab, sharp))
-            if holes:
-                p[rng.integers(vocab)] = 0
+            hole = rng.integers(vocab) if holes else -1
+            if hole >= 0 and p[hole] < 1:  # a sharp one may have all its probability there
+                p[hole] = 0
             known[prefix] = p / p.sum()
         return known[prefix]
 
