@@ -26,7 +26,7 @@ from edgespec.export.bundle.writer import (
     write_manifest,
 )
 from edgespec.export.calibrated import CALIBRATED, note
-from edgespec.export.codes import ended, write_codes
+from edgespec.export.codes import CodeTensors, ended, read_codes, write_codes
 from edgespec.export.codes.write import FOLDER
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.drafters import measure_drafter
@@ -168,9 +168,19 @@ class Exporter(Opened):
             self.read.attend(folder, written.part, slot, self.options.threads)
             tokens = self.read.written(slot, most, self.tokenizer.eos)
         made = InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
-        if (own := self.options.codes or self.target.source.path / FOLDER).is_dir():
-            made.codes = write_codes(own, folder, self.codec)
+        made.codes = self._codes(folder)
         return made
+
+    def _codes(self, folder: Path) -> CodesPart | None:
+        """Write the decoder of codes that was named, that of the model itself, or the one in its folder."""
+        source, arch = self.target.source, self.target.arch if isinstance(self.target, EmittedModel) else None
+        if (own := self.options.codes or source.path / FOLDER).is_dir():
+            return write_codes(*read_codes(own), folder, self.codec)
+        if arch is None or arch.codes is None:
+            return None
+        config, names = arch.codes
+        tensors = CodeTensors(lambda name: arch.source.read(names[name]), names)
+        return write_codes(source.path, config, tensors, folder, self.codec)
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
         gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))

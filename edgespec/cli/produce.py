@@ -38,6 +38,8 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
     ending = usual[-4:]
     if (manifest.codes is None) != (made is None):
         raise click.UsageError("this model writes text: leave -o out" if made else f"name a file: -o {usual}")
+    if options.get("voice") and not (manifest.codes and manifest.codes.sound):
+        raise click.UsageError("--voice is for models that speak, and this one does not")
     for name in BESIDE if made else ():
         if options.get(name):
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with -o")

@@ -51,11 +51,15 @@ def image_part(manifest: Manifest) -> tuple[CodesPart, ImageCodes]:
 
 def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threading.Event | None = None) -> Drawing:
     """Draw a picture; see ``Engine.draw``."""
-    part, image = image_part(engine.bundle.manifest)
-    words = engine.codec.encode(prompt, special=False)
-    if not words or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:
+    manifest = engine.bundle.manifest
+    part, image = image_part(manifest)
+    words = engine.codec.encode(image.template.replace("{}", prompt), special=image.pad is not None)
+    if not prompt.strip() or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:
         raise InvalidRequest(f"the prompt {prompt[:80]!r} has words that this model does not know", "see its page")
     tokens, count = [*image.begin, *words, *image.end], image.rows * image.columns
+    if image.pad is not None and settings.negative_prompt is None:
+        kept = {manifest.tokenizer.bos, *image.end}
+        settings = settings.changed(negative_prompt=[token if token in kept else image.pad for token in tokens])
     stream = Stream(engine.usable, tokens, settings.changed(max_new_tokens=count, ignore_eos=True), cancel)
     for _ in stream:
         pass

@@ -8,6 +8,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen, seq2seq, t5, whisper  # noqa: F401 (register)
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.janus import drawing_half
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
@@ -39,7 +40,7 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         NotText: the model has an encoder, or reads more than text and not its text half was asked for.
         UnsupportedModel: unknown ``model_type``; the message lists what is supported.
     """
-    source = _unwrapped(source)
+    source = drawing_half(source) if describe(source.config) == "janus" and not text_only else _unwrapped(source)
     whole, opened = source.config, source
     config = whole
     what, text = senses(config, source.index), config.get("text_config")
@@ -48,7 +49,8 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         raise refuse_senses(source.path, what, text_kind(config), READ)
     if describe(config) not in ARCHITECTURES:
         refuse_encoder(source.path, describe(config), config)
-    if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
+    inside = text_only or describe(config) not in ARCHITECTURES
+    if isinstance(text, dict) and inside and describe(text) in ARCHITECTURES:
         shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         source.config = config = {**text, **shared, **ALWAYS.get(str(text.get("model_type")), {})}
     name = describe(config)

@@ -167,6 +167,7 @@ class Architecture:
     sight: Sight | None = None  # what stands in front of a decoder that reads images
     hearing: Hearing | None = None  # the same of one that hears
     text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
+    codes: tuple[dict[str, Any], dict[str, str]] | None = None  # its own decoder of codes: config.json, names by ours
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)

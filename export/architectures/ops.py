@@ -218,7 +218,7 @@ class SubLayer(Operation):
 class Head(Operation):
     method = "head"
     x: Value
-    norm: Norm
+    norm: Norm | None
     head: Linear
 
 
@@ -387,8 +387,11 @@ class Ops:
         """
         return self.add(SubLayer(kind, layer, x, self.block(lambda: body(x)), scale, norm))[0]
 
-    def head(self, x: Value, norm: Norm, head: Linear) -> Value:
-        """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
+    def head(self, x: Value, norm: Norm | None, head: Linear) -> Value:
+        """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab].
+
+        Without a norm ``x`` is what the head reads, made of the stream's rows behind their last norm.
+        """
         return self.add(Head(x, norm, head))[0]
 
     # -- of encoders, and of decoders that attend over what an encoder gave --------------------------------------------

@@ -154,8 +154,8 @@ class Shapes(Pass[int]):
         self._vectors(1, scale)
         return x
 
-    def head(self, x: int, norm: Norm, head: Linear) -> int:
-        return self._linear(self.norm(x, norm), head, self.facts.vocab)
+    def head(self, x: int, norm: Norm | None, head: Linear) -> int:
+        return self._linear(self.encoded(x, norm), head, self.facts.vocab)
 
     def input_slice(self, first: int, width: int) -> int:
         return width

@@ -1,4 +1,6 @@
 """Decoders of codes: from the checkpoint of one to the graph of a bundle."""
 
+from edgespec.export.codes.graph import CodeTensors as CodeTensors
 from edgespec.export.codes.write import ended as ended
+from edgespec.export.codes.write import read_codes as read_codes
 from edgespec.export.codes.write import write_codes as write_codes

@@ -22,11 +22,27 @@ Writer = Callable[[CodeGraph, Mapping[str, Any]], dict[str, Any]]
 WRITERS: dict[str, Writer] = {"vq": vq.write, "patches": vq.write_patches, "snac": snac.write}
 
 
-def write_codes(checkpoint: Path, bundle: Path, codec: TextCodec) -> CodesPart:
+def read_codes(checkpoint: Path) -> tuple[Path, dict[str, Any], CodeTensors]:
+    """Read the folder of a decoder of codes -> its config.json, what that says, and its tensors.
+
+    Raises:
+        ExportError: what is missing or odd in it.
+    """
+    file = checkpoint / "config.json"
+    config = read_object(file, "give the folder of a decoder of codes, with its config.json")
+    stored = safetensors_in(checkpoint)
+    return file, config, CodeTensors(lambda name: stored[name].read(slice(None), None), stored)
+
+
+def write_codes(
+    file: Path, config: Mapping[str, Any], tensors: CodeTensors, bundle: Path, codec: TextCodec
+) -> CodesPart:
     """Write the graph of a decoder of codes -> what a manifest says of it.
 
     Args:
-        checkpoint: its folder: safetensors, and a config.json whose ``model_type`` is one of ``WRITERS``.
+        file: where they come from, for messages.
+        config: whose ``model_type`` is one of ``WRITERS``.
+        tensors: of the decoder.
         bundle: the folder to write to.
         codec: of the model that writes the codes.
 
@@ -34,13 +50,9 @@ def write_codes(checkpoint: Path, bundle: Path, codec: TextCodec) -> CodesPart:
         ExportError: what is missing or odd in the checkpoint.
         UnsupportedModel: a decoder of another kind.
     """
-    file = checkpoint / "config.json"
-    config = read_object(file, "give the folder of a decoder of codes, with its config.json")
     writer = WRITERS.get(kind := "snac" if snac.suits(config) else str(config.get("model_type")))
     if writer is None:
         raise UnsupportedModel(f"{file}: codes of the kind {kind!r}: expected one of {', '.join(WRITERS)}")
-    stored = safetensors_in(checkpoint)
-    tensors = CodeTensors(lambda name: stored[name].read(slice(None), None), stored)
     graph = CodeGraph(tensors)
     fields = writer(graph, config)
     if sound := fields.get("sound"):

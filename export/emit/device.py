@@ -122,7 +122,7 @@ class DeviceOps(GraphOps):
             return x
         return super().sublayer(kind, layer, x, body)
 
-    def head(self, x: str, norm: Norm, head: Linear) -> str:
+    def head(self, x: str, norm: Norm | None, head: Linear) -> str:
         self.graph.node("Identity", [x], ["hidden"])
         if not self.logits:
             return "hidden"
@@ -169,8 +169,8 @@ class DeviceHeads(DeviceOps):
     def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
         return AttentionEmitter(self, [])
 
-    def head(self, x: str, norm: Norm, head: Linear) -> str:
-        logits = group_rows(self, self.norm(x, norm), self.group, head, self.cut)
+    def head(self, x: str, norm: Norm | None, head: Linear) -> str:
+        logits = group_rows(self, self.normed(x, norm), self.group, head, self.cut)
         self.graph.node("Identity", [logits], ["logits"])
         self.graph.output("logits", FLOAT, [1, "Y", "V"])
         self._best("logits")

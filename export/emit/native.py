@@ -322,13 +322,13 @@ class NativeOps(Pass[Value]):
         self._beside = 0 if kind == "mlp" else self._beside
         return x
 
-    def head(self, x: Value, norm: Norm, head: Linear) -> Value:
-        floats = self._as_floats(x, "x")
+    def head(self, x: Value, norm: Norm | None, head: Linear) -> Value:
+        floats = self.program.floats("x", self.arch.facts.hidden) if norm is None else self._as_floats(x, "x")
         self._tap(floats, self.arch.facts.layers)
         for number, group in enumerate(self.heads.groups):
             if group.kind == "embedding":  # in place of what the layers gave
                 self.program.gated(self.gates.heads[number], lambda: self._look_up(OWN_EMBEDDING, floats, {}))
-        emit_heads(self.program, floats, norm, head, self.gates)
+        emit_heads(self.program, floats, norm, head, self.gates, lambda: self._as_floats(x, "x"))
         for number, group in enumerate(self.heads.groups):
             if group.kind == "markov":
                 self.program.gated(self.gates.heads[number], partial(self._markov, group))

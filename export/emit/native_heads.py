@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.drafters.heads import cut_head, group_matrices
 from edgespec.export.emit.program import Floats, Program
@@ -9,19 +11,24 @@ from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_runner import Gates
 
 
-def emit_heads(program: Program, x: Floats, norm: Norm, head: Linear, gates: Gates) -> None:
+def emit_heads(
+    program: Program, x: Floats, norm: Norm | None, head: Linear, gates: Gates, read: Callable[[], Floats]
+) -> None:
     """Write the end of a decoder: hidden states, the model's LM head, and groups of heads, each behind a gate.
 
     A group begins with the final norm of the rows that reach an LM head; ``runtimes.manifest.HeadGroup`` says what
-    follows.  Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
+    follows.  Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.  ``read`` writes down what
+    the model's own LM head reads behind the norm, if there is one; without it there are no groups.
     """
     plan = program.plan.heads
     own = cut_head(head) if plan.only else head
     shared = cut_head(head) if plan.cut else head
     program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
-    program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
+    program.gated(
+        gates.lm, lambda: program.logits(program.quantize(read(), "head", own.weight, norm=norm, rows=1), own)
+    )
     for number, group in enumerate(plan.groups):
-        if group.kind in ("markov", "embedding"):  # which read tokens, not rows
+        if norm is None or group.kind in ("markov", "embedding"):  # which read tokens, not rows
             continue
         program.gated(gates.heads[number], lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import (
     Activation,
@@ -327,8 +328,10 @@ class StockPlan(StoragePlan, Pass[None]):
         if norm is not None:
             self.store_norm(norm)
 
-    def head(self, x: None, norm: Norm, head: Linear) -> None:
-        self.store_norm(norm)
+    def head(self, x: None, norm: Norm | None, head: Linear) -> None:
+        self.encoded(x, norm)
+        if norm is None and (self.heads.groups or self.heads.tapped):
+            raise UnsupportedModel("heads and drafters over hidden states do not go with an LM head of two matrices")
         for group in self.heads.groups:
             matrices = group_matrices(group)
             if matrices.first:

@@ -53,7 +53,7 @@ class StandardOps(GraphOps):
     def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
         return StandardAttention(self, rules)
 
-    def head(self, x: str, norm: Norm, head: Linear) -> str:
+    def head(self, x: str, norm: Norm | None, head: Linear) -> str:
         logits, outputs = super().head(x, norm, head), self.graph.outputs
         outputs.insert(0, outputs.pop())  # some programs take the first one
         return logits

@@ -189,7 +189,7 @@ class GraphOps(GraphPieces, Pass[str]):
         }
         return graph.node("If", [gate], [graph.unique(kind), *kv], **branches)
 
-    def head(self, x: str, norm: Norm, head: Linear) -> str:
+    def head(self, x: str, norm: Norm | None, head: Linear) -> str:
         graph, plan = self.graph, self.plan
         if self.hidden:
             graph.node("Identity", [x], ["hidden"])
@@ -197,13 +197,17 @@ class GraphOps(GraphPieces, Pass[str]):
         if self._taps:
             graph.node("Concat", [self._taps[layer] for layer in plan.tapped], ["taps"], axis=-1)
             graph.output("taps", FLOAT, [1, "T", len(plan.tapped) * self.arch.facts.hidden])
-        h = self.norm(self._chosen(x), norm)  # [1, R, hidden]
+        h = self.normed(self._chosen(x), norm)  # [1, R, hidden]
         head = cut_head(head) if plan.only else head
         logits = head_logits(self, h, head) if self.hidden and plan.groups else self.lm_head(h, head)
         graph.node("Identity", [logits], ["logits"])
         one = not plan.groups or not self.hidden
         graph.output("logits", FLOAT, [1, self.rows, self.storage.width(head) if one else "V"])
         return "logits"
+
+    def normed(self, x: str, norm: Norm | None) -> str:
+        """Norm what an LM head reads, if it is not normed yet."""
+        return x if norm is None else self.norm(x, norm)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 

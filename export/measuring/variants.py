@@ -125,7 +125,7 @@ class VariantOps(NumpyOps):
         y[~self._differs] = y[0]
         return y
 
-    def head(self, x: Array, norm: Norm, head: Linear) -> Array:  # [choices]
+    def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:  # [choices]
         """Mean divergence in nats of each choice's predictions from the exact ones: KL(exact || choice)."""
         self._enter(HEAD)
         exact, found = np.empty(0), []

@@ -213,11 +213,11 @@ class CalibrationOps(SequenceOps):
                 self.spool.add(name, self.blocks(name), (all_levels[own], scales[own]))
         return np.concatenate([exact, y.reshape(exact.shape)])
 
-    def head(self, x: Array, norm: Norm, head: Linear) -> Array:
+    def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:
         """Quantize a head that was not quantized as the embedding; nobody needs its logits."""
         if not self._head_first:
             self._product = False
-            self.linear(self.norm(x, norm), (head,), joined=False)
+            self.linear(self.encoded(x, norm), (head,), joined=False)
         return x
 
     def _products(self, x: Array, name: str) -> Array:  # [tokens, k] -> [k, k]
@@ -288,8 +288,8 @@ class CalibrationOps(SequenceOps):
 class HeadInputs(SequenceOps):
     """Runs sequences through the unquantized model for what its LM head gets."""
 
-    def head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        return self.norm(x, norm)
+    def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:
+        return self.encoded(x, norm)
 
 
 def residual_writers(trace: Block) -> set[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.architectures.ops import Activation, ExpertsRule
+from edgespec.export.architectures.ops import ExpertsRule
+from edgespec.export.source.activations import relu
 from edgespec.runtimes.files.facts import ExpertFacts
 from edgespec.runtimes.files.manifest import DeltaHeads
 
@@ -26,50 +25,11 @@ def sigmoid(x: Array) -> Array:
         return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
-def silu(x: Array) -> Array:
-    """x * sigmoid(x)."""
-    with np.errstate(over="ignore"):  # exp(-x) may overflow to inf, which gives the right 0
-        return x / (1 + np.exp(-x))
-
-
-def gelu(x: Array) -> Array:
-    """x times the normal distribution's share below x; erf by Abramowitz and Stegun 7.1.26, good to 1.5e-7."""
-    z = np.abs(x.astype(np.float64)) / np.sqrt(2)
-    t = 1 / (1 + 0.3275911 * z)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    erf = np.sign(x) * (1 - series * np.exp(-z * z))
-    return np.asarray(0.5 * x * (1 + erf), np.float32)
-
-
-def gelu_tanh(x: Array) -> Array:
-    """Approximate gelu by tanh (arXiv 1606.08415)."""
-    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
-
-
-def relu(x: Array) -> Array:
-    """Keep what is positive."""
-    return np.maximum(x, 0)
-
-
-def relu2(x: Array) -> Array:
-    """Square what is positive."""
-    return np.square(relu(x))
-
-
 def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see settings.ACTIVATIONS
     """Compute what apertus calls xIELU."""
     above, below, slope = numbers
     low = np.minimum(x, 0)
     return above * np.square(relu(x)) + below * (np.expm1(low) - low) + slope * x
-
-
-ACTIVATE: dict[Activation, Callable[[Array], Array]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "relu": relu,
-    "relu2": relu2,
-}
 
 
 def mixed(x: Array, taps: Array, bias: Array | None = None) -> Array:  # [B, T, k], [length, k], [k] -> [B, T, k]

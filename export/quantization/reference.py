@@ -28,18 +28,8 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
-from edgespec.export.quantization.layers import (
-    ACTIVATE,
-    Array,
-    capped,
-    gated_delta,
-    mixed,
-    routed,
-    sigmoid,
-    silu,
-    state_space,
-    xielu,
-)
+from edgespec.export.quantization.layers import Array, capped, gated_delta, mixed, routed, sigmoid, state_space, xielu
+from edgespec.export.source.activations import ACTIVATE, silu
 from edgespec.export.source.source import Checkpoint
 
 
@@ -250,9 +240,9 @@ class NumpyOps(Pass[Array]):
                 self.progress(self.done)
         return y if scale is None else y * self.source.read(scale)
 
-    def head(self, x: Array, norm: Norm, head: Linear) -> Array:  # [1, R, vocab]
+    def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:  # [1, R, vocab]
         rule = self.arch.logits
-        return capped(self._linear(self.norm(x[:, self.rows], norm), head) * np.float32(rule.scale), rule.cap)
+        return capped(self._linear(self.encoded(x[:, self.rows], norm), head) * np.float32(rule.scale), rule.cap)
 
     def _placed(self, x: Array, scale: float, positions: str | None) -> Array:  # [.., T, hidden]
         x = x * np.float32(scale)

@@ -19,6 +19,8 @@ class ImageCodes(Part):
 
     A prompt stands between ``begin`` and ``end``, and the codes follow; ``null``: the prompt of guidance's other half,
     without those; ``guidance``: the scale of a request that says nothing; ``codebook``: the codes' vectors, float32.
+    ``template``: the prompt is written where it has {}.  ``pad``: what stands in guidance's other half for each token
+    of the prompt but BOS and ``end``.
     """
 
     rows: int = Field(ge=1, le=MOST_SIDE)
@@ -26,6 +28,8 @@ class ImageCodes(Part):
     begin: Tokens = Field(default_factory=list)
     end: Tokens = Field(default_factory=list)
     null: Tokens = Field(default_factory=list)
+    template: Annotated[str, StringConstraints(max_length=256, pattern=r"\{\}")] = "{}"
+    pad: Token | None = None
     guidance: float | None = Field(default=None, ge=0, le=100)
     codebook: InsidePath | None = None
 

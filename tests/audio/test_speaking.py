@@ -14,7 +14,7 @@ import pytest
 from edgespec.engine.loading import load
 from edgespec.engine.speaking import windows
 from edgespec.errors import BundleError, EdgespecError, ExportError
-from edgespec.export.codes import write_codes
+from edgespec.export.codes import read_codes, write_codes
 from edgespec.runtimes.audio.spoken import pcm, wav_header
 from edgespec.runtimes.text.codec import TextCodec
 from tests.cli.conftest import Command
@@ -73,9 +73,9 @@ def test_a_text_becomes_codes_and_sound(orpheus: Path, monkeypatch: pytest.Monke
 def test_what_does_not_speak_is_refused_by_name(tmp_path: Path, bundles: Callable[..., Path]) -> None:
     codec = TextCodec(hf.write_checkpoint(tmp_path / "text", hf.CONFIGS["llama_tied_gqa"], 0))
     with pytest.raises(ExportError, match="no <custom_token_3>"):
-        write_codes(write_snac(tmp_path / "snac"), tmp_path, codec)
+        write_codes(*read_codes(write_snac(tmp_path / "snac")), tmp_path, codec)
     with pytest.raises(ExportError, match="attn_window_size 32: expected None"):
-        write_codes(write_snac(tmp_path / "other", attn_window_size=32), tmp_path, codec)
+        write_codes(*read_codes(write_snac(tmp_path / "other", attn_window_size=32)), tmp_path, codec)
     with load(bundles("native"), threads=1) as engine, pytest.raises(EdgespecError, match="does not speak"):
         engine.speak("hello")
 

@@ -93,5 +93,6 @@ def test_a_letter_is_drawn_without_a_download(command: Command, tmp_path: Path) 
         for method in engine.methods:
             made = engine.draw("I sans bold", method=method, fallback=False, temperature=0.0)
             assert np.array_equal(made.pixels[..., 0], drawn), method
-    for words, why in ((), "-o picture.png"), (("-o", "a.wav"), "ends with .png"):
+    voice = ("-o", tmp_path / "a.png", "--voice", "tara"), "--voice is for models that speak"
+    for words, why in ((), "-o picture.png"), (("-o", "a.wav"), "ends with .png"), voice:
         command(*run, *words).refused(2, why)

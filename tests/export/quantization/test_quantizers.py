@@ -245,7 +245,7 @@ def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp
     rows = np.random.default_rng(5).integers(2, arch.facts.vocab, (2, 20))
 
     class Head(CalibrationOps):
-        def head(self, x: Matrix, norm: Norm, head: object) -> Matrix:
+        def head(self, x: Matrix, norm: Norm | None, head: object) -> Matrix:
             return x
 
     with (tmp_path / "spool").open("w+b") as file:
