@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from transformers import DynamicCache, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen3Config
 
 from tests.support.published import (
     BLOCK,
     CHAIN,
     CUT,
+    HEADS,
     HIDDEN,
     INNER,
     LAYERS,
@@ -293,6 +296,39 @@ def eagle1(folder: Path, target: Path) -> tuple[Any, Found]:
     return shapes, {"guesses": guesses, "logits": logits}
 
 
+# -- FasterDecoding/Medusa ---------------------------------------------------------------------------------------------
+
+
+class Base(torch.nn.Module):  # type: ignore[misc]
+    """In the place of their copies of Llama and Mistral, which this version of transformers cannot load."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+
+
+def medusa(own: bool, folder: Path, target: Path) -> tuple[Any, Found]:
+    """Medusa-1's heads over the target, the first ones with LM heads of their own, those of "version 2" without."""
+    for kind in ("llama", "mistral"):
+        theirs: Any = ModuleType(f"medusa.model.modeling_{kind}_kv")
+        setattr(theirs, f"{kind.title()}ForCausalLM", Base)
+        sys.modules[theirs.__name__] = theirs
+    code: Any = import_module(f"medusa.model.medusa_model{'' if own else '_legacy'}")
+    code.AutoTokenizer = SimpleNamespace(from_pretrained=lambda _: None)
+    base = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    said = code.MedusaConfig(medusa_num_heads=HEADS, medusa_num_layers=1, base_model_name_or_path="target")
+    said.save_pretrained(folder)
+    if own:
+        sizes = SimpleNamespace(**said.to_dict() | base.config.to_dict() | {"_name_or_path": "target"})
+        model = type("Model", (code.MedusaModelABC, Base), {})(sizes)
+        model.model, run = base.model, partial(model, medusa_forward=True)
+    else:
+        run = model = code.MedusaModel(base, HEADS, 1, "target")
+    shapes = filled(model.medusa_head, target, folder)
+    with torch.no_grad():
+        rows = [run(input_ids=torch.tensor([tokens]))[:, 0, -1] for tokens, _ in contexts(1)]  # [heads, vocab] each
+    return shapes, {"guesses": [[best(each) for each in row] for row in rows]}
+
+
 CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "dflash_speculators": blocks("dflash", False),
     "dflash_speculators_anchor": blocks("dflash", True),
@@ -304,6 +340,8 @@ CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "peagle_speculators": peagle,
     "mtp_speculators": mtp,
     "eagle1": eagle1,
+    "medusa1": partial(medusa, False),
+    "medusa1_own": partial(medusa, True),
 }
 
 

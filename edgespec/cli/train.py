@@ -77,7 +77,7 @@ DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
     option(
         "--loss",
         "kl: divergence from the model's own distribution; lk: the more both overlap, the overlap; ce: cross entropy "
-        "of the text; d-pace: the same, weighted by the tokens that a guess brings.",
+        "of the text; d-pace, of drafters: the same, weighted by the tokens that a guess brings.",
         ("kl", "lk", "ce", "d-pace"),
         "kl",
     ),

@@ -94,10 +94,20 @@ class Mtp(Architecture):
         return ops.head(self.layer(ops, x, 0), self.final_norm, self.head)
 
 
-def mtp_of(target: Architecture, source: Checkpoint, hidden_first: bool = False) -> Mtp:
-    """Make the layer one of the target's kind, over its own tensors, with the target's configuration for one layer."""
-    config: dict[str, Any] = {**target.source.config, "num_hidden_layers": 1, "tie_word_embeddings": False}
-    source.config = config | {"layer_types": ["full_attention"]}
+def mtp_of(
+    target: Architecture, source: Checkpoint, hidden_first: bool = False, said: Mapping[str, Any] | None = None
+) -> Mtp:
+    """Make the layer one of the target's kind, over its own tensors, with the target's configuration for one layer.
+
+    Args:
+        said: what a configuration of its own says otherwise.
+    """
+    own, theirs = dict(said or {}), target.source.config
+    dropped = ("rope_theta", "rope_scaling") if own else ()
+    window = (own.pop("layer_types", None) or [""])[0] == "sliding_attention"
+    config: dict[str, Any] = {key: value for key, value in theirs.items() if key not in dropped} | own
+    source.config = config | {"num_hidden_layers": 1, "tie_word_embeddings": False,
+                              "layer_types": ["sliding_attention" if window else "full_attention"]}  # fmt: skip
     kind = type(target)
     made = cast(type[Mtp], type(f"{kind.__name__}Mtp", (Mtp, kind), {}))
     return made(source, target.facts.context, hidden_first)
@@ -139,15 +149,22 @@ def is_mtp(config: Mapping[str, Any]) -> bool:
 
 
 def read_apart(source: Checkpoint, target: Architecture) -> Drafter:
-    """Read a layer in a checkpoint of its own; it is of the target's kind, whatever its config.json says."""
+    """Read a layer in a checkpoint of its own, of the target's kind."""
     if not source.has(_at(APART, "fc")):
         raise ExportError(f"{source.path}: expected a tensor {_at(APART, 'fc')}", "download it again")
     assert isinstance(target.source, DerivedCheckpoint)
-    return _read(source, target.source.base, APART, target)
+    said = source.config.get("transformer_layer_config") or {}
+    kinds = said.get("model_type"), target.source.config.get("model_type")
+    if kinds[0] not in (None, kinds[1]):
+        raise ExportError(f"{source.path}: a layer of kind {kinds[0]!r}, but the model is of kind {kinds[1]!r}",
+                          "take the layer that was made for this model")  # fmt: skip
+    return _read(source, target.source.base, APART, target, said)
 
 
-def _read(source: Checkpoint, whole: Checkpoint, layout: Layout, target: Architecture) -> Drafter:
-    """Read a layer; ``whole``: the target's checkpoint as it is stored, which has its final norm."""
+def _read(
+    source: Checkpoint, whole: Checkpoint, layout: Layout, target: Architecture, said: Mapping[str, Any] | None = None
+) -> Drafter:
+    """Read a layer; ``whole``: the target's checkpoint as it is stored, which has its final norm; ``said``: its own."""
     outer, layers = target.outer_names, (layout.at + layout.layer).format
     names = {f"{outer.get(ours, ours)}.weight": _at(layout, ours) for ours in layout.names}
     others = {*names.values()}
@@ -164,7 +181,7 @@ def _read(source: Checkpoint, whole: Checkpoint, layout: Layout, target: Archite
         f"{TARGET_NORM}.weight": original(usual, f"{outer.get(FINAL_NORM, FINAL_NORM)}.weight"),
         f"{outer.get(HEAD, HEAD)}.weight": original(target.source, target.head.weight),
     }
-    arch = mtp_of(target, ExtendedCheckpoint(renamed(source, names), extra), layout.hidden_first)
+    arch = mtp_of(target, ExtendedCheckpoint(renamed(source, names), extra), layout.hidden_first, said)
     check_tensors(arch, renamed(source, names))
     return Drafter(arch, (target.facts.layers,), None)
 

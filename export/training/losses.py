@@ -17,13 +17,14 @@ def guess_losses(logits: Tensor, wanted: Tensor, loss: Loss) -> Tensor:
 
     ``lk`` is the hybrid of arXiv 2602.23881: at first the divergence, and the more both distributions overlap, the more
     the overlap itself, which is the chance that a drawn guess is accepted.  Both are without the entropy of ``wanted``.
+    Of tokens it is the cross entropy, as every other loss.
 
     Args:
         logits: of guesses, [n, vocab].
         wanted: the target's distributions, [n, vocab], or tokens, int64 [n].
     """
     losses = F.cross_entropy(logits, wanted, reduction="none")
-    if loss != "lk":
+    if loss != "lk" or not wanted.is_floating_point():
         return losses
     overlap = torch.minimum(logits.softmax(-1), wanted).sum(-1)
     share = torch.exp(-ETA * overlap.detach())

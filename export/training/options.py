@@ -141,13 +141,15 @@ class TrainOptions:
         return {**kept, "exits": list(self.exits), **facts}
 
 
-ONLY_FOR = {
+ONLY_FOR: dict[str, tuple[Method, ...]] = {
     "exits": ("paradecode",),
     "own_lm_heads": ("medusa",),
+    "heads": ("medusa", "blockwise", "eagle", "mtp"),
     "inner": ("blockwise", "eagle"),
     "minutes": DRAFTERS,
     "fsdp": tuple(name for name in METHODS if name != "mtp"),  # which copies a layer of the model
-    **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads"), ("draft",)),
+    "draft_layers": ("draft", "dspark", "dflash"),
+    **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads", "ce_share"), ("draft",)),
 }
 """Options that are of use to some methods alone."""
 LAYOUTS: dict[Method, tuple[Layout, ...]] = {
@@ -175,7 +177,7 @@ def check_options(options: TrainOptions) -> None:
         if not 0 <= (value := getattr(options, name)) <= 1:
             raise TrainingError(f"--{name.replace('_', '-')}: expected a share between 0 and 1, got {value}")
     for name, methods in ONLY_FOR.items():
-        if getattr(options, name) and options.method not in methods:
+        if getattr(options, name) != getattr(TrainOptions, name) and options.method not in methods:
             option = name.replace("_", "-")
             raise TrainingError(f"--{option} is for {' and '.join(methods)}, not for {options.method}")
     _check_kinds(options)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,24 +34,46 @@ model = ORTModelForCausalLM.from_pretrained(folder)
 found = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=count)
 print(json.dumps(found[0].tolist()[tokens.shape[1] :]))
 """
-PROGRAMS = {"onnxruntime-genai": ("EDGESPEC_GENAI_PYTHON", GENAI), "optimum": ("EDGESPEC_OPTIMUM_PYTHON", OPTIMUM)}
+SPECULATORS = """
+import json, sys
+import torch
+from safetensors.torch import load_file
+from speculators import SpeculatorModel
 
-CLIENTS = "EDGESPEC_CLIENTS_PYTHON"  # litellm and llm, which other packages would hold back
+found = {}
+for folder in sys.argv[1:]:
+    written, loaded = load_file(folder + "/model.safetensors"), SpeculatorModel.from_pretrained(folder).state_dict()
+    same = (name in loaded and torch.equal(loaded[name].float(), value.float()) for name, value in written.items())
+    other = [name for name, equal in zip(written, same) if not equal]
+    found[folder] = [other, [name for name in loaded if name not in written]]
+print(json.dumps(found))
+"""
+PROGRAMS = {
+    "onnxruntime-genai": ("EDGESPEC_GENAI_PYTHON", GENAI),
+    "optimum": ("EDGESPEC_OPTIMUM_PYTHON", OPTIMUM),
+    "speculators": ("EDGESPEC_SPECULATORS_PYTHON", SPECULATORS),
+    "clients": ("EDGESPEC_CLIENTS_PYTHON", ""),  # litellm and llm, which other packages would hold back
+}
 
 
 def python_with(package: str) -> str:
     """Find the interpreter of the environment that has a package, or skip the test without it."""
-    variable = CLIENTS if package == "clients" else PROGRAMS[package][0]
+    variable = PROGRAMS[package][0]
     if not (python := os.environ.get(variable)):
         pytest.skip(f"needs {package} in an environment of its own ({variable}, see CONTRIBUTING.md)")
     return python
 
 
-def generate(python: str, package: str, bundle: Path, tokens: list[int], count: int) -> list[int]:
-    """Give what a program writes after these tokens, greedily; fewer than ``count`` where the text ends."""
+def run_elsewhere(package: str, *arguments: object) -> Any:
+    """Run a package's program in its environment -> the JSON that it prints."""
     quiet = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"ORT_DISABLE_TELEMETRY": "1"}
-    command = [python, "-c", PROGRAMS[package][1], str(bundle), json.dumps(tokens), str(count)]
+    command = [python_with(package), "-c", PROGRAMS[package][1], *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=quiet)
     assert ran.returncode == 0, ran.stderr
-    found: list[int] = json.loads(ran.stdout.splitlines()[-1])
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def generate(package: str, bundle: Path, tokens: list[int], count: int) -> list[int]:
+    """Give what a program writes after these tokens, greedily; fewer than ``count`` where the text ends."""
+    found: list[int] = run_elsewhere(package, bundle, json.dumps(tokens), count)
     return found

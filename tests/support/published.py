@@ -27,6 +27,7 @@ CUT = (3, *range(9, 120), 150)  # what a cut LM head scores
 BLOCK, MASK, RANK = 6, 2, 32
 LENGTHS = (2, 3, 7, 12, 20, 33)  # tokens of the contexts, the pending one among them
 CHAIN = 5  # guesses after each, of drafters of chains
+HEADS = 3  # of Medusa
 
 
 @dataclass
@@ -45,6 +46,11 @@ class Published:
     shapes: dict[str, tuple[int, ...]]
     found: dict[str, NDArray[Any]]
 
+    @property
+    def file(self) -> str:
+        """Of the tensors."""
+        return "medusa_lm_head.safetensors" if self.name.startswith("medusa") else "model.safetensors"
+
     @classmethod
     def read(cls, name: str) -> Published:
         """Read an archive."""
@@ -56,7 +62,7 @@ class Published:
     def write(self, folder: Path, target: Path, changed: Mapping[str, Any] | None = None) -> Path:
         """Write the checkpoint that the code saved; ``changed``: keys of its config.json."""
         folder.mkdir(parents=True)
-        save_file(tensors_of(self.shapes, target), folder / "model.safetensors")
+        save_file(tensors_of(self.shapes, target), folder / self.file)
         (folder / "config.json").write_text(json.dumps(self.config | dict(changed or {})), "utf-8")
         return folder
 

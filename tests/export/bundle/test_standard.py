@@ -175,12 +175,12 @@ def random_bundles(
 def test_another_program_writes_what_edgespec_writes(
     bundles: Callable[..., Path], random_bundles: Callable[[str], Path], package: str, name: str
 ) -> None:
-    python = elsewhere.python_with(package)
+    elsewhere.python_with(package)
     trained = name in FORMATS
     bundle = bundles("stock", name) if trained else random_bundles(name)
     prompt = PROMPTS[1] if trained else "There was nothing left to do but wait. She had"
     given, written = expected(bundle, prompt)
-    assert elsewhere.generate(python, package, bundle, given, LENGTH) == written
+    assert elsewhere.generate(package, bundle, given, LENGTH) == written
 
 
 def test_what_genai_is_told(bundles: Callable[..., Path]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.training.options import TrainOptions
+from edgespec.export.training.options import ONLY_FOR, Method, TrainOptions
 from tests.support import hf
 
 MODEL = "llama_tied_gqa"
@@ -59,19 +59,19 @@ def train(model: Path, tmp_path: Path, fresh_accelerate: None) -> Train:
     from edgespec.export.training.train import Trainer
 
     def run(**changes: Any) -> Any:
-        return Trainer(replace(short(model, tmp_path / "out"), **changes)).run()
+        return Trainer(replace(short(model, tmp_path / "out", changes.get("method", "medusa")), **changes)).run()
 
     return run
 
 
-def short(model: Path | str, output: Path) -> TrainOptions:
+def short(model: Path | str, output: Path, method: Method = "medusa") -> TrainOptions:
     """Options of a training that takes a second."""
     return TrainOptions(
-        method="medusa",
+        method=method,
         model=str(model),
         output=output,
         self_distill=12,
-        heads=2,
+        heads=2 if method in ONLY_FOR["heads"] else TrainOptions.heads,
         batch=4,
         length=24,
         steps=6,

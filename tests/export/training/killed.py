@@ -73,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, numbers = Path(output), random.Random(int(seed))
     chosen: Any = method
-    options = replace(short(model, folder / "whole"), method=chosen, save_every=1)
+    options = replace(short(model, folder / "whole", chosen), save_every=1)
     assert trained(options, None, folder / "calls")
     *starts, whole = json.loads((folder / "calls").read_text("ascii"))
     expected = {path.name: path.read_bytes() for path in (folder / "whole").iterdir()}

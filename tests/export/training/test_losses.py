@@ -51,6 +51,13 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - math.log(np.exp(shifted).sum()))
 
 
+def kl_or_lk(wanted: Array, guess: Array, loss: str) -> float:
+    """Of probabilities and log-probabilities [vocab]; lk: arXiv 2602.23881, 4.4."""
+    kl, overlap = -(wanted * guess).sum(), np.minimum(wanted, np.exp(guess)).sum()
+    share = np.exp(-3 * overlap) if loss == "lk" else 1.0
+    return float(share * kl + (1 - share) * (1 - overlap))
+
+
 def mean_loss(logits: Array, model: Array, ahead: int, loss: str) -> float:  # [B, T, vocab] both
     """Of guesses at the token behind the next one and ``ahead`` more, over both texts."""
     losses = []
@@ -58,8 +65,8 @@ def mean_loss(logits: Array, model: Array, ahead: int, loss: str) -> float:  # [
         for at in range(min(length, logits.shape[1])):
             guess = log_softmax(logits[text, at])
             # the model says in the row of token at + ahead + 1 what the token after it is
-            if loss == "kl" and at + ahead + 1 < length:
-                losses.append(-(np.exp(log_softmax(model[text, at + ahead + 1])) * guess).sum())
+            if loss != "ce" and at + ahead + 1 < length:
+                losses.append(kl_or_lk(np.exp(log_softmax(model[text, at + ahead + 1])), guess, loss))
             if loss == "ce" and at + ahead + 2 < length:
                 losses.append(-guess[TOKENS[text, at + ahead + 2]])
     return float(np.mean(losses))
@@ -81,7 +88,7 @@ def outputs(target: Any, torch: Any) -> tuple[Array, Array, Array]:
     return numpy(found.logits), numpy(target.norm(found.hidden_states[1])), numpy(last)
 
 
-@pytest.mark.parametrize("loss", ["kl", "ce"])
+@pytest.mark.parametrize("loss", ["kl", "ce", "lk"])
 @pytest.mark.parametrize("name", ["medusa", "own", "blockwise"])
 def test_head_i_learns_what_comes_i_plus_two_tokens_on(
     learners: Any, target: Any, torch: Any, name: str, loss: str
@@ -373,6 +380,8 @@ def test_lk_and_d_pace_are_the_papers(torch: Any) -> None:
     overlap = np.minimum(guesses, wanted).sum(1)
     kl, share = -(wanted * np.log(guesses)).sum(1), np.exp(-3 * overlap)
     given = torch.tensor(logits, requires_grad=True)
+    tokens = torch.arange(4)  # of a text: nothing overlaps with a token
+    torch.testing.assert_close(guess_losses(given, tokens, "lk"), guess_losses(given, tokens, "ce"))
     found = guess_losses(given, torch.tensor(wanted), "lk")
     np.testing.assert_allclose(numpy(found), share * kl + (1 - share) * (1 - overlap), rtol=1e-9)
     found[0].backward()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +71,9 @@ def test_defaults_of_the_command_are_those_of_the_library() -> None:
         ({"greedy_share": 1.5}, "--greedy-share: expected a share between 0 and 1, got 1.5"),
         ({"exits": (1,)}, "--exits is for paradecode, not for medusa"),
         ({"method": "mtp", "fsdp": True}, "--fsdp is for medusa and (.*) and dflash, not for mtp"),
+        ({"ce_share": 0.3}, "--ce-share is for draft, not for medusa"),
+        ({"method": "paradecode"}, "--heads is for medusa and blockwise and eagle and mtp, not for paradecode"),
+        ({"draft_layers": 3}, "--draft-layers is for draft and dspark and dflash, not for medusa"),
         ({"loss": "d-pace"}, "--loss d-pace is for eagle and dspark and dflash and mtp, not for medusa"),
         ({"method": "draft", "own_lm_heads": True}, "--own-lm-heads is for medusa"),
         ({"inner": 64}, "--inner is for blockwise"),
@@ -174,8 +176,7 @@ def test_architectures_are_trained_for(
 ) -> None:
     from edgespec.export.training.train import Trainer
 
-    options: TrainOptions = replace(short(checkpoint(name), tmp_path / "out"), method=method)
-    assert Trainer(options).run()
+    assert Trainer(short(checkpoint(name), tmp_path / "out", method)).run()
     assert list((tmp_path / "out").glob("*.safetensors"))
 
 

@@ -134,7 +134,7 @@ def python(*arguments: object, cwd: Path, **changes: str) -> subprocess.Complete
     return done
 
 
-SHORT = ("--self-distill", 12, "--heads", 2, "--batch", 4, "--length", 24, "--steps", 6, "--held-out", 3,
+SHORT = ("--self-distill", 12, "--batch", 4, "--length", 24, "--steps", 6, "--held-out", 3,
          "--new-tokens", 16, "--threads", 1)  # fmt: skip
 
 

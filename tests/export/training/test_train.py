@@ -96,7 +96,8 @@ def test_what_is_said_of_a_draft_is_what_transformers_computes(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    train(method="draft", draft_hidden=64, ce_share=0.5)  # as wide as the target: its embedding is taken over
+    # as wide as the target: its embedding is taken over
+    train(method="draft", draft_hidden=64, loss="lk", ce_share=0.5)
     draft, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert draft.config.vocab_size == 160

@@ -20,6 +20,8 @@ from edgespec.export.drafters.heads import read_heads
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.training.options import DRAFTERS, LAYOUTS, TrainOptions, check_options
 from tests.export.training.conftest import Train, short
+from tests.support import hf
+from tests.support.elsewhere import python_with, run_elsewhere
 from tests.support.published import Published
 
 pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("default")]
@@ -181,6 +183,25 @@ def check_sglang(method: str, config: dict[str, Any], tensors: Any, tapped: tupl
         assert tensors["markov_head.markov_w2.weight"].shape == (config["vocab_size"], config["markov_rank"])
 
 
+@pytest.mark.nightly  # their package, in an environment of its own
+@pytest.mark.parametrize("kind", ["qwen3_tied", "llama_tied_gqa"])
+def test_speculators_load_what_is_written(torch: Any, tmp_path: Path, kind: str) -> None:
+    """Every tensor, and what is missing is a copy of the target's; of layers for multi-token prediction only Qwen's."""
+    from edgespec.export.training.target import Source, Target
+
+    python_with("speculators")
+    model = hf.write_reference_checkpoint(tmp_path / "model", kind)
+    target = Target(Source.open(str(model)), "no", torch.device("cpu"))
+    methods = [method for method in DRAFTERS if method != "mtp" or kind == "qwen3_tied"]
+    folders = [tmp_path / method for method in methods]
+    for folder, method in zip(folders, methods, strict=True):
+        folder.mkdir()
+        finished(target, folder, method=method, layout="speculators")
+    for other, missing in run_elsewhere("speculators", *folders).values():
+        assert not other
+        assert set(missing) <= {"verifier_lm_head.weight", "verifier_norm.weight", *COPIES}
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_heads_are_in_the_layout_of_their_authors(target: Any, tmp_path: Path, own: bool) -> None:
     """Each with an LM head of its own, as their code reads them: the model's, where none was trained."""
@@ -208,7 +229,7 @@ def test_one_that_ends_by_itself_goes_on_where_it_was(
 
     from edgespec.export.training.train import Trainer
 
-    options = replace(short(model, tmp_path / "out"), method="dspark", steps=None, minutes=0.03, self_distill=0)
+    options = replace(short(model, tmp_path / "out", "dspark"), steps=None, minutes=0.03, self_distill=0)
 
     def stop(stage: str, done: int, of: int, detail: str) -> None:
         if stage == "train" and detail.count("step") and len(looks) == 3:
