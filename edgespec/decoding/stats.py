@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 ENOUGH = 8  # plain rounds that make a plain step's time a measurement
+TELLING = 100  # ms: in a shorter request one interruption by another program is a large part of the time
 WINDOW = 64  # rounds that ``recent`` holds
 PLAIN = "plain"
 
@@ -212,8 +213,8 @@ class Stats:
 
     @property
     def request_speedup(self) -> float | None:
-        """Speed over plain decoding, by the plain steps of this very request; None = it had too few to tell."""
-        return self.tokens * self.step_ms / self.decode_ms if self.step_ms and self.decode_ms else None
+        """Speed over plain decoding, by the plain steps of this very request; None = it was too short to tell."""
+        return self.tokens * self.step_ms / self.decode_ms if self.step_ms and self.decode_ms >= TELLING else None
 
     @property
     def work_per_token(self) -> float:

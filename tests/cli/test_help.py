@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import pytest
@@ -290,10 +291,14 @@ def test_nothing_guessed_is_said_so(engine: Get) -> None:
 
 
 def test_the_reason_says_what_was_measured(engine: Get) -> None:
-    """Beside what was predicted, and the same figure as in the summary's first word."""
-    made = ask(engine(), method="self-spec", max_new_tokens=48)
-    speed = made.stats.request_speedup
-    assert made.stats.drafted
-    assert speed is not None
-    assert f"measured {speed:.2f}x in this request" in made.reason
-    assert summary(made).startswith(f"{speed:.1f}x plain decoding")
+    """Beside what was predicted, and the same figure as in the summary's first word; a short request tells nothing."""
+    with patch("edgespec.decoding.stats.TELLING", 0):
+        made = ask(engine(), method="self-spec", max_new_tokens=48)
+        speed = made.stats.request_speedup
+        assert made.stats.drafted
+        assert speed is not None
+        assert f"measured {speed:.2f}x in this request" in made.reason
+        assert summary(made).startswith(f"{speed:.1f}x plain decoding")
+    with patch("edgespec.decoding.stats.TELLING", made.stats.decode_ms + 1):
+        assert made.stats.request_speedup is None
+        assert summary(made).startswith(f"{made.stats.tokens_per_round:.1f} tokens per pass")
