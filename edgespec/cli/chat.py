@@ -181,7 +181,7 @@ class Chat:
             words = self._methods()
         elif command == "/set" and " " not in rest:
             words = sorted({*SETTABLE, *NAMES, *SWITCHES})
-        elif command in ("/save", "/load", "/image"):
+        elif command in ("/save", "/load", "/image", "/audio"):
             folder = Path(rest).expanduser() if rest.endswith(("/", "~")) else Path(rest).expanduser().parent
             words = (str(path) for path in sorted(folder.glob("*"))) if folder.is_dir() else ()
         return [word for word in words if word.startswith(rest.rpartition(" ")[2])]
@@ -343,6 +343,15 @@ class Chat:
         self.images += read_images([Path(name).expanduser()])
         click.echo(f"{_count(len(self.images), 'picture')} in front of your next question", err=True)
 
+    def _audio(self, name: str) -> None:
+        from edgespec.runtimes.audio.audio import Audio
+
+        if not name:
+            raise InvalidRequest("/audio: expected a recording's file", "as in /audio talk.mp3")
+        require_sight(self.engine, "audio")
+        self.images.append(Audio.open(Path(name).expanduser()))
+        click.echo(f"{_count(len(self.images), 'recording')} in front of your next question", err=True)
+
     def _reset(self, _: str) -> None:
         self.conversation.messages = [one for one in self.conversation.messages if one.get("role") == "system"]
         self.images = []
@@ -367,6 +376,7 @@ COMMANDS = {
     "/save": Command("FILE", "keep the conversation and its cache in a file", Chat._save),
     "/load": Command("FILE", "go on with a saved conversation", Chat._load),
     "/image": Command("FILE", "put a picture in front of the next question", Chat._image),
+    "/audio": Command("FILE", "put a recording in front of the next question", Chat._audio),
     "/reset": Command("", "forget what was said; the system message stays", Chat._reset),
     "/exit": Command("", "end the chat; Ctrl-D does as well, and Ctrl-C twice", Chat._exit),
 }

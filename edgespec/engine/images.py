@@ -128,14 +128,14 @@ class Images:
         """Encode a conversation with images, or recordings; arguments as of ``TextCodec.chat``."""
         plain, held = apart(messages, self.kind)
         text = codec.write_chat(plain, tools, **how)
-        return self._encode(codec, text, [self._of(one) for one in held], False)
+        return self._encode(codec, text, [self.of(one) for one in held], False)
 
     def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> Placed:
         """Encode one part with text before and behind it, in which special tokens are written out; on no disk."""
         text = (self.part.words.written or self.part.words.placeholder).join(around)
         return self._encode(codec, text, [part], False, keep=False)
 
-    def _of(self, given: Any) -> Image | Audio:
+    def of(self, given: Any) -> Image | Audio:
         """Take what a part of a message holds."""
         if self.kind == "audio":
             from edgespec.runtimes.audio.audio import Audio
@@ -180,7 +180,7 @@ class Images:
             raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "say behind it what is asked")
         return Placed(found, made, 1000 * (time.perf_counter() - start))
 
-    def rows_of(self, images: Iterable[Image]) -> list[Inserted]:
+    def rows_of(self, images: Iterable[Image | Audio]) -> list[Inserted]:
         """Make the rows of images, or find them."""
         return [self._rows_of(one, None) for one in images]
 

@@ -16,6 +16,7 @@ from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.prompt_cache import origin_of
 from edgespec.errors import InvalidRequest, SessionError
+from edgespec.runtimes.audio.audio import Audio
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.session_file import (
     SavedSlot,
@@ -37,19 +38,20 @@ _HASH = 64  # characters that no person reads
 
 def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message]) -> None:
     """See ``Engine.save_session``."""
-    heard = engine.images is not None and engine.images.kind == "audio"
-    if heard and max(tokens, default=0) >= INSERTED:
-        raise InvalidRequest("a text with recordings cannot be saved", "the same prompt finds what was heard again")
-    messages, held = apart(messages, "audio" if heard else "image")
-    pictures = [Image.of(one).pixels for one in held]
-    if not pictures and max(tokens, default=0) >= INSERTED:
-        raise InvalidRequest("a text with images is saved as a conversation", "give the messages that have them")
+    messages, held = apart(messages, "image" if engine.images is None else engine.images.kind)
+    if not held and max(tokens, default=0) >= INSERTED:
+        what = "images or recordings"
+        raise InvalidRequest(f"a text with {what} is saved as a conversation", "give the messages that have them")
     with engine.seeing(tokens):
-        _save(engine, file, list(tokens)[: engine.context], (messages, pictures))
+        _save(engine, file, list(tokens)[: engine.context], messages, [engine.reader().of(one) for one in held])
 
 
 def _save(
-    engine: LoadedBundle, file: Path, tokens: list[int], said: tuple[Sequence[Message], list[NDArray[np.uint8]]]
+    engine: LoadedBundle,
+    file: Path,
+    tokens: list[int],
+    messages: Sequence[Message],
+    shown: Sequence[Image | Audio],
 ) -> None:
     vocab = engine.bundle.manifest.target.facts.vocab
     if any(not 0 <= token < vocab for token in tokens if token < INSERTED):
@@ -83,11 +85,15 @@ def _save(
                 )
                 for name, slot in slots.items()
             }
-            messages, pictures = said
-            sizes = [one.shape[:2] for one in pictures]
-            header = SessionHeader(**saved, messages=[dict(message) for message in messages], pictures=sizes)
+            header = SessionHeader(
+                **saved,
+                messages=[dict(message) for message in messages],
+                pictures=[one.pixels.shape[:2] for one in shown if isinstance(one, Image)],
+                recordings=[len(one.samples) for one in shown if isinstance(one, Audio)],
+            )
+            own = [one.pixels if isinstance(one, Image) else one.samples for one in shown]
             vouched = not session.foreign and not engine.unproven()
-            write_session(file, header, [array for some in (*arrays.values(), pictures) for array in some], vouched)
+            write_session(file, header, [array for some in (*arrays.values(), own) for array in some], vouched)
     finally:
         engine.sessions.give_back(session)
 
@@ -97,9 +103,9 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     saved = read_session(file)
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
     _require(file, target, engine.model, manifest, engine.context)
-    pictures = [Image.of(one) for one in saved.pictures]
-    if pictures:
-        engine.reader().rows_of(pictures)
+    held = [engine.reader().of(one) for one in saved.held]
+    if held:
+        engine.reader().rows_of(held)
     _admit(engine, target.tokens)
     with engine.lock, engine.seeing(target.tokens):
         session = engine.new_session()
@@ -117,7 +123,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
 
             session.open_draft_with(take_up)
     engine.sessions.add(session)
-    return seeing(saved.header.messages, pictures)
+    return seeing(saved.header.messages, held)
 
 
 def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:

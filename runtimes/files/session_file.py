@@ -6,7 +6,7 @@ The file, little endian:
                  16 bytes of the seal of these 48 (``sealed``); zeros where what it holds cannot be vouched for
     header       JSON, UTF-8, filled up with spaces to a multiple of 64 bytes: ``SessionHeader``
     parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself, and
-                 pixels of pictures
+                 pixels of pictures, or float32 samples of recordings
 
 A slot's bytes mean something only to the same weights, graph and format of keys: ``SavedSlot.origin`` names them.
 """
@@ -34,6 +34,7 @@ MAGIC, VERSION = b"EDGESESS", 1
 LINE = 64  # bytes: of the beginning, and what the header is filled up to
 _BEGIN = struct.Struct("<8sII32s")
 _PURPOSE = "session"
+_LATER = ("pictures", "recordings")  # left out where there are none: earlier versions know no such field
 _AGAIN = "delete it, and it is written anew"
 
 Arrays = list[NDArray[Any]]
@@ -60,7 +61,7 @@ class SessionHeader(BaseModel):
     """What a session file says of itself.
 
     ``messages``: of the conversation, if it was one; ``pictures``: height and width of those of its parts of type
-    image, in order.
+    image, in order; ``recordings``: samples of those of type audio.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,6 +69,7 @@ class SessionHeader(BaseModel):
     draft: SavedSlot | None = None
     messages: list[dict[str, Any]] = Field(default_factory=list)
     pictures: list[tuple[Width, Width]] = Field(default_factory=list)
+    recordings: list[Annotated[int, Field(ge=1, le=1 << 36)]] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class SavedSession:
         header: what it says.
         target: uint8 [nbytes], mapped.
         draft: the same of the draft; empty where there is none.
-        pictures: uint8 [h, w, 3] each.
+        held: by the conversation: pictures, uint8 [h, w, 3] each, or recordings, float32 [n].
         sealed: this user's edgespec computed what it holds, with a bundle that was checked.
     """
 
@@ -87,7 +89,7 @@ class SavedSession:
     header: SessionHeader
     target: NDArray[np.uint8]
     draft: NDArray[np.uint8]
-    pictures: Arrays
+    held: Arrays
     sealed: bool
 
 
@@ -97,13 +99,13 @@ def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[An
     Args:
         file: one that is there is replaced.
         header: what it says.
-        arrays: of the target's slot, of the draft's, and pictures, as many bytes as the header says.
+        arrays: of the target's slot, of the draft's, and pictures or recordings, as many bytes as the header says.
         vouched: they were computed here, with a bundle that was checked: the file gets a seal.
 
     Raises:
         SessionError: it cannot be written.
     """
-    text = header.model_dump_json(exclude=None if header.pictures else {"pictures"}).encode()
+    text = header.model_dump_json(exclude={name for name in _LATER if not getattr(header, name)}).encode()
     text += b" " * (-len(text) % LINE)
     if len(text) > MOST_BYTES:
         raise SessionError(f"{file}: a conversation of {len(text)} bytes: expected at most {MOST_BYTES}")
@@ -150,13 +152,16 @@ def read_session(file: Path) -> SavedSession:
     header = validated(SessionHeader, data, file, SessionError, _AGAIN)
     body = mapped[LINE + size :]
     own, others = header.target.nbytes, header.draft.nbytes if header.draft else 0
-    ends = np.cumsum([own, others, *(3 * height * width for height, width in header.pictures)])
+    sizes = [3 * height * width for height, width in header.pictures] + [4 * count for count in header.recordings]
+    ends = np.cumsum([own, others, *sizes])
     if len(body) != ends[-1]:
-        raise SessionError(f"{file}: expected {ends[-1]} bytes of slots and pictures, got {len(body)}", _AGAIN)
-    target, draft, *pixels = np.split(body, ends[:-1])
-    pictures = [one.reshape(*size, 3) for one, size in zip(pixels, header.pictures, strict=True)]
+        raise SessionError(f"{file}: expected {ends[-1]} bytes of slots and what was shown, got {len(body)}", _AGAIN)
+    target, draft, *held = np.split(body, ends[:-1])
+    shapes, count = [(*size, 3) for size in header.pictures], len(header.pictures)
+    pictures = [one.reshape(shape) for one, shape in zip(held, shapes, strict=False)]
+    heard = [np.frombuffer(one.tobytes(), "<f4") for one in held[count:]]
     begin, seal = mapped[: _BEGIN.size].tobytes(), mapped[_BEGIN.size : LINE].tobytes()
-    return SavedSession(file, header, target, draft, pictures, is_sealed(_PURPOSE, begin, seal))
+    return SavedSession(file, header, target, draft, pictures + heard, is_sealed(_PURPOSE, begin, seal))
 
 
 def slot_bytes(arrays: Arrays) -> int:

@@ -49,12 +49,12 @@ def _emptied(part: Any, held: list[Any], kind: str) -> Any:
 
 
 def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """Put pictures back into a conversation that they were taken out of by ``apart``, which says how many."""
+    """Put pictures, or recordings, back into a conversation that they were taken out of by ``apart``."""
     left = iter(images)
 
     def filled(part: Any) -> Any:
-        shown = isinstance(part, Mapping) and part.get("type") == "image"
-        return {**part, "image": next(left, None)} if shown else part
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        return {**part, kind: next(left, None)} if kind in THINGS else part
 
     contents = (message.get("content") for message in messages)
     return [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec import Audio, Image
+from edgespec.cli.chat import Chat
 from edgespec.decoding.text import INSERTED
 from edgespec.engine import images as module
 from edgespec.engine import windows
@@ -23,6 +24,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.audio.reading import RATE, pieces
+from edgespec.runtimes.audio.spoken import pcm, wav_header
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.options import RunOptions
 from tests.support import hearing
@@ -103,6 +105,7 @@ def test_a_draft_with_towers_of_its_own_hears_what_a_draft_of_text_does_not(tmp_
 def test_a_transcript_is_a_window_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "MOST", 9)
     folder, whole = export(tmp_path, "qwen3_asr", "int8"), np.concatenate([*hearing.recordings()] * 4)
+    first, *_ = hearing.recordings()
     parts = list(windows.cut(pieces(whole)))
     assert np.array_equal(np.concatenate(parts), whole)
     assert [25 < len(part) / RATE <= 30 for part in parts] == [True, False]
@@ -121,6 +124,15 @@ def test_a_transcript_is_a_window_after_the_other(tmp_path: Path, monkeypatch: p
         assert sound is not None
         rows = [sum(token >= INSERTED for token in one) for one in prompts_of(engine, whole)]
         assert rows == [sound.front.rows(len(part) // 160) for part in parts]
+        chat = Chat(engine, engine.conversation(), engine.defaults.changed(max_new_tokens=3), set())
+        (tmp_path / "a.wav").write_bytes(wav_header(RATE, len(first)) + pcm(first))
+        for typed in (f"/audio {tmp_path / 'a.wav'}", "what", f"/save {tmp_path / 'a.session'}"):
+            chat.take(typed)
+        wanted = chat.ask("is it")
+    with load(folder, threads=1, prompt_cache=False) as engine:
+        again = engine.conversation(engine.restore_session(tmp_path / "a.session")).ask("is it", max_new_tokens=3)
+        assert again.tokens == wanted.tokens
+        assert again.stats.reused_tokens > again.stats.image_rows > 9
 
 
 @pytest.mark.parametrize(
@@ -182,7 +194,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         for broken, words in ((b"RIFF", "expected a sound file"), (np.full(999, np.nan, np.float32), "NaN")):
             with pytest.raises(InvalidRequest, match=words):
                 engine.transcribe(broken)
-        with pytest.raises(InvalidRequest, match="recordings cannot be saved"):
+        with pytest.raises(InvalidRequest, match="saved as a conversation"):
             engine.save_session("none", said("a ", Audio(first), " b"))
         manifest = engine.bundle.manifest
     memory = memory_of(manifest, RunOptions(operators="native"))
