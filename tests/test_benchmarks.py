@@ -270,7 +270,7 @@ def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs edgespec[train]")
     (tmp_path / "text").write_text("Behold, a sentence that nobody has trained on; it is 47 words short.\n\n" * 40)
     Exporter(ExportOptions("builtin:reader", tmp_path / "b", [], "int8", threads=1, quick=True)).run()
-    found = text("reader", tmp_path / "b", "--text", tmp_path / "text", "--pages", 3)
+    found = text("reader", tmp_path / "b", "--text", tmp_path / "text", "--lines", 2, "--by-line", "--pages", 3)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
     assert [row[2] for row in rows] == ["ar", "ngram", "self-spec"]
     assert all(float(row[3]) < 0.1 and row[8] == "3/3" for row in rows)
