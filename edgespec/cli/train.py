@@ -30,11 +30,7 @@ DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
     PATH,
     multiple=True,
 )
-@option(
-    "--minutes",
-    "Drafters: most time; it ends before when acceptance has stopped rising.  [default: 10]",
-    float,
-)
+@option("--minutes", "Drafters: most time; it ends before when acceptance has stopped rising.  [default: 10]", float)
 @option("--epochs", "Passes over the windows.  [default: 4; drafters: until it stops improving]", float)
 @option("--batch", "Windows a step, over all processes.  [default: 16; where it ends by itself: 8]", int)
 @option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the method's]", float)

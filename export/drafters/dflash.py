@@ -21,15 +21,7 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
-from edgespec.export.drafters.drafter import (
-    Drafter,
-    Published,
-    check_size,
-    flat,
-    kind_of,
-    layers_like,
-    with_head_norms,
-)
+from edgespec.export.drafters.drafter import Drafter, Published, check_size, flat, kind_of, layers_like, with_head_norms
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original

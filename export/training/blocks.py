@@ -14,19 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgespec.export.training.learners import Learner
+from edgespec.export.training.learners import Tapped
 from edgespec.export.training.losses import round_weights
 from edgespec.export.training.options import Loss
 from edgespec.export.training.target import Target
 
-SPREAD = 0.6  # random matrices start with this over the root of their inputs
 BLOCK = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
 FADE = 4.0  # guesses after which a guess counts for 1 / e of the first
 RANK = 64  # at most, of a Markov head
 SHARE = 1.5  # rows of blocks that a step computes, of the text's tokens
 
 
-class Blocks(Learner):
+class Blocks(Tapped):
     """A few layers over the target's hidden states that guess a block at once.
 
     With an ``anchor`` (DSpark) the pending token's row guesses, too, each guess is corrected by the token before it (a
@@ -34,32 +33,19 @@ class Blocks(Learner):
     distributions.
 
     Args:
-        tapped: after how many of the target's layers it looks at the residual stream.
         mask: the token that stands where guesses will be.
     """
 
     def __init__(
         self, target: Target, loss: Loss, recompute: bool, tapped: tuple[int, ...], layers: int, anchor: bool, seed: int
     ) -> None:
-        super().__init__(target, loss, recompute)
-        facts, generator = target.facts, torch.Generator().manual_seed(seed)
+        super().__init__(target, loss, recompute, tapped, seed)
+        facts, matrix, ones = target.facts, self.matrix, self.ones
         self.kind = "dspark" if anchor else "dflash"
-        self.tapped, self.layers, self.anchor, self.seed = tapped, layers, anchor, seed
+        self.layers, self.anchor, self.seed = layers, anchor, seed
         self.block, self.mask = BLOCK[self.kind], mask_token(target)
-        self.heads, self.kv_heads, self.head_dim = facts.heads, facts.kv_heads, facts.head_dim
-        self.eps = target.source.arch.eps
-        rotary = target.source.arch.rotaries.get("rope")
-        self.theta = float(rotary.parameters["rope_theta"]) if rotary else 10000.0
         self.rank = min(RANK, facts.hidden // 2) if anchor else 0
         hidden, query, key = facts.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-
-        def matrix(rows: int, columns: int, spread: float = SPREAD) -> nn.Parameter:
-            drawn = torch.randn(rows, columns, generator=generator) * spread * columns**-0.5
-            return nn.Parameter(drawn.to(target.device))
-
-        def ones(size: int) -> nn.Parameter:
-            return nn.Parameter(torch.ones(size, device=target.device))
-
         shapes = {"self_attn.q": (query, hidden), "self_attn.k": (key, hidden), "self_attn.v": (key, hidden),
                   "self_attn.o": (hidden, query), "mlp.gate": (facts.intermediate, hidden),
                   "mlp.up": (facts.intermediate, hidden), "mlp.down": (hidden, facts.intermediate)}  # fmt: skip
@@ -72,7 +58,7 @@ class Blocks(Learner):
         found |= {"hidden_norm": ones(hidden), "norm": ones(hidden)}
         if anchor:
             zeros = torch.zeros(facts.vocab, self.rank, device=target.device)
-            found |= {"markov_head.markov_w1": matrix(facts.vocab, self.rank, SPREAD * self.rank**0.5),
+            found |= {"markov_head.markov_w1": matrix(facts.vocab, self.rank, 0.6 * self.rank**0.5),
                       "markov_head.markov_w2": nn.Parameter(zeros),
                       "confidence_head.proj": matrix(1, hidden + self.rank, 0.01)}  # fmt: skip
             self.sure_bias = nn.Parameter(torch.zeros(1, device=target.device))
@@ -81,9 +67,6 @@ class Blocks(Learner):
         self.register_buffer("drawn", torch.zeros((), dtype=torch.long))
         inner = torch.tensor([[self.mask]], device=target.device)
         self.masked = (target.tapped(inner, (0,))[0, 0, 0].float(),)  # a tuple hides it from nn.Module
-
-    def states(self, tokens: Tensor) -> Tensor:
-        return self.target.tapped(tokens, (0, *self.tapped))
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         anchors = self._anchors(lengths)  # [B, N]
@@ -153,7 +136,7 @@ class Blocks(Learner):
             if where is None:
                 return y.transpose(1, 2)
             normed = self._norm(y, f"{at}self_attn.{name}_norm").transpose(1, 2)
-            return turned(normed, where, self.theta)
+            return self.turned(normed, where)
 
         h = self._norm(x, f"{at}input_layernorm")
         shared = self.heads // self.kv_heads
@@ -182,33 +165,16 @@ class Blocks(Learner):
 
     def described(self) -> dict[str, Any]:
         """Its configuration, as config.json of DeepSpec's DSpark and of DFlash has it, which SGLang reads."""
-        facts = self.target.facts
         said: dict[str, Any] = {"mask_token_id": self.mask, "target_layer_ids": [at - 1 for at in self.tapped]}
         own: dict[str, Any] = {"architectures": ["DFlashDraftModel"], "dflash_config": said}
         if self.anchor:
             own = {"architectures": ["Qwen3DSparkModel"], **said, "markov_rank": self.rank,
                    "markov_head_type": "vanilla", "enable_confidence_head": True,
                    "confidence_head_with_markov": True}  # fmt: skip
-        return own | {
-            "model_type": "qwen3",
-            "block_size": self.block,
-            "hidden_size": facts.hidden,
-            "intermediate_size": facts.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_target_layers": facts.layers,
-            "num_attention_heads": facts.heads,
-            "num_key_value_heads": facts.kv_heads,
-            "head_dim": facts.head_dim,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "layer_types": ["full_attention"] * self.layers,
-            "rms_norm_eps": self.eps,
-            "rope_theta": self.theta,
-            "max_position_embeddings": facts.context,
-            "vocab_size": facts.vocab,
-            "tie_word_embeddings": False,
-            "dtype": "float16",
-        }
+        more = {"model_type": "qwen3", "block_size": self.block, "num_hidden_layers": self.layers,
+                "num_target_layers": self.target.facts.layers, "attention_bias": False,
+                "layer_types": ["full_attention"] * self.layers}  # fmt: skip
+        return own | super().described() | more
 
     def _anchors(self, lengths: Tensor) -> Tensor:
         """Draw where blocks begin, [B, N]; other places at every step, and the same after an interruption."""
@@ -231,11 +197,3 @@ def mask_token(target: Target) -> int:
     vocab, config = target.facts.vocab, target.model.config
     known = [config.pad_token_id, *target.source.eos, vocab - 1]
     return next(int(each) for each in known if isinstance(each, int) and 0 <= each < vocab)
-
-
-def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Turn heads [B, heads, N, dim] by rotary embeddings of positions [B, N]."""
-    half = x.shape[-1] // 2
-    angles = positions[..., None] * theta ** (-torch.arange(half, device=x.device) / half)  # [B, N, half]
-    cos, sin = angles.cos().repeat(1, 1, 2)[:, None], angles.sin().repeat(1, 1, 2)[:, None]
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from edgespec.export.training.learners import Chain, Learner
+from edgespec.export.training.learners import Chain, Learner, Tapped
 from edgespec.export.training.options import DraftShape, Loss
 from edgespec.export.training.target import Target
 
-SPREAD = 0.05  # standard deviation of random weights: such small models learn faster than from the usual 0.02
+# standard deviation of a draft's random weights: such small models learn faster than from the usual 0.02
+DRAFT_SPREAD = 0.05
 
 
 class Draft(Learner):
@@ -98,7 +99,7 @@ def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
         tie_word_embeddings=True,
         bos_token_id=theirs.bos_token_id,
         eos_token_id=theirs.eos_token_id,
-        initializer_range=SPREAD,
+        initializer_range=DRAFT_SPREAD,
     )
 
 
@@ -115,7 +116,7 @@ def _start_from(model: Any, target: Target) -> None:
 
 
 def _reduced(matrix: Tensor, width: int) -> Tensor:
-    """Project a matrix [n, k] on its principal directions, [n, width], with entries of standard deviation SPREAD."""
+    """Project a matrix [n, k] on its principal directions, [n, width], with entries of DRAFT_SPREAD."""
     if width == matrix.shape[1]:
         return matrix
     if width > matrix.shape[1]:
@@ -124,17 +125,13 @@ def _reduced(matrix: Tensor, width: int) -> Tensor:
     chosen = vectors[:, values.argsort(descending=True)[:width]]  # [k, width]
     signs = torch.where(chosen.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
     found = (matrix.double() @ (chosen * signs)).float()
-    return found * (SPREAD / found.std())
+    return found * (DRAFT_SPREAD / found.std())
 
 
-SPREAD = 0.6  # random matrices start with this over the root of their inputs
-
-
-class Eagle(Chain):
+class Eagle(Tapped, Chain):
     """One layer of the target's shape; the LM head starts as the target's.
 
     Args:
-        tapped: after how many of the target's layers it looks at the residual stream.
         inner: width of its MLP; None = the target's.
     """
 
@@ -148,20 +145,10 @@ class Eagle(Chain):
         inner: int | None,
         seed: int,
     ) -> None:
-        super().__init__(target, loss, recompute)
-        facts, generator = target.facts, torch.Generator().manual_seed(seed)
-        self.tapped, self.steps = tapped, steps
-        self.heads, self.kv_heads, self.head_dim = facts.heads, facts.kv_heads, facts.head_dim
-        self.inner = inner or facts.intermediate
+        super().__init__(target, loss, recompute, tapped, seed)
+        facts, matrix = target.facts, self.matrix
+        self.steps, self.inner = steps, inner or facts.intermediate
         hidden, query, key = facts.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.eps = target.source.arch.eps
-        rotary = target.source.arch.rotaries.get("rope")
-        self.theta = float(rotary.parameters["rope_theta"]) if rotary else 10000.0
-
-        def matrix(rows: int, columns: int) -> nn.Parameter:
-            drawn = torch.randn(rows, columns, generator=generator) * SPREAD * columns**-0.5
-            return nn.Parameter(drawn.to(target.device))
-
         self.matrices = nn.ParameterDict(
             {
                 "fc": matrix(hidden, len(tapped) * hidden),
@@ -176,10 +163,7 @@ class Eagle(Chain):
             }
         )
         names = ("token", "hidden", "mlp", "last")
-        self.norms = nn.ParameterDict({name: nn.Parameter(torch.ones(hidden, device=target.device)) for name in names})
-
-    def states(self, tokens: Tensor) -> Tensor:
-        return self.target.tapped(tokens, (0, *self.tapped))
+        self.norms = nn.ParameterDict({name: self.ones(hidden) for name in names})
 
     def logits(self, rows: Tensor) -> Tensor:
         return F.linear(rows, self.matrices["head"])
@@ -187,7 +171,7 @@ class Eagle(Chain):
     def rows(self, states: Tensor) -> Iterator[Tensor]:
         embedded, taps = states[0].float(), torch.cat(list(states[1:-1]), -1).float()
         m, count = self.matrices, embedded.shape[1] - 1 - self.steps
-        at = torch.arange(count, device=embedded.device)
+        at = torch.arange(count, device=embedded.device)[None]
         hidden_later = torch.full((count, count), -torch.inf, device=embedded.device).triu(1)
         g = F.linear(taps[:, :count], m["fc"])
         keys: list[Tensor] = []
@@ -195,8 +179,8 @@ class Eagle(Chain):
         for step in range(self.steps):
             token = embedded[:, 1 + step : 1 + step + count]
             x = torch.cat((self._norm(token, "token"), self._norm(g, "hidden")), -1)
-            q = self._turned(self._split(F.linear(x, m["q"]), self.heads), at + step)
-            k = self._turned(self._split(F.linear(x, m["k"]), self.kv_heads), at + step)
+            q = self.turned(self._split(F.linear(x, m["q"]), self.heads), at + step)
+            k = self.turned(self._split(F.linear(x, m["k"]), self.kv_heads), at + step)
             shared = self.heads // self.kv_heads
             keys.append(k.repeat_interleave(shared, 1))
             values.append(self._split(F.linear(x, m["v"]), self.kv_heads).repeat_interleave(shared, 1))
@@ -221,35 +205,13 @@ class Eagle(Chain):
 
     def described(self) -> dict[str, Any]:
         """Its configuration, as config.json of published drafters has it."""
-        facts = self.target.facts
-        return {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "hidden_size": facts.hidden,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": 1,
-            "num_attention_heads": facts.heads,
-            "num_key_value_heads": facts.kv_heads,
-            "head_dim": facts.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.eps,
-            "rope_theta": self.theta,
-            "max_position_embeddings": facts.context,
-            "vocab_size": facts.vocab,
-            "draft_vocab_size": facts.vocab,
-            "tie_word_embeddings": False,
-            "dtype": "float16",
-            "eagle_aux_hidden_state_layer_ids": list(self.tapped),
-        }
+        own = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+               "intermediate_size": self.inner, "draft_vocab_size": self.target.facts.vocab,
+               "eagle_aux_hidden_state_layer_ids": list(self.tapped)}  # fmt: skip
+        return super().described() | own
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.norms[name], self.eps)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:  # [B, N, heads * dim] -> [B, heads, N, dim]
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
-
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:  # [B, heads, N, dim], [N]
-        half = self.head_dim // 2
-        angles = positions[:, None] * self.theta ** (-torch.arange(half, device=x.device) / half)  # [N, half]
-        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin

@@ -117,6 +117,60 @@ class Chain(Learner):
             yield self.logits(rows).float(), tokens[:, step + 2 : step + 2 + count], valid
 
 
+class Tapped(Learner):
+    """A drafter with layers of the target's sizes over what is tapped of its residual stream.
+
+    Args:
+        tapped: after how many of the target's layers.
+        seed: of its random matrices.
+    """
+
+    def __init__(self, target: Target, loss: Loss, recompute: bool, tapped: tuple[int, ...], seed: int) -> None:
+        super().__init__(target, loss, recompute)
+        facts, rotary = target.facts, target.source.arch.rotaries.get("rope")
+        self.tapped, self.eps = tapped, target.source.arch.eps
+        self.heads, self.kv_heads, self.head_dim = facts.heads, facts.kv_heads, facts.head_dim
+        self.theta = float(rotary.parameters["rope_theta"]) if rotary else 10000.0
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def states(self, tokens: Tensor) -> Tensor:
+        return self.target.tapped(tokens, (0, *self.tapped))
+
+    def matrix(self, rows: int, columns: int, spread: float = 0.6) -> nn.Parameter:
+        """Draw a matrix, of numbers of ``spread`` over the root of its inputs."""
+        drawn = torch.randn(rows, columns, generator=self.generator) * spread * columns**-0.5
+        return nn.Parameter(drawn.to(self.target.device))
+
+    def ones(self, size: int) -> nn.Parameter:
+        """Make the weights of a norm."""
+        return nn.Parameter(torch.ones(size, device=self.target.device))
+
+    def turned(self, x: Tensor, places: Tensor) -> Tensor:
+        """Turn heads [B, heads, N, dim] by rotary embeddings of positions [B, N] or [1, N]."""
+        half = x.shape[-1] // 2
+        angles = places[..., None] * self.theta ** (-torch.arange(half, device=x.device) / half)  # [B, N, half]
+        cos, sin = angles.cos().repeat(1, 1, 2)[:, None], angles.sin().repeat(1, 1, 2)[:, None]
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    def described(self) -> dict[str, Any]:
+        """Sizes, as config.json of published drafters has them."""
+        facts = self.target.facts
+        return {
+            "hidden_size": facts.hidden,
+            "intermediate_size": facts.intermediate,
+            "num_attention_heads": facts.heads,
+            "num_key_value_heads": facts.kv_heads,
+            "head_dim": facts.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.eps,
+            "rope_theta": self.theta,
+            "max_position_embeddings": facts.context,
+            "vocab_size": facts.vocab,
+            "tie_word_embeddings": False,
+            "dtype": "float16",
+        }
+
+
 class LastHidden(Learner):
     """Heads that guess tokens t + 2, t + 3, ... from the hidden state at t."""
 

@@ -73,12 +73,8 @@ def run_steps(
         TrainingError: the loss or the gradients are not finite; the last checkpoint is kept.
     """
     steps, peak = total_steps(options, len(windows)), learning_rate(options, learner.width)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
-    history, first = History(), 0
-    if found := shared(accelerator, state.checkpoint() if accelerator.is_main_process else None):
-        learner.load_state_dict(found["learner"])
-        optimizer.load_state_dict(found["optimizer"])
-        history, first = History(found["losses"], found["accuracy"]), found["step"]
+    optimizer, history, found = resumed(learner, peak, accelerator, state)
+    if first := found.get("step", 0):
         report("train", first, steps, f"goes on at step {first} of {steps}")
     batches = Batches(learner, windows, options, accelerator)
     model, optimizer = accelerator.prepare(learner, optimizer)
@@ -97,19 +93,30 @@ def run_steps(
         if done % line_every == 0 or done in (1, steps):
             report("train", done, steps, _line(done, steps, history, line_every))
         if done % options.save_every == 0 or done == steps:
-            if accelerator.is_main_process:
-                state.keep_checkpoint(
-                    {
-                        "step": done,
-                        "learner": learner.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "losses": history.losses,
-                        "accuracy": history.accuracy,
-                        "scaler": scaler.state_dict() if scaler is not None else {},
-                    }
-                )
-            accelerator.wait_for_everyone()
+            scaling = {} if scaler is None else scaler.state_dict()
+            keep(state, accelerator, learner, optimizer, history, step=done, scaler=scaling)
     return history
+
+
+def resumed(learner: Learner, peak: float, accelerator: Any, state: TrainingState) -> tuple[Any, History, Any]:
+    """Put a learner where its last checkpoint was -> its optimizer, what it has seen, and the checkpoint, or {}."""
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
+    found = shared(accelerator, state.checkpoint() if accelerator.is_main_process else None)
+    if not found:
+        return optimizer, History(), {}
+    learner.load_state_dict(found["learner"])
+    optimizer.load_state_dict(found["optimizer"])
+    return optimizer, History(found["losses"], found["accuracy"]), found
+
+
+def keep(
+    state: TrainingState, accelerator: Any, learner: Learner, optimizer: Any, history: History, **more: object
+) -> None:
+    """Write a checkpoint; ``more``: of how far it is."""
+    if accelerator.is_main_process:
+        trained = {"learner": learner.state_dict(), "optimizer": optimizer.state_dict()}
+        state.keep_checkpoint({**trained, "losses": history.losses, "accuracy": history.accuracy, **more})
+    accelerator.wait_for_everyone()
 
 
 class Batches:

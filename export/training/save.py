@@ -132,11 +132,7 @@ def draft_acceptance(
         agreement += float((theirs.argmax(-1) == ours.argmax(-1)).sum())
         positions += len(ours)
     whole = max(1.0, positions)
-    return {
-        "overlap": round(overlap / whole, 4),
-        "agreement": round(agreement / whole, 4),
-        "positions": int(positions),
-    }
+    return {"overlap": round(overlap / whole, 4), "agreement": round(agreement / whole, 4), "positions": int(positions)}
 
 
 Writers = dict[str, Callable[[Path], object]]  # name -> how the file is written; the last one says that all are there

@@ -197,10 +197,7 @@ class Trainer:
         held["greedy"] = self._greedy(target, held["sampled"], prompt)
         count = options.own_texts
         greedy = round(count * options.greedy_share)
-        asked = [
-            *orders("drawn", count - greedy, self.length),
-            *orders("greedy", greedy, self.length, DRAWN),
-        ]
+        asked = [*orders("drawn", count - greedy, self.length), *orders("greedy", greedy, self.length, DRAWN)]
         # two texts are the same if those tokens are that were drawn, and a text of a few tokens is soon the same
         train.append(self._own(target, asked, held))
         windows = Windows.joined(train)

@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from edgespec.export.training.learners import Learner
-from edgespec.export.training.loop import BETAS, LOWEST, Batches, History, Progress, one_step, shared
+from edgespec.export.training.loop import LOWEST, Batches, History, Progress, keep, one_step, resumed, shared
 from edgespec.export.training.options import TrainOptions, learning_rate
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.windows import Windows
@@ -142,12 +140,9 @@ def run_until(
         TrainingError: the loss or the gradients are not finite; the last checkpoint is kept.
     """
     peak = learning_rate(options, learner.width)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
-    history, course, step = History(), Course(), 0
-    if found := shared(accelerator, state.checkpoint() if accelerator.is_main_process else None):
-        learner.load_state_dict(found["learner"])
-        optimizer.load_state_dict(found["optimizer"])
-        history, step = History(found["losses"], found["accuracy"]), found["step"]
+    optimizer, history, found = resumed(learner, peak, accelerator, state)
+    course, step = Course(), found.get("step", 0)
+    if found:
         course = Course(found["seconds"], [tuple(each) for each in found["tokens"]])
         begun = time.monotonic() - course.seconds
     batches = Batches(learner, pool.windows, options, accelerator, again=True)
@@ -184,13 +179,8 @@ def run_until(
             elif course.stalled():
                 schedule.settle()
                 course.ended = "acceptance has stopped rising"
-        if accelerator.is_main_process:
-            state.keep_checkpoint({
-                "step": step, "learner": learner.state_dict(), "optimizer": optimizer.state_dict(),
-                "losses": history.losses, "accuracy": history.accuracy, "scaler": {}, "seconds": course.seconds,
-                "tokens": [list(each) for each in course.tokens],
-            })  # fmt: skip
-        accelerator.wait_for_everyone()
+        looks = [list(each) for each in course.tokens]
+        keep(state, accelerator, learner, optimizer, history, step=step, seconds=course.seconds, tokens=looks)
     course.ended = course.ended or f"{options.time:g} minutes are over"
     return history, course
 

@@ -11,7 +11,6 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.control.chain import Chain
 from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.drafters.ngram import NGram
@@ -21,7 +20,7 @@ from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget
-from tests.support.toy import FixedCosts, Scripted, chain, emitted, hash_logits, hash_target, plain
+from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain, same_texts
 
 VOCAB = 11
 COST = {1: 1.0, 16: 1.5}
@@ -176,24 +175,15 @@ def mix(seed: int, model: FunctionTarget) -> list[Drafter]:
 
 @pytest.mark.parametrize("control", [False, True])
 def test_greedy_and_coupled_text_is_plain_text(control: bool) -> None:
-    for seed in range(50):
-        new, gamma, eos = 10 + seed, 1 + seed % 7, frozenset([seed % VOCAB])
-        for sampling in (
-            SamplingParams(),
-            SamplingParams(repetition_penalty=1.4, logit_bias={1: 1.0}),
-            SamplingParams(0.9, seed=seed, acceptance="coupled"),
-        ):
-            options = DecodeOptions(new, gamma, eos, sampling)
-            wanted = emitted(hash_target(seed), Plain(), [1, 2], options)
-            model = hash_target(seed)
-            proposers = mix(seed, model)
-            np.random.default_rng(seed).shuffle(proposers)
-            if control:
-                proposers = [Adaptive(one, CostModel(COST, 0.05), fallback=bool(seed % 2)) for one in proposers]
-            stats = Stats()
-            found = [t for r in decode(model, Chain(proposers), [1, 2], options, stats) for t in r.tokens]
-            assert found == wanted
-            assert stats.dropped_reason is None
+    def make(seed: int) -> tuple[FunctionTarget, Chain]:
+        model = hash_target(seed)
+        proposers = mix(seed, model)
+        np.random.default_rng(seed).shuffle(proposers)
+        if control:
+            proposers = [Adaptive(one, CostModel(COST, 0.05), fallback=bool(seed % 2)) for one in proposers]
+        return model, Chain(proposers)
+
+    same_texts(make, 50)
 
 
 def test_nobody_is_no_chain() -> None:

@@ -24,7 +24,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.formulas.confidence import Confidence
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget
-from tests.support.toy import emitted, hash_logits, hash_target
+from tests.support.toy import emitted, hash_logits, hash_target, same_texts
 
 VOCAB, LAYERS = 11, 8
 START = SkipSet((1, 3, 5), (1, 3, 5))
@@ -261,21 +261,10 @@ def test_confidence_follows_the_chain_alone() -> None:
 
 @pytest.mark.parametrize("branch", [None, (1,), (2,), (10, 3)])
 def test_greedy_and_coupled_text_is_plain_text(branch: tuple[int, ...] | None) -> None:
-    for seed in range(25):
-        new, gamma, eos = 20 + seed, 1 + seed % 7, frozenset([seed % VOCAB])
-        for sampling in (
-            SamplingParams(),
-            SamplingParams(repetition_penalty=1.4, logit_bias={1: 1.0}),
-            SamplingParams(0.9, seed=seed, acceptance="coupled"),
-            SamplingParams(1.2, top_p=0.8, repetition_penalty=1.2, seed=seed, acceptance="coupled"),
-        ):
-            options = DecodeOptions(new, gamma, eos, sampling)
-            wanted = emitted(PlantedTarget(seed), Plain(), [1, 2], options)
-            target, drafter = make(seed=seed, branch=branch, costs=FREE if seed % 2 else FLAT)
-            stats = Stats()
-            found = [t for r in decode(target, drafter, [1, 2], options, stats) for t in r.tokens]
-            assert found == wanted
-            assert stats.dropped_reason is None
+    def drawn(seed: int) -> tuple[FunctionTarget, Swift]:
+        return make(seed=seed, branch=branch, costs=FREE if seed % 2 else FLAT)
+
+    same_texts(drawn, 25, fresh=PlantedTarget)
 
 
 def test_it_works_inside_adaptive_control() -> None:

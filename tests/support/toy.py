@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import EMPTY, NOTHING, Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Target
 from edgespec.decoding.verify import EXACT, Accept
 from edgespec.drafters.plain import Plain
@@ -245,3 +246,28 @@ def hash_target(seed: int, vocab: int = 11, context: int = 512) -> FunctionTarge
 
 
 PLAIN = Plain()
+
+
+def same_texts(
+    make: Callable[[int], tuple[Target, Drafter]],
+    seeds: int,
+    prompt: Sequence[int] = (1, 2),
+    fresh: Callable[[int], Target] = hash_target,
+) -> int:
+    """Check that greedy and coupled texts of what ``make`` gives are plain decoding's -> accepted guesses."""
+    accepted = 0
+    for seed in range(seeds):
+        new, gamma, eos = 5 + seed % 17, 1 + seed % 7, frozenset([seed % 11])
+        for sampling in (
+            SamplingParams(),
+            SamplingParams(repetition_penalty=1.4, logit_bias={1: 1.0}),
+            SamplingParams(0.9, seed=seed, acceptance="coupled"),
+            SamplingParams(1.2, top_p=0.8, repetition_penalty=1.2, seed=seed, acceptance="coupled"),
+        ):
+            options, stats = DecodeOptions(new, gamma, eos, sampling), Stats()
+            wanted = emitted(fresh(seed), Plain(), list(prompt), options)
+            found = [t for r in decode(*make(seed), list(prompt), options, stats) for t in r.tokens]
+            assert found == wanted
+            assert stats.dropped_reason is None
+            accepted += stats.accepted
+    return accepted
