@@ -5,8 +5,9 @@
 30 s of sound; all run in turns, in one process, with as many threads.  ``features``: log-mel of 30 s; ``encoder``: all
 of its rows; ``fill``: keys and values of the memory; ``rows``: a pass of so many rows with 64 tokens before them;
 ``text``: 32 tokens, greedy, from the encoder's rows on.  CTranslate2 (int8) and transformers (float32) are left out
-where they are not installed.  whisper.cpp's ``encoder`` makes the memory, too, and its ``text`` begins behind it, so it
-is compared with as much; of a pass of several rows it gives the logits of the last one alone.
+where they are not installed.  The ``encoder`` of whisper.cpp and onnxruntime-genai makes the memory, too (the latter's
+also the first token), and their ``text`` begins behind it, so they are compared with as much; of a pass of several rows
+whisper.cpp gives the logits of the last one alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import alternate, conditions, ratio, show
-from benchmarks.rivals import whisper_cpp
+from benchmarks.rivals import genai, whisper_cpp
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.runtimes.audio.features import WINDOW_SAMPLES, encoder_rows, log_mel
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument(
         "--whisper-cpp", type=Path, help="folder that it was built in (benchmarks/rivals/whisper_cpp.py)"
     )
+    parser.add_argument("--genai", type=Path, help="Python that has onnxruntime-genai (benchmarks/rivals/genai.py)")
     arguments = parser.parse_args()
     sound = np.asarray(np.random.default_rng(0).standard_normal(WINDOW_SAMPLES) / 8, np.float32)
     features = log_mel([sound], SHAPES[arguments.shape][3])
@@ -192,6 +194,9 @@ def main() -> None:
         if arguments.whisper_cpp:
             others["whisper.cpp"] = whisper_cpp.runs(arguments.whisper_cpp, model, folder / "ggml", arguments.format,
                                                      arguments.threads, features, (START, WRITTEN, BEFORE))  # fmt: skip
+        if arguments.genai:
+            kept, how = (folder / "source", folder / "genai"), (arguments.format, arguments.threads)
+            others["onnxruntime-genai"] = genai.runs(arguments.genai, *kept, *how, features, (START, WRITTEN))
         every = {f"edgespec {name}": run for name, run in runs.items()} | {
             f"{who} {name}": run for who, each in others.items() for name, run in each.items()
         }
@@ -202,9 +207,9 @@ def main() -> None:
     for count in (1, 4, 8):
         figures[f"edgespec rows {count}"] = round(figures[f"edgespec rows {count}"] - before, 2)
     ratios = {}
-    for who, each in others.items():
-        for name in (name for name in each if "rows" not in name):  # ours have what stands before them
-            more = {"encoder": 1, "text": -1}[name] * (who == "whisper.cpp")
+    for who in others:
+        for name in ("encoder", "text"):  # our rows have what stands before them
+            more = {"encoder": 1, "text": -1}[name] * (who in ("whisper.cpp", "onnxruntime-genai"))
             mine = [
                 own + more * fill for own, fill in zip(times[f"edgespec {name}"], times["edgespec fill"], strict=True)
             ]

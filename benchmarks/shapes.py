@@ -27,6 +27,7 @@ from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.drafters.head_choice import cut_draft, write_tokens
 from edgespec.export.measuring.plan import paying_rows
+from edgespec.export.measuring.reading import shares_encoder
 from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, exponential
@@ -152,6 +153,10 @@ def _sides(width: int, layers: int, inner: int) -> dict[str, Any]:
 
 
 _NLLB = {"model_type": "m2m_100", "vocab_size": 256206, "max_position_embeddings": 1024, "pad_token_id": 1}
+_WHISPER = {
+    "model_type": "whisper", "vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500,
+    "max_target_positions": 448, "pad_token_id": 50257,
+}  # fmt: skip
 TRANSLATORS: dict[str, dict[str, Any]] = {
     "opus-mt": {
         **_sides(512, 6, 2048), "model_type": "marian", "vocab_size": 58101, "max_position_embeddings": 512,
@@ -159,14 +164,12 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
     },
     "nllb-600m": {**_NLLB, **_sides(1024, 12, 4096)},
     "nllb-1.3b": {**_NLLB, **_sides(1024, 24, 8192)},
-    "whisper-small": {
-        **_sides(768, 12, 3072), "model_type": "whisper", "vocab_size": 51865, "num_mel_bins": 80,
-        "max_source_positions": 1500, "max_target_positions": 448, "scale_embedding": False, "pad_token_id": 50257,
-    },
+    "whisper-small": {**_WHISPER, **_sides(768, 12, 3072), "scale_embedding": False},
+    "whisper-medium": {**_WHISPER, **_sides(1024, 24, 4096), "scale_embedding": False},
+    "distil-medium": {**_WHISPER, **_sides(1024, 24, 4096), "scale_embedding": False, "decoder_layers": 2},
     "whisper-large-v3-turbo": {
-        **_sides(1280, 32, 5120), "model_type": "whisper", "decoder_layers": 4, "vocab_size": 51866,
-        "num_mel_bins": 128, "max_source_positions": 1500, "max_target_positions": 448, "scale_embedding": False,
-        "pad_token_id": 50257,
+        **_WHISPER, **_sides(1280, 32, 5120), "scale_embedding": False, "decoder_layers": 4, "vocab_size": 51866,
+        "num_mel_bins": 128,
     },
     "t5-small": {**_T5, "d_model": 512, "num_heads": 8, "num_layers": 6, "d_ff": 2048},
     "t5-large": {**_T5, "d_model": 1024, "num_heads": 16, "num_layers": 24, "d_ff": 4096},
@@ -175,7 +178,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""The same of encoder-decoders: OPUS-MT en-de, NLLB-200, Whisper, T5 1.0, Flan-T5."""
+"""The same of encoder-decoders: OPUS-MT en-de, NLLB-200, Whisper, distil-whisper, T5 1.0, Flan-T5."""
 
 
 def noise(shape: tuple[int, ...]) -> Extra:
@@ -225,7 +228,8 @@ def write_shape(
                 tokens = np.arange(rows)
             plan = None if tokens is None else cut_draft(arch, tokens)
             cut = None if tokens is None else write_tokens(inner, "draft/", tokens)
-            spec = ModelSpec(form, draft=True, prefix="draft/", plan=plan, head_vocab=cut)
+            shared = shares_encoder(archs["target"], arch)  # numbers of one shape are the same
+            spec = ModelSpec(form, draft=True, prefix="draft/", plan=plan, head_vocab=cut, shares_encoder=shared)
             parts["draft"] = write_model(inner, arch, spec).part
         for name in ("config.json", *_TOKENIZER):
             shutil.copyfile(sources["target"] / name, folder / name)

@@ -1,13 +1,14 @@
 """An encoder-decoder with a draft model that agrees with it as often as it is told, beside plain decoding.
 
     python -m benchmarks.shapes t5-large INT8 --format int8 --draft t5-small --context 512
+    python -m benchmarks.shapes whisper-medium INT8 --format int8 --draft distil-medium --context 448
     python -m benchmarks.told_drafts INT8 [INT4 ...] [--agreement .7,.8,.9] [--source 128] [--new 96] [--repeats 7]
 
 Weights are random, so the draft's steps run and their result is replaced: by the model's own next token with the
 probability that is asked for, else by another one.  Everything else is what a request does: control decides how many
 guesses there are, by passes that it times.  The figures are of the decoder; ``whole`` is of a request with the encoders
-and the memories of both models.  ``formula`` is the speed that c, v and the agreement give at the best number of
-guesses (``formulas.cost.speedup``), and ``share`` what was reached of it.
+and the memories of both models; a draft whose encoder is the target's does not run one.  ``formula`` is the speed that
+c, v and the agreement give at the best number of guesses (``formulas.cost.speedup``), ``share`` what was reached of it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from edgespec.drafters.plain import Plain
 from edgespec.drafters.speculative import Speculative
 from edgespec.engine.encoding import Encoding, Source
 from edgespec.formulas.cost import CostModel, speedup
+from edgespec.runtimes.audio.features import encoder_rows
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import SourcePart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_draft, open_slot, open_target
 from edgespec.runtimes.options import LoadOptions
@@ -156,13 +159,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--agreement", default=".7,.8,.9", help="probabilities, by commas")
-    parser.add_argument("--source", type=int, default=128, help="tokens of the source")
+    parser.add_argument("--source", type=int, default=128, help="tokens of the source; sound is 30 s")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     options = LoadOptions(threads=arguments.threads, operators="native", budget="off")
-    source = Source.of(np.random.default_rng(0).integers(3, 5000, arguments.source), [0])
     every: dict[str, Runs] = {}
     reading: dict[str, dict[str, float]] = {}
     for path in arguments.bundles:
@@ -171,7 +173,7 @@ def main() -> None:
         if part.source is None or bundle.manifest.draft is None:
             parser.error(f"{path}: expected an encoder-decoder with a draft model")
         operators = choose_operators("native", part)
-        graph = operators.graph(part, True)
+        graph, source = operators.graph(part, True), made_source(part.source, arguments.source)
         target = open_slot(open_target(bundle, "cpu", None, graph, True, arguments.threads, None), reserve=512)
         draft = Told(open_draft(bundle, "draft", options, operators))
         encoding = Encoding(bundle, arguments.threads)
@@ -182,6 +184,14 @@ def main() -> None:
             every[name].turn(keep=turn > 0)
     shown = conditions(threads=arguments.threads, new_tokens=arguments.new, source=arguments.source, imposed=True)
     show(shown | {name: runs.figures(reading[name]) for name, runs in every.items()})
+
+
+def made_source(part: SourcePart, length: int) -> Source:
+    """Make a random source of so many tokens, or of a whole window of sound."""
+    random, told = np.random.default_rng(0), part.features
+    if told is None:
+        return Source.of(random.integers(3, 5000, length), [0])
+    return Source.of(encoder_rows(random.standard_normal((told.frames, told.bands), np.float32), told), [0])
 
 
 def read(encoding: Encoding, slots: Mapping[str, Slot], source: Source, repeats: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The metadata of a GGUF file as config.json and tokenizer.json, and its tensors' names as Hugging Face has them.
 
-Tokenizers are byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+Tokenizers are byte-level BPE ("gpt2"), SentencePiece BPE ("llama") and SentencePiece unigram ("t5").
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.source.gguf_t5 import t5_config, t5_name
 from edgespec.export.source.stored import Stored
 from edgespec.export.tokenizers.facts import Described, build
 from edgespec.export.tokenizers.sentencepieces import (
     BPE,
+    BYTE,
     CONTROL,
     NORMAL,
+    UNIGRAM,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -58,13 +61,18 @@ SANDWICH = {  # gemma 2 and 3: norms before and after each sub-layer
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 SANDWICHED = ("gemma2", "gemma3_text")
+T5 = ("t5", "umt5")
+UGM = "t5"  # llama.cpp's name of unigram tokenizers, whichever model has one
 ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the configuration
 
 
-def hf_name(file: Path, name: str, model_type: str) -> str | None:
+def hf_name(file: Path, name: str, config: Mapping[str, Any]) -> str | None:
     """Return the Hugging Face name of a tensor; None = it is none of the checkpoint's."""
     if name == ROPE_FACTORS:
         return None
+    model_type = str(config["model_type"])
+    if model_type in T5 and (known := t5_name(name, config)):
+        return known
     layer = LAYER | (SANDWICH if model_type in SANDWICHED else {})
     if (match := re.fullmatch(r"(\w+)\.(weight|bias)", name)) and match[1] in TOP:
         return f"{TOP[match[1]]}.{match[2]}"
@@ -84,6 +92,7 @@ MODEL_TYPES = {
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "t5": ("t5", "T5ForConditionalGeneration"),
 }
 """general.architecture -> model_type and class; mistral is "llama" there, and the same decoder."""
 LOW, HIGH = 1.0, 4.0  # low_freq_factor and high_freq_factor of every llama3 scaling so far
@@ -136,6 +145,9 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
     if "token_embd.weight" not in tensors:
         raise ExportError(f"{file}: has no tensor token_embd.weight", "give the file of a whole model")
     model_type, name = MODEL_TYPES[facts.architecture]
+    if model_type in T5:
+        start = {"decoder_start_token_id": int(facts.get("decoder_start_token_id", 0))}
+        return t5_config(facts.number, tensors) | start | _tokens_named(metadata)
     heads, hidden = facts.number("attention.head_count"), facts.number("embedding_length")
     key_length = facts.number("attention.key_length", hidden // heads)
     if facts.number("attention.value_length", key_length) != key_length:
@@ -158,9 +170,7 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
         "tie_word_embeddings": "output.weight" not in tensors,
         "hidden_act": "silu",
     }
-    for key, source in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
-        if (number := metadata.get(f"tokenizer.ggml.{source}_token_id")) is not None:
-            config[key] = int(number)
+    config |= _tokens_named(metadata)
     if model_type in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     if model_type == "llama":
@@ -168,6 +178,13 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
     if scaling := _scaling(facts, tensors, config):
         config["rope_scaling"] = scaling
     return config | (EXTRA[model_type](facts) if model_type in EXTRA else {})
+
+
+def _tokens_named(metadata: Metadata) -> dict[str, int]:
+    """Tokens that config.json names."""
+    named = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    found = {key: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for key, theirs in named.items()}
+    return {key: int(number) for key, number in found.items() if number is not None}
 
 
 def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -277,7 +294,7 @@ BEGIN = ("llama-bpe", "llama3", "llama-v3")  # BOS, unless the file says otherwi
 def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
     """Return the tokenizer.json of a GGUF file."""
     kind = metadata.get("tokenizer.ggml.model")
-    kinds = {"gpt2": _byte_level, "llama": _sentencepiece}
+    kinds = {"gpt2": _byte_level, "llama": _sentencepiece, UGM: _sentencepiece}
     if kind not in kinds:
         raise UnsupportedModel(
             f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(kinds)}", BESIDE
@@ -342,7 +359,7 @@ def _byte_level(file: Path, metadata: Metadata, tokens: list[str], types: list[i
 
 
 def _sentencepiece(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
-    gemma = str(metadata.get("general.architecture")).startswith("gemma")
+    gemma, ugm = str(metadata.get("general.architecture")).startswith("gemma"), _is_ugm(metadata)
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) < len(tokens):
         raise ExportError(f"{file}: has no tokenizer.ggml.scores for its {len(tokens)} tokens", BESIDE)
@@ -351,12 +368,20 @@ def _sentencepiece(file: Path, metadata: Metadata, tokens: list[str], types: lis
         if gemma:  # runs of spaces are stored as such, and not the scores but the order of tokens says what is merged
             token, score = "\u2581" * len(token) if token and not token.strip(" ") else token, -at
         model.pieces.add(piece=token, score=score, type=kind)
-    unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 0))
-    model.trainer_spec.model_type, model.trainer_spec.byte_fallback = BPE, True
+    unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 2 if ugm else 0))
+    model.trainer_spec.model_type = UNIGRAM if ugm else BPE
+    model.trainer_spec.byte_fallback = not ugm or BYTE in types
     model.trainer_spec.unk_id = unknown if 0 <= unknown < len(tokens) else 0
-    model.normalizer_spec.remove_extra_whitespaces = False
+    extra = metadata.get("tokenizer.ggml.remove_extra_whitespaces")
+    model.normalizer_spec.remove_extra_whitespaces = ugm and bool(extra)
+    if ugm:
+        model.normalizer_spec.precompiled_charsmap = bytes(metadata.get("tokenizer.ggml.precompiled_charsmap", ()))
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     return describe_sentencepiece(file, model, {"add_prefix_space": prefix})
+
+
+def _is_ugm(metadata: Metadata) -> bool:
+    return metadata.get("tokenizer.ggml.model") == UGM
 
 
 def _begins(metadata: Metadata) -> bool:
@@ -368,7 +393,8 @@ def _begins(metadata: Metadata) -> bool:
 def _ends(metadata: Metadata, tokens: list[str]) -> tuple[str | None, str | None]:
     """BOS in front of a text, and EOS behind it, where the model wants them."""
     bos, eos = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
+    ends = metadata.get("tokenizer.ggml.add_eos_token", _is_ugm(metadata))
     return (
         tokens[int(bos)] if bos is not None and _begins(metadata) else None,
-        tokens[int(eos)] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else None,
+        tokens[int(eos)] if eos is not None and ends else None,
     )

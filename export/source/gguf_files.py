@@ -238,7 +238,7 @@ def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], packag
     config = gguf_config(file, metadata, stored)
     tensors: dict[str, Stored] = {}
     for name, tensor in stored.items():
-        if known := hf_name(file, name, str(config["model_type"])):
+        if known := hf_name(file, name, config):
             tensors[known] = _undone(tensor, known, config)
     temporary = Temporary()
     folder = temporary.path / file.name

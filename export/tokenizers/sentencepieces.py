@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.errors import ExportError, first_line
 from edgespec.export.tokenizers.facts import Described, bpe_model, tokenizer_json
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of pieces
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
 UNIGRAM, BPE = 1, 2  # kinds of models; 3 and 4 are words and characters
 SPACE = "\u2581"
 MANY = 1 << 20  # leading spaces that decoding drops where sentencepiece drops all of them

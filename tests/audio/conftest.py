@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from tests.support.snac import write_orpheus
@@ -36,6 +39,12 @@ def whisper_bundle(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
     source = write_whisper(folder / "model", model)
     Exporter(ExportOptions(str(source), folder / "bundle", [], "fp32", threads=1)).run()
     return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def engine(whisper_bundle: Path) -> Iterator[Engine]:
+    with load(whisper_bundle, threads=1) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

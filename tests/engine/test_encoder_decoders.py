@@ -6,16 +6,13 @@ Those of float32, and beams, are compared with transformers' in ``tests/lossless
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from edgespec.cli.app import cli
-from edgespec.decoding.sampling import SamplingParams, distribution
-from edgespec.engine.encoding import Source
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sentences import pieces, sentences
@@ -27,6 +24,7 @@ from edgespec.runtimes.files.formats import Format
 from edgespec.server.app import make_app
 from edgespec.server.models import Models
 from tests.cli.conftest import Command, command
+from tests.support.drawn import check_drawn
 
 __all__ = ["command"]  # a fixture
 
@@ -76,6 +74,11 @@ def test_every_methods_text_is_plain_decodings(engine: Callable[[Format], Engine
         together = it.generate_batch(SOURCES, method=method, batch=3)
         assert [made.tokens for made in together] == [plainly.tokens for plainly in expected], method
     assert {"speculative", "self-spec", "ngram"} <= drafted
+    alike = [
+        SequenceMatcher(None, line, made.text, autojunk=False).ratio()
+        for line, made in zip(LINES[:6], expected, strict=True)
+    ]
+    assert sum(alike) > 0.95 * len(alike)  # of the characters; the sources are .93
     assert expected[0].stats.source_rows == len(it.sources.encode(SOURCES[0]) if it.sources else [])
 
 
@@ -87,30 +90,7 @@ def test_names_that_a_source_has_are_guessed(engine: Callable[[Format], Engine])
 
 @pytest.mark.parametrize("method", ["speculative", "self-spec"])
 def test_drawn_texts_have_the_models_distribution(engine: Callable[[Format], Engine], method: str) -> None:
-    it, count = engine("int8"), 400
-    how = SamplingParams(temperature=3.0, top_k=4)
-    source = it.encode(SOURCES[1])
-    slot = it.open_slot(prompt=source)
-    begin = list(source.begin if isinstance(source, Source) else ())
-    chances: dict[tuple[int, int], float] = {}
-    p = distribution(slot.forward(np.array(begin)).logits[-1].copy(), how, begin)
-    slot.keep(range(len(begin)))
-    for first in np.flatnonzero(p):
-        q = distribution(slot.forward(np.array([first])).logits[-1].copy(), how, [*begin, int(first)])
-        chances |= {(int(first), int(second)): float(p[first] * q[second]) for second in np.flatnonzero(q)}
-    found = it.generate_batch(
-        [SOURCES[1]] * count, method=method, sampling=how, max_new_tokens=2, seeds=range(count), batch=32,
-        fallback=False, adaptive=False, gamma=2, ignore_eos=True,
-    )  # fmt: skip
-    assert sum(result.stats.accepted for result in found) > count // 20
-    seen = [tuple(result.tokens) for result in found]
-    likely = [pair for pair, chance in chances.items() if chance * count >= 5]
-    wanted = np.array([chances[pair] * count for pair in likely])
-    got = np.array([seen.count(pair) for pair in likely])
-    wanted, got = np.append(wanted, count - wanted.sum()), np.append(got, count - got.sum())
-    square, free = float((np.square(got - wanted) / np.maximum(wanted, 1e-9)).sum()), len(likely)
-    assert len(likely) >= 5
-    assert square < free + 4 * (2 * free) ** 0.5  # four deviations of chi-square
+    check_drawn(engine("int8"), SOURCES[1], method)
 
 
 def test_what_is_refused(engine: Callable[[Format], Engine]) -> None:
@@ -136,21 +116,27 @@ def test_devices_are_refused(engine: Callable[[Format], Engine], command: Comman
         command(*asked, "--device", "webgpu").refused(1, "run it on the CPU: leave --device and --operators out")
 
 
-def test_long_texts_go_by_sentences(engine: Callable[[Format], Engine], tmp_path: Path) -> None:
+def test_long_texts_go_by_sentences() -> None:
     text = "One. Two words! \u4e09\u3002\u56db\uff01 \u201cFive?\u201d six\nseven " + "long " * 30
     assert "".join(sentences(text)) == text
     assert sentences(text)[:4] == ["One. ", "Two words! ", "\u4e09\u3002", "\u56db\uff01 "]
     parts = pieces(text, lambda part: len(part) <= 24)
     assert "".join(parts) == text
     assert all(len(part.strip()) <= 24 for part in parts)
-    it = engine("int8")
-    (tmp_path / "in.txt").write_text(f"{SOURCES[0]}\n\n{SOURCES[1]}\n", "utf-8")
-    ran = CliRunner().invoke(
-        cli, ["run", str(it.bundle.path), "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")]
-    )
-    assert ran.exit_code == 0, ran.output
-    written = (tmp_path / "out.txt").read_text("utf-8").splitlines()
-    assert written == [it.generate(SOURCES[0]).text, "", it.generate(SOURCES[1]).text]
+
+
+def test_a_line_of_the_output_is_that_of_the_input(
+    engine: Callable[[Format], Engine], command: Command, tmp_path: Path
+) -> None:
+    it, (source, output) = engine("int8"), (tmp_path / name for name in ("in.txt", "out.txt"))
+    source.write_text(f"{SOURCES[0]}\n\n{SOURCES[1]}\n{SOURCES[2]}\n", "utf-8")
+    asked = ("run", it.bundle.path, "--threads", 1, "--batch", 2, "--input", source, "--output")
+    made = command(*asked, output, "--json")
+    texts = [it.generate(one).text for one in SOURCES[:3]]
+    assert output.read_text("utf-8").splitlines() == [texts[0], "", *texts[1:]]
+    assert {name: made.json[name] for name in ("lines", "parts", "cut")} == {"lines": 4, "parts": 3, "cut": 0}
+    command(*asked, output).refused(1, "is there already")
+    command(*asked, tmp_path / "missing" / "out.txt").refused(1, "cannot be written")
 
 
 def test_a_server_gives_the_same_texts(engine: Callable[[Format], Engine]) -> None:

@@ -199,3 +199,65 @@ def rounded(value: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[n
     from gguf.quants import dequantize
 
     return np.asarray(dequantize(quantize(value, kind), kind), np.float32)
+
+
+T5_NAMES = {
+    "shared": "token_embd", "lm_head": "output", "encoder.final_layer_norm": "enc.output_norm",
+    "decoder.final_layer_norm": "dec.output_norm", "SelfAttention.relative_attention_bias": "attn_rel_b",
+    **{f"SelfAttention.{part}": f"attn_{part}" for part in "qkvo"}, "layer.0.layer_norm": "attn_norm",
+    **{f"EncDecAttention.{part}": f"cross_attn_{part}" for part in "qkvo"}, "layer.1.layer_norm": "cross_attn_norm",
+    "DenseReluDense.wi": "ffn_up", "DenseReluDense.wi_0": "ffn_gate", "DenseReluDense.wi_1": "ffn_up",
+    "DenseReluDense.wo": "ffn_down",
+}  # fmt: skip
+
+
+def t5_gguf_name(name: str) -> str:
+    """Give the name of a tensor of Hugging Face's T5 in a GGUF file."""
+    module = name.removesuffix(".weight")
+    if module in T5_NAMES:
+        return f"{T5_NAMES[module]}.weight"
+    side, _, layer, inner = module.split(".", 3)
+    last = f"layer.{1 if side == 'encoder' else 2}."
+    part = "ffn_norm" if inner == f"{last}layer_norm" else T5_NAMES.get(inner) or T5_NAMES[inner.split(".", 2)[2]]
+    return f"{side[:3]}.blk.{layer}.{part}.weight"
+
+
+def write_t5(file: Path, config: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], model: Any) -> None:
+    """Write a T5 with a unigram tokenizer.
+
+    Args:
+        file: to write.
+        config: config.json.
+        weights: by Hugging Face's names.
+        model: a sentencepiece ModelProto, filled with unused tokens up to the size of the embedding.
+    """
+    writer, unused = GGUFWriter(file, "t5"), config["vocab_size"] - len(model.pieces)
+    writer.add_context_length(config.get("n_positions", 512))
+    writer.add_embedding_length(config["d_model"])
+    writer.add_feed_forward_length(config["d_ff"])
+    writer.add_block_count(config["num_layers"])
+    writer.add_decoder_block_count(config["num_decoder_layers"])
+    writer.add_head_count(config["num_heads"])
+    writer.add_key_length(config["d_kv"])
+    writer.add_value_length(config["d_kv"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+    writer.add_relative_attn_buckets_count(config["relative_attention_num_buckets"])
+    writer.add_decoder_start_token_id(config["decoder_start_token_id"])
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*(piece.piece for piece in model.pieces), *(f"[PAD{at}]" for at in range(unused))])
+    writer.add_token_scores([*(piece.score for piece in model.pieces), *[-1000.0] * unused])
+    writer.add_token_types([*(piece.type for piece in model.pieces), *[5] * unused])
+    writer.add_add_space_prefix(model.normalizer_spec.add_dummy_prefix)
+    writer.add_remove_extra_whitespaces(model.normalizer_spec.remove_extra_whitespaces)
+    writer.add_precompiled_charsmap(model.normalizer_spec.precompiled_charsmap)
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_pad_token_id(config["pad_token_id"])
+    writer.add_unk_token_id(model.trainer_spec.unk_id)
+    for name, value in weights.items():
+        writer.add_tensor(t5_gguf_name(name), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

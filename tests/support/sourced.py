@@ -23,10 +23,12 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.sources import SourceTexts
 from tests.support import hf, seq2seq
 from tests.support.agreement import SEEDED, UNCONTROLLED, serve
+from tests.support.checkpoints import make_heads
 
 DATA = Path(__file__).parents[1] / "data"
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "auto")
 KINDS: dict[str, Format] = {"marian": "int4", "bart_scaled_relu": "int8", "m2m_100": "fp32", "mt5_silu": "int4"}
+HEADS = {"marian": "medusa", "bart_scaled_relu": "blockwise"}
 LINES = ("art thou his father yet he would be king on't", "what say you my lord speak again")
 ENDINGS = {"suppressed": [5], "begin_suppressed": [7, 9], "bad_words": [[11], [4, 6]], "no_repeat": 2, "forced_end": 2}
 FORMS: tuple[dict[str, Any], ...] = (
@@ -39,9 +41,12 @@ FORMS: tuple[dict[str, Any], ...] = (
 PAIRS = ((None, None), ("en", "de"), ("ko", "English"), (None, "fr"), ("de", "ko"), ("en", "xx"))
 
 
-def bundle(folder: Path, source: str, form: Format, methods: list[str], draft: str | None = None) -> Path:
+def bundle(
+    folder: Path, source: str, form: Format, methods: list[str], draft: str | None = None, heads: Sequence[Path] = ()
+) -> Path:
     """Export a model, golden vectors included."""
-    options = ExportOptions(source, folder, methods, form, draft=draft, threads=1, trials=2, quick=True)
+    options = ExportOptions(source, folder, methods, form, draft=draft, heads=[str(one) for one in heads], threads=1,
+                            trials=2, quick=True)  # fmt: skip
     write_bundle(options, lambda *_: None)
     return folder
 
@@ -67,13 +72,18 @@ def kinds(folder: Path, length: int) -> list[dict[str, Any]]:
     for number, (name, form) in enumerate(KINDS.items()):
         source = seq2seq.write_case(folder / name, name)
         hf.make_tokenizer(seq2seq.saved(name)["config"]["vocab_size"], False).save(str(source / "tokenizer.json"))
-        path = bundle(folder / f"{name}-bundle", str(source), form, [])
+        kind = HEADS.get(name)
+        heads = [make_heads(folder / f"{name}-{kind}", kind, str(source))] if kind else []
+        methods = [kind] if kind else []
+        path = bundle(folder / f"{name}-bundle", str(source), form, methods, heads=heads)
         data = json.loads((path / "edgespec.json").read_text("utf-8"))
         text = {"source": ["from", "text", 2], "begin": [2, "to"], "languages": {"en": 3, "ko": 4}}
         data["text"] = text | {"default_from": "ko", "default_to": "en", "rules": ENDINGS if number % 2 else {}}
         data["golden"] = [] if number % 2 else data["golden"]  # rules that it was written without
         (path / "edgespec.json").write_text(json.dumps(data), "utf-8")
-        asked = [({"method": method, **how}, LINES[0]) for method in ("ar", "ngram") for how in ({}, SEEDED)]
+        ways = [{"method": method, **how} for method in ("ar", "ngram", *methods) for how in ({}, SEEDED)]
+        ways += [{"method": kind, **UNCONTROLLED, **how} for how in ({}, SEEDED) if kind]
+        asked = [(way, LINES[0]) for way in ways]
         made.append(serve(path, "native", asked, length))
     return made
 

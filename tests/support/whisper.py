@@ -1,22 +1,17 @@
-"""A small Whisper of random weights: its configuration, its tokens, and transformers' model as a listener."""
+"""A small Whisper of random weights: its configuration, its tokens, and what transformers hears with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import DecodeOptions, Round, decode
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafters.plain import Plain
 from edgespec.engine.transcript import Segment
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.runtimes.files.speech import SpeechPart
-from tests.support.reference import FunctionTarget
 
 DIGITS = Path(__file__).parents[1] / "data" / "digits"  # recordings, by language
 SAID = {"en": "nine five three one two one", "de": "eins sechs fünf neun", "es": "cinco cuatro siete tres cinco",
@@ -101,46 +96,3 @@ def expected(model: Any, features: NDArray[np.float32], **options: Any) -> list[
         twice = len(tokens) > 2 and tokens[-2] >= SPEECH.first_time
         found.append((round(float(one["start"]), 3), round(float(one["end"]), 3), tokens[:-1] if twice else tokens))
     return found
-
-
-class TorchListener:
-    """A ``Listener`` of transformers' model, without a cache, through the loop; words are letters."""
-
-    speech, frames, vocab, context, eos = SPEECH, FRAMES, VOCAB, CONTEXT, frozenset({EOS})
-
-    def __init__(self, model: Any, drafter: Drafter | None = None) -> None:
-        self.model, self.drafter = model, drafter or Plain()
-        self.windows: list[NDArray[np.float32]] = []
-        self.prompts: list[list[int]] = []
-        self.rounds = 0
-
-    def hear(self, window: NDArray[np.float32]) -> None:
-        import torch
-
-        self.windows.append(window)
-        with torch.no_grad():
-            self.heard = self.model.model.encoder(torch.from_numpy(window.T[None].copy()))
-        self.target = FunctionTarget(self._logits, VOCAB, CONTEXT)
-
-    def _logits(self, prefix: tuple[int, ...]) -> NDArray[np.float32]:
-        import torch
-
-        with torch.no_grad():
-            found = self.model(encoder_outputs=self.heard, decoder_input_ids=torch.tensor([prefix]), use_cache=False)
-        return np.asarray(found.logits[0, -1].numpy())
-
-    def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        return self._logits(tuple(tokens))
-
-    def write(self, tokens: Sequence[int], sampling: SamplingParams, most: int) -> Iterator[Round]:
-        self.prompts.append(list(tokens))
-        options = DecodeOptions(most, sampling=sampling, eos=self.eos, logprobs=True)
-        for made in decode(self.target, self.drafter, tokens, options):
-            self.rounds += 1
-            yield made
-
-    def encode(self, text: str) -> list[int]:
-        return [LETTERS.index(letter) for letter in text]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(LETTERS[token] for token in tokens)

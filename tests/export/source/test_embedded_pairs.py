@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import wave
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgespec.engine.loading import load
-from edgespec.export.front import write_bundle
-from edgespec.export.options import ExportOptions
 from edgespec.export.source.source import Checkpoint, builtin_names, resolve
 from edgespec.export.source.widened import FILE
+from edgespec.runtimes.audio.reading import pieces
+from tests.support.whisper import DIGITS, SAID
 
 torch = pytest.importorskip("torch", reason="needs edgespec[train]")
 transformers = pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
@@ -25,14 +21,6 @@ from tools.train_loop import error_rate  # noqa: E402
 from tools.train_restore import guessed_right, plain, restored  # noqa: E402
 
 DATA = Path(__file__).parents[2] / "data"
-SAID = {"en": "nine five three one two one", "de": "eins sechs fünf neun", "es": "cinco cuatro siete tres cinco",
-        "fr": "trois deux zéro zéro six"}  # fmt: skip
-
-
-def sound(language: str) -> NDArray[np.float32]:
-    """Read digits that were said in a voice that was not trained on, 16 kHz."""
-    with wave.open(str(DATA / "digits" / f"{language}.wav")) as file:
-        return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / np.float32(32768)
 
 
 def opened(name: str) -> Any:
@@ -62,7 +50,8 @@ def test_spoken_digits(name: str) -> None:
     model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
 
     def heard(file: str, **asked: Any) -> tuple[str, list[tuple[float, float]]]:
-        rows = reader(sound(file), sampling_rate=16000, return_tensors="pt").input_features
+        (rows,) = pieces(DIGITS / f"{file}.wav")
+        rows = reader(rows, sampling_rate=16000, return_tensors="pt").input_features
         ids = model.generate(rows, **asked)[0].tolist()
         times = reader.tokenizer.decode(ids, output_offsets=True)["offsets"] if asked.get("return_timestamps") else []
         return reader.tokenizer.decode(ids, skip_special_tokens=True).strip(), [one["timestamp"] for one in times]
@@ -93,32 +82,3 @@ def test_a_widened_model_computes_the_same(tmp_path: Path) -> None:
     assert (logits[0] - logits[1]).abs().max() < 1e-4
     embedded = Checkpoint.open(resolve("builtin:restore-130m"))
     assert sum(int(np.prod(tensor.shape)) for tensor in embedded.tensors.values()) == 130_048_000
-
-
-@pytest.mark.usefixtures("native")
-def test_int4_restores_as_well_and_a_draft_changes_nothing(tmp_path: Path) -> None:
-    options = ExportOptions("builtin:restore", tmp_path / "b", format="int4", methods=["speculative"])
-    options = replace(options, draft="builtin:restore-draft", quick=True, threads=1)
-    lines = (DATA / "restore.txt").read_text("utf-8").splitlines()
-    write_bundle(options, lambda *_: None)
-    with load(options.output, threads=1) as engine:
-        texts = [engine.generate(plain(line), method="ar").text for line in lines]
-        drafted = [engine.generate(plain(line), method="speculative", fallback=False) for line in lines]
-    assert error_rate(list(map(list, texts)), list(map(list, lines))) < 0.05
-    assert [one.text for one in drafted] == texts
-    assert sum(one.stats.accepted for one in drafted) > 0.6 * sum(one.stats.drafted for one in drafted)
-
-
-@pytest.mark.usefixtures("native")
-def test_digits_are_heard_by_a_draft_that_shares_the_encoder(tmp_path: Path) -> None:
-    options = ExportOptions("builtin:spoken-digits", tmp_path / "b", format="int8", methods=["speculative"])
-    options = replace(options, draft="builtin:spoken-digits-draft", quick=True, threads=1)
-    write_bundle(options, lambda *_: None)
-    with load(options.output, threads=1) as engine:
-        draft = engine.bundle.manifest.draft
-        assert draft is not None
-        assert draft.source is not None
-        assert draft.source.shares_encoder
-        for language, text in SAID.items():
-            found = engine.transcribe(sound(language))
-            assert (found.language, found.text) == (language, text)

@@ -12,19 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.bundle.model_part import open_model
-from edgespec.export.quantization.reference import reference_logits
+from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.export.source.gguf_config import llama3_scaling
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import tokenizer_facts
+from edgespec.export.tokenizers.sentencepieces import new_sentencepiece
+from edgespec.export.tokenizers.text_form import text_form
 from edgespec.runtimes.text.codec import TextCodec
-from tests.support import hf
-from tests.support.gguf_files import BLOCKS, Change, interleaved, rope_factors, write_gguf
+from tests.support import hf, seq2seq, spm
+from tests.support.gguf_files import BLOCKS, Change, interleaved, rope_factors, write_gguf, write_t5
 
 NAME = "llama_tied_gqa"
 TEXTS = [
@@ -135,6 +138,34 @@ def test_the_model_is_that_of_the_checkpoint(tmp_path: Path, name: str) -> None:
     for text in TEXTS:
         assert TextCodec(ours.source.path).encode(text) == TextCodec(folder).encode(text)
     assert tokenizer_facts(ours, TextCodec(ours.source.path)) == tokenizer_facts(theirs, TextCodec(folder))
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_gated_untied", "umt5"])
+def test_a_t5_is_that_of_the_checkpoint(tmp_path: Path, name: str) -> None:
+    model, found = new_sentencepiece(), seq2seq.saved(name)
+    model.ParseFromString(spm.train("unigram", 400, pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    config = found["config"] | {"vocab_size": len(model.pieces) + 40, "relative_attention_max_distance": 128}
+    shapes = {tensor: [config["vocab_size"] if size == found["config"]["vocab_size"] else size for size in shape]
+              for tensor, shape in found["tensors"].items()}  # fmt: skip
+    if name != "t5":  # as published ones are
+        config |= {"tie_word_embeddings": False, "scale_decoder_outputs": False}
+        shapes["lm_head.weight"] = shapes["shared.weight"]
+    folder = seq2seq.write_checkpoint(tmp_path / "hf", config, shapes)
+    write_t5(tmp_path / "model.gguf", config, load_file(folder / "model.safetensors"), model)
+    ours, theirs = open_model(tmp_path / "model.gguf", None), open_model(folder, None)
+    assert ours.facts == theirs.facts
+    tokens = np.random.default_rng(1).integers(3, 400, 50).tolist()
+    one, other = (reference_rows(arch.encoder, tokens) for arch in (ours, theirs) if arch.encoder is not None)
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(
+        reference_logits(ours, tokens, floats=one), reference_logits(theirs, tokens, floats=other)
+    )
+    codec = TextCodec(ours.source.path)
+    reader = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    for text in TEXTS[1:3]:
+        assert codec.encode(text) == [*reader.encode(text), 1]
+    form = text_form(ours.source.path, ours.source.config, codec)
+    assert (form.source, form.begin) == (["text", 1], [0])
 
 
 @pytest.mark.parametrize("factor, original, size", [(8.0, 8192, 128), (32.0, 8192, 64), (4.0, 777, 16), (8.0, 100, 4)])

@@ -18,9 +18,11 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary
 from edgespec.export.training.state import DRAFT_REPORT, FOLDER
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.text.codec import TextCodec
 from tests.export.training.conftest import WITHOUT_BOS, Train
 from tests.support import hf
+from tests.support.drawn import check_drawn
 
 pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("default")]
 
@@ -112,7 +114,8 @@ def test_heads_of_an_encoder_decoder(train: Train, tmp_path: Path, changes: dict
     heads, folder = read_heads(tmp_path / "out"), resolve("builtin:restore")
     check_heads(heads, open_model(folder, None), TextCodec(folder), folder)
     assert set(heads.file.ranks) == {"sampled", "greedy"}
-    made = ExportOptions("builtin:restore", tmp_path / "b", [heads.file.kind], "int8", heads=[str(tmp_path / "out")],
+    form: Format = "int4" if "data" in changes else "int8"
+    made = ExportOptions("builtin:restore", tmp_path / "b", [heads.file.kind], form, heads=[str(tmp_path / "out")],
                          threads=1, quick=True)  # fmt: skip
     Exporter(made).run()
     sources, accepted = [line.lower() for line in LINES.read_text("utf-8").splitlines()[:6]], 0
@@ -125,6 +128,7 @@ def test_heads_of_an_encoder_decoder(train: Train, tmp_path: Path, changes: dict
             accepted += found.stats.accepted
         together = engine.generate_batch(sources, method=heads.file.kind, batch=3)
         assert [one.tokens for one in together] == [engine.generate(one, method="ar").tokens for one in sources]
+        check_drawn(engine, sources[1], heads.file.kind, length=4, least=5)
     assert accepted > 0
     with pytest.raises(TrainingError, match="the data has 16 different sources"):
         train(model="builtin:restore", data=(LINES,), held_out=16, output=tmp_path / "few")
