@@ -65,6 +65,9 @@ STOCK_CODE = int(2.0 * MIB)  # more code of ONNX Runtime's that stock operators 
 # of a session: a node's kernel, its attributes and shapes; by the size of the graph's file
 SESSION, SESSION_GRAPH = int(0.6 * MIB), 2.0
 STOCK_SESSION, STOCK_GRAPH = int(2.9 * MIB), 12.5
+# of a decoder of codes, measured on LlamaGen's VQ decoder of 256 x 256 pixels: its session, by the size of the graph's
+# file (344 of 162 MiB), and what a decode leaves in the arena, by its largest array (112 of 32 MiB)
+CODES_GRAPH, CODES_ARRAYS = 2.2, 4
 # what a server adds: its libraries, connections, bodies, answers that wait to be read
 SERVER = int(20.0 * MIB)
 # of a tokenizer: its tables once they are made, and what making them takes, over the size of tokenizer.json
@@ -188,6 +191,10 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
         *([MemoryPart("checkpoints", kept, note=copies)] if kept else []),
         MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token"),
     ]
+    if codes := manifest.codes:
+        graph = manifest.files[codes.graph].size if codes.graph in manifest.files else 0
+        there = int(CODES_GRAPH * graph) + CODES_ARRAYS * codes.working
+        parts.append(MemoryPart("codes", there, note="their decoder, and a decode"))
     loaded, opened = _opening(parts, ""), _opening(parts, "draft ") if draft else 0
     known = sum(part.private for part in parts)
     parts.append(MemoryPart("margin", max(LEAST_MARGIN, int(known * MARGIN)), note="what is not known to the byte"))

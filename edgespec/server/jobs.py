@@ -19,21 +19,22 @@ from edgespec.engine.speaking import sound_part
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.runtimes.files.speech import Task
 from edgespec.runtimes.text.call_syntax import Event as Piece
+from edgespec.server import drawings, embeddings, pictures
 from edgespec.server.answers import Choice, Part
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.audio import AudioRequest, Transcriber, events
 from edgespec.server.audio import written as transcript_text
 from edgespec.server.drafts import Drafts
-from edgespec.server.drawings import Drawer, ImageRequest, drawn
-from edgespec.server.embeddings import Embedder, Wanted, written
+from edgespec.server.drawings import ImageRequest, drawn
+from edgespec.server.embeddings import Wanted, written
 from edgespec.server.errors import failure
 from edgespec.server.metrics import Metrics
+from edgespec.server.queues import Turns
 from edgespec.server.reading import Read
 from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
 from edgespec.server.speech import answered, require_coder, speech_settings, spoken
 from edgespec.server.stored import Stored
-from edgespec.server.viewer import Viewer
 from edgespec.server.writer import Writer, as_json, sse
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
@@ -110,14 +111,22 @@ class Jobs:
         self.engine, self.name, self.shared = engine, name, shared
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
-        self.embedder, self.transcriber = Embedder(engine, limits), Transcriber(engine, limits)
-        self.viewer, self.drawer = Viewer(engine, limits), Drawer(engine, limits)
+        self.transcriber, seconds = Transcriber(engine, limits), limits.seconds
+        self.embedder = Turns("texts to be embedded", seconds, embeddings.MOST_WAITING)
+        self.viewer = Turns("requests with pictures to be read", seconds, pictures.MOST_WAITING, pictures.MOST_OF_ONE)
+        self.drawer = Turns("pictures to be drawn", seconds, drawings.MOST_WAITING)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
     def busy(self) -> bool:
         """Whether a request is not answered yet."""
         return self.scheduler.busy or self.transcriber.busy or self.viewer.busy or self.drawer.busy
+
+    def stop(self, grace: float | None = None) -> None:
+        """Take no more, and end what waits; see ``Scheduler.stop``."""
+        self.scheduler.stop(grace)
+        for queue in (self.embedder, self.transcriber, self.viewer, self.drawer):
+            queue.stop()
 
     def close(self) -> None:
         """End the decoding thread, and all that is left of requests."""
@@ -145,7 +154,8 @@ class Jobs:
         prompts: list[Sequence[int]] = list(read.prompts)
         whose = None if self.shared else client
         if read.pictures:
-            prompts = [await self.viewer.prompt(client, read.prompts[0], read.pictures, whose)]
+            look = pictures.placed(self.engine, read.prompts[0], list(read.pictures), whose)
+            prompts = list(await self.viewer.results(client, "", [look]))
             read.pictures.clear()  # they are rows now, and large
         pairs = [(prompt, settings) for prompt in prompts for settings in read.each()]
         codec = self.engine.codec
@@ -203,7 +213,8 @@ class Jobs:
 
     async def embed(self, client: str, texts: Sequence[Sequence[int]], wanted: Wanted, request: Request) -> Response:
         """Answer with embeddings."""
-        embedding = self.embedder.vectors(client, secrets.token_hex(12), texts, wanted)
+        runs = [embeddings.run_of(self.engine, text, wanted) for text in texts]
+        embedding = self.embedder.results(client, secrets.token_hex(12), runs)
         if (found := await unless_gone(request, embedding)) is None:
             self.metrics.refused(self.name, "cancelled")
             return JSONResponse({}, 499)
@@ -214,7 +225,10 @@ class Jobs:
     async def draw(self, client: str, asked: ImageRequest, request: Request) -> Response:
         """Answer with pictures."""
         self.engine.choose_for(self.engine.defaults.changed(**asked.changes()))
-        found = await unless_gone(request, self.drawer.pictures(client, secrets.token_hex(12), asked))
+        drawing = self.drawer.results(
+            client, secrets.token_hex(12), [asked.run_of(self.engine, at) for at in range(asked.n)]
+        )
+        found = await unless_gone(request, drawing)
         if found is None:
             self.metrics.refused(self.name, "cancelled")
             return JSONResponse({}, 499)

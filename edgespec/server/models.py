@@ -270,10 +270,7 @@ class Models:
         with self._lock:
             self._stopping = True
         for jobs in self._jobs():
-            jobs.scheduler.stop(grace)
-            jobs.embedder.stop()
-            jobs.transcriber.stop()
-            jobs.viewer.stop()
+            jobs.stop(grace)
 
     def close(self) -> None:
         """Free all, once what runs has ended."""

@@ -6,10 +6,11 @@ and files of this machine are read only from a folder that whoever started the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -20,13 +21,18 @@ from edgespec.runtimes.audio.audio import Audio
 from edgespec.runtimes.audio.reading import RATE, Samples
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.sound import SoundPart
+from edgespec.runtimes.images.image import Image
 from edgespec.runtimes.images.processing import process
 from edgespec.runtimes.images.prompt import expanded
 from edgespec.runtimes.images.reading import Pixels, from_base64, from_data_url, read
 
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
 MOST_BODY = 25 << 20  # bytes of a request to a model that sees
 MOST_PICTURES = 32  # of a request
 MOST_PIXELS = 1 << 25  # of them all: 100 MB
+MOST_WAITING, MOST_OF_ONE = 8, 6  # requests whose pictures wait for a model; of one client
 MOST_SECONDS = 30 * 60  # of all recordings of a request: 115 MB
 Given = NDArray[Any]  # a picture, uint8 [h, w, 3], or a recording, float32 [n]
 PARTS = ("image_url", "input_audio")
@@ -146,3 +152,10 @@ class Opener:
         except (OSError, ValueError, RuntimeError):  # a NUL, a name that is too long, links in a circle
             pass
         raise InvalidRequest(f"no picture {url[:80]!r} in the folder that this server may read")
+
+
+def placed(
+    engine: Engine, ids: Sequence[int], pictures: Sequence[Given], owner: str | None
+) -> Callable[[threading.Event], list[int]]:
+    """Put the rows of pictures, or recordings, into a prompt that has their token for each row; as ``Engine.place``."""
+    return lambda _: engine.place(ids, [Image(one) if one.ndim > 1 else Audio(one) for one in pictures], owner)

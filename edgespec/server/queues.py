@@ -6,7 +6,10 @@ import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from edgespec.server.errors import Busy, Stopped
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -129,28 +132,54 @@ class OneByOne(FairQueue[Item]):
                 self.doing = None
 
 
-class Work(Protocol[Found]):
-    """What waits: for its result, or until nobody wants it any more."""
+@dataclass(eq=False)
+class Work(Generic[Found]):
+    """What runs in a thread, told by an event that nobody waits for it any more."""
 
+    run: Callable[[threading.Event], Found]
     done: asyncio.Future[Found]
-    cancel: threading.Event
+    cancel: threading.Event = field(default_factory=threading.Event)
 
 
-async def all_done(
-    waiting: OneByOne[Any], client: str, request: str, works: Sequence[Work[Found]], seconds: float
-) -> list[Found]:
-    """Line up the works of a request -> their results, in order; what is not done when this ends is dropped.
+class Turns(OneByOne[Work[Any]]):
+    """Works of requests, one at a time, of each client in turn; beside them texts are decoded.
 
-    Raises:
-        asyncio.TimeoutError: they were not done within so many seconds.
-        Exception: as one of them failed.
+    Args:
+        what: they are, as in "pictures to be drawn".
+        seconds: that the works of a request may take.
+        most: works that may wait.
+        of_one: of one client.
     """
-    for work in works:
-        waiting.add(client, request, work)
-    try:
-        return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), seconds)
-    finally:
+
+    def __init__(self, what: str, seconds: float, most: int, of_one: int | None = None) -> None:
+        super().__init__(lambda work: answer(work.done, lambda: work.run(work.cancel)))
+        self._what, self._seconds, self._most, self._of_one = what, seconds, most, of_one or most
+
+    async def results(
+        self, client: str, request: str, runs: Sequence[Callable[[threading.Event], Found]]
+    ) -> list[Found]:
+        """Line up the works of a request -> their results, in order; what is not done when this ends is dropped.
+
+        Raises:
+            Busy: too many wait already, or they are not done in time.
+            Exception: as one of them failed.
+        """
+        if len(self) + len(runs) > self._most or self.of(client) + len(runs) > self._of_one:
+            raise Busy(f"{len(self)} {self._what} wait already", "ask again in a moment")
+        loop = asyncio.get_running_loop()
+        works = [Work(run, loop.create_future()) for run in runs]
         for work in works:
-            waiting.remove(work)
-            work.cancel.set()
-            work.done.cancel()
+            self.add(client, request, work)
+        try:
+            return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), self._seconds)
+        except asyncio.TimeoutError:
+            raise Busy(f"{self._what}: not done in {self._seconds:g} s", "ask for less at once") from None
+        finally:
+            for work in works:
+                self.remove(work)
+                work.cancel.set()
+                work.done.cancel()
+
+    def stop(self) -> None:
+        """End what waits."""
+        refuse((work.done for work in self), Stopped("the server stopped before its turn", "ask again in a moment"))

@@ -19,10 +19,10 @@ class CodeTensors:
     """Tensors of a checkpoint by name."""
 
     def __init__(self, read: Callable[[str], Floats], names: Iterable[str]) -> None:
-        self._read, self._names = read, frozenset(names)
+        self._read, self.names = read, frozenset(names)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
+        return name in self.names
 
     def __call__(self, name: str) -> Floats:
         """Read a tensor as float32.
@@ -30,7 +30,7 @@ class CodeTensors:
         Raises:
             ExportError: there is none of that name.
         """
-        if name not in self._names:
+        if name not in self.names:
             raise ExportError(f"the decoder of codes has no tensor {name}", "give the whole checkpoint")
         return self._read(name)
 

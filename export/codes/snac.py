@@ -14,6 +14,7 @@ import numpy as np
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.codes.graph import CodeGraph, Floats
 from edgespec.export.emit.graph import FLOAT, INT64
+from edgespec.runtimes.audio.spoken import WINDOW
 from edgespec.runtimes.text.codec import TextCodec
 
 PLACES = (0,), (1, 4), (2, 3, 5, 6)  # in a frame, of the codes of each codebook
@@ -82,7 +83,10 @@ def write(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:
     graph.node("Reshape", [graph.node("Tanh", [x]), graph.shape(-1)], ["sound"])
     graph.output("sound", FLOAT, ("samples",))
     levels = len(graph.tensors("quantizer.quantizers.0.codebook.weight"))
-    return {"size": places * levels, "sound": {"rate": config["sampling_rate"], "places": places, "noise": sum(sizes)}}
+    last = len(graph.tensors(f"decoder.model.{len(rates) + 2}.alpha")[0])
+    working = 4 * WINDOW * STRIDES[0] * int(np.prod(rates)) * last
+    sound = {"rate": config["sampling_rate"], "places": places, "noise": sum(sizes)}
+    return {"size": places * levels, "working": working, "sound": sound}
 
 
 def _latent(graph: CodeGraph, codes: str) -> str:

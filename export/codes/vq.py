@@ -41,7 +41,13 @@ def write(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:
     x = graph.node("Squeeze", [x, graph.shape(0)])
     graph.node("Transpose", [x], ["picture"], perm=[1, 2, 0])
     graph.output("picture", FLOAT, ["height", "width", 3])
-    return {"first": config.get("first", 0), "size": len(book), "image": config.get("image"), "codebook": book}
+    image = config.get("image")
+    found = {"first": config.get("first", 0), "size": len(book), "image": image, "codebook": book}
+    if isinstance(image, dict):
+        twice = sum(name.endswith("upsample.conv.weight") for name in graph.tensors.names)
+        pixels = int(image.get("rows", 0)) * int(image.get("columns", 0)) << 2 * twice
+        found["working"] = 4 * pixels * len(graph.tensors("decoder.norm_out.weight"))
+    return found
 
 
 def write_patches(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:

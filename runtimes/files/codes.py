@@ -54,12 +54,14 @@ class SoundCodes(Part):
 class CodesPart(Part):
     """Tokens ``first`` to ``first + size - 1`` are codes; ``graph``: the stock graph that makes of them what they say.
 
-    Its weights are inside; it is given int64 and gives one float32 output.
+    Its weights are inside; it is given int64 and gives one float32 output.  ``working``: bytes of the largest array of
+    a decode.
     """
 
     graph: InsidePath
     first: Token
     size: Count
+    working: Count = 0
     image: ImageCodes | None = None
     sound: SoundCodes | None = None
 

@@ -17,6 +17,9 @@ from tests.conftest import OPERATORS, PROMPTS, use_operators
 HOW: dict[str, Any] = {"guidance_scale": 3.0, "negative_prompt": "JULIET:\n", "ignore_eos": True, "max_new_tokens": 32}
 
 
+TREES: dict[str, dict[str, Any]] = {"tree": {"branch": (3, 2)}, "medusa": {"nodes": 8}}
+
+
 @pytest.fixture(params=OPERATORS)
 def operators(request: pytest.FixtureRequest) -> Operators:
     """Everything here holds for both kinds."""
@@ -46,10 +49,13 @@ def test_every_method_writes_plain_guided_decodings_text(engine: Callable[..., E
     made, drafted = engine("int4"), 0
     wanted = by_hand(made, PROMPTS[0])
     assert made.generate(PROMPTS[0], **{**HOW, "guidance_scale": 1.0}).tokens != wanted
-    for method in ("ar", "ngram", "self-spec", "speculative", "blockwise", "paradecode"):
-        result = made.generate(PROMPTS[0], method=method, fallback=False, **HOW)
-        assert result.tokens == wanted, method
-        assert result.exact
+    for method in ("ar", "ngram", "self-spec", "swift", "speculative", "blockwise", "paradecode", "medusa", "tree"):
+        how = TREES.get(method, {})
+        result = made.generate(PROMPTS[0], method=method.replace("tree", "speculative"),
+                               fallback=False, adaptive=not how, **HOW, **how)  # fmt: skip
+        assert result.tokens == wanted or not result.exact, method
+        assert result.stats.dropped_reason is None
+        assert result.exact or (how and made.operators.kind == "stock"), method
         drafted += result.stats.drafted
     assert drafted
     both = made.generate_batch(PROMPTS[:2], **HOW)

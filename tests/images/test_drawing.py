@@ -14,8 +14,11 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.planning.footprint import memory_of
+from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.images.drawn import Lookalikes, png
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import Command
 from tests.cli.conftest import command as command
 from tests.support.llamagen import ARCHIVE, CLASSES, CODES, SCALE, SIDE, SIZE, write_llamagen
@@ -53,6 +56,15 @@ def test_logits_codes_and_pictures_are_those_of_the_authors_code(bundle: Path, o
         assert max(drawn.tokens) < SIZE
         assert engine.draw("3", guidance_scale=1.0).result.tokens != drawing.result.tokens
         assert engine.defaults.guidance_scale == SCALE
+
+
+def test_memory_is_planned_for_the_decoder_of_codes(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    assert manifest.codes is not None
+    assert manifest.codes.working == 4 * 32 * (2 * SIDE) ** 2  # 32 channels, twice as many lines as codes
+    use = LoadOptions().resolve(manifest)
+    planned, without = memory_of(manifest, use), memory_of(manifest.model_copy(update={"codes": None}), use)
+    assert planned.after - without.after >= (bundle / "codes.onnx").stat().st_size + 4 * manifest.codes.working
 
 
 def test_what_cannot_be_drawn_is_refused(bundle: Path) -> None:

@@ -33,6 +33,7 @@ from tests.support.toy import chi_square
 PROMPTS = ("ROMEO:", "KING RICHARD III:\nWhat", "First Citizen:\nWe are")
 GREEDY = Settings(max_new_tokens=32, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
 DRAWN = GREEDY.changed(temperature=0.8, seed=3, acceptance="coupled")
+GUIDED = GREEDY.changed(guidance_scale=2.0, negative_prompt="JULIET:\n")
 DRAWS = 600
 
 Open = Callable[[Format, Operators], Engine]
@@ -59,6 +60,7 @@ def test_texts_are_plain_decodings(bundle: Callable[[Format], Path], operators: 
     with load(bundle(form), threads=THREADS, operators=operators) as engine:
         assert_plain_text(engine, "eagle", PROMPTS, GREEDY.changed(adaptive=form == "int8"))
         assert_plain_text(engine, "eagle", PROMPTS, DRAWN)
+        assert_plain_text(engine, "eagle", PROMPTS[1:], GUIDED)
         assert_plain_text(engine, "chain", PROMPTS, DRAWN.changed(proposers=("ngram", "eagle")))
         together = engine.generate_batch(PROMPTS, DRAWN, method="eagle")
         assert [one.tokens for one in together] == [engine.generate(each, DRAWN).tokens for each in PROMPTS]
@@ -69,7 +71,7 @@ def test_texts_are_plain_decodings(bundle: Callable[[Format], Path], operators: 
 def test_trees(bundle: Callable[[Format], Path], operators: Operators, form: Format) -> None:
     """Plain decoding's texts on native operators; on stock ones attention adds up rows of trees in another order."""
     with load(bundle(form), threads=THREADS, operators=operators) as engine:
-        for settings in (GREEDY, DRAWN):
+        for settings in (GREEDY, DRAWN, GUIDED):
             for branch in ((2,), (3, 2, 1)):
                 wanted = settings.changed(branch=branch, gamma=9 if len(branch) > 1 else 4)
                 if operators == "native":

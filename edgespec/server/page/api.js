@@ -27,15 +27,21 @@ export class Server {
 
   // Asks for a picture -> {data: [{b64_json}], edgespec: [how]}; `signal` ends it.
   async draw(body, signal) {
-    const options = { method: "POST", body: JSON.stringify(body), signal };
-    const answer = await this.#fetch("v1/images/generations", options, { "Content-Type": "application/json" });
-    return answer.json();
+    return (await this.#ask("v1/images/generations", body, signal)).json();
+  }
+
+  // Asks for speech -> a WAV file, as a blob; `signal` ends it.
+  async speak(body, signal) {
+    const file = await (await this.#ask("v1/audio/speech", body, signal)).arrayBuffer();
+    const head = new DataView(file); // of a stream, whose length was not known
+    head.setUint32(4, file.byteLength - 8, true);
+    head.setUint32(40, file.byteLength - 44, true);
+    return new Blob([file], { type: "audio/wav" });
   }
 
   // Asks, and yields the events of the stream; `signal` ends it.
   async *stream(path, body, signal) {
-    const options = { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal };
-    const answer = await this.#fetch(path, options, { "Content-Type": "application/json" });
+    const answer = await this.#ask(path, { ...body, stream: true }, signal);
     for await (const line of lines(answer.body)) {
       if (!line.startsWith("data: ")) continue;
       const data = line.slice(6);
@@ -45,6 +51,10 @@ export class Server {
       yield event;
     }
     throw new Refused("the connection ended before the answer did", 0);
+  }
+
+  #ask(path, body, signal) {
+    return this.#fetch(path, { method: "POST", body: JSON.stringify(body), signal }, { "Content-Type": "application/json" });
   }
 
   async #fetch(path, options, headers = {}) {

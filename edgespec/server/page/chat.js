@@ -2,7 +2,7 @@
 
 import { Refused } from "./api.js";
 import { Meter } from "./figures.js";
-import { content, written } from "./files.js";
+import { content, dataUrl, written } from "./files.js";
 import { newConversation } from "./store.js";
 
 const KEEP = 2000; // milliseconds between two times that an answer on its way is kept
@@ -76,7 +76,7 @@ export class Chat {
     this.on.started(message);
     try {
       await this.#keep(conversation);
-      if (this.settings.draws) await this.#draw(message, said.at(-1).text, signal);
+      if (this.settings.makes) await this.#make(message, said.at(-1).text, signal);
       else await this.#take(message, this.#asked(said), signal);
     } catch (error) {
       if (error.name === "AbortError") message.finish = "stopped";
@@ -90,11 +90,17 @@ export class Chat {
     }
   }
 
-  async #draw(message, prompt, signal) {
-    const { method, ...rest } = this.settings.drawing();
-    const answer = await this.server.draw({ model: this.model, prompt, method, ...rest }, signal);
-    message.files = [{ name: prompt, picture: `data:image/png;base64,${answer.data[0].b64_json}` }];
-    [message.how] = answer.edgespec;
+  // Has a picture drawn, or a text spoken.
+  async #make(message, text, signal) {
+    const asked = { model: this.model, ...this.settings.making() };
+    if (this.settings.makes === "speech") {
+      const spoken = await this.server.speak({ ...asked, input: text }, signal);
+      message.files = [{ name: text, sound: await dataUrl(spoken) }];
+    } else {
+      const answer = await this.server.draw({ ...asked, prompt: text }, signal);
+      message.files = [{ name: text, picture: `data:image/png;base64,${answer.data[0].b64_json}` }];
+      [message.how] = answer.edgespec;
+    }
     message.finish = "stop";
     this.on.grown(message);
   }

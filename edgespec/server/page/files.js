@@ -52,8 +52,9 @@ export function content(message) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
-// A small view of a picture. It is drawn, so that the page's policy need not let it load images.
-export function view({ name, picture }) {
+// Sound that can be played, or a small view of a picture. It is drawn, so that the page's policy need not let it load images.
+export function view({ name, picture, sound }) {
+  if (sound) return el("audio", { controls: "", src: sound, "aria-label": name });
   const canvas = el("canvas", { class: "picture", role: "img", "aria-label": name, width: 1, height: 1 });
   const bytes = Uint8Array.from(atob(picture.split(",")[1]), (letter) => letter.charCodeAt(0));
   createImageBitmap(new Blob([bytes])).then(
@@ -86,7 +87,7 @@ function draw(canvas, bitmap, longest) {
   return canvas;
 }
 
-function dataUrl(file) {
+export function dataUrl(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);

@@ -276,6 +276,13 @@ byId("models").addEventListener("change", async () => {
   }
 });
 
+const CHATS = {
+  true: ["Message", "Ask something"],
+  false: ["Text to continue", "Begin a text"],
+  picture: ["What to draw", "Name what is to be drawn"],
+  speech: ["What to say", "Write what is to be spoken"],
+};
+
 // Lets a model write the next answers.
 function use(model) {
   chat.model = model.id;
@@ -284,12 +291,13 @@ function use(model) {
   byId("model").textContent = model.id;
   document.title = `${model.id} · edgespec`;
   settings.offer(model.edgespec);
-  const { chat: chats, draws } = model.edgespec;
+  const { chat: chats } = model.edgespec;
+  const [label, hint] = CHATS[settings.makes || chats];
   byId("attach").textContent = settings.sees ? "Attach files" : "Attach text files";
   byId("attach-files").ariaLabel = settings.sees ? "Pictures and text files to attach" : "Text files to attach";
-  byId("question-label").textContent = chats ? "Message" : draws ? "What to draw" : "Text to continue";
-  question.placeholder = chats ? "Ask something" : draws ? "Name what is to be drawn" : "Begin a text";
-  byId("empty").textContent = chats || draws ? "" : "This model was not made for chats: it continues your text, and whatever you add to it.";
+  byId("question-label").textContent = label;
+  question.placeholder = hint;
+  byId("empty").textContent = chats || settings.makes ? "" : "This model was not made for chats: it continues your text, and whatever you add to it.";
 }
 
 function warn(text) {

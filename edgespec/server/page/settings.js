@@ -35,9 +35,9 @@ export class Settings {
   }
 
   // Shows the methods of a model, and only what it can be told.
-  offer({ methods, chat, sees, draws }) {
+  offer({ methods, chat, sees, draws, speaks }) {
     this.chat = chat;
-    this.draws = draws;
+    this.makes = draws ? "picture" : speaks ? "speech" : "";
     this.sees = chat && sees;
     const names = [...new Set(["auto", ...methods, "ar"])];
     byId("method").replaceChildren(...names.map((name) => el("option", { value: name }, NAMES[name] ?? name)));
@@ -45,8 +45,8 @@ export class Settings {
     byId("system-part").hidden = !chat;
   }
 
-  // The fields of a request for a picture, but for its prompt.
-  drawing() {
+  // The fields of a request for a picture or speech, but for its prompt.
+  making() {
     const { temperature, seed, edgespec } = this.request();
     return { method: edgespec.method, temperature, seed };
   }

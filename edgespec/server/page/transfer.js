@@ -38,10 +38,13 @@ export function fromJson(text) {
   return { title: `${found.title ?? ""}`.slice(0, 200), messages };
 }
 
-function fileOf({ name, text, picture }) {
-  if (typeof picture !== "string") return { name: `${name}`, text: `${text}` };
-  if (!/^data:image\/[a-z]+;base64,[A-Za-z0-9+/=]+$/.test(picture)) throw new Error("a picture is broken");
-  return { name: `${name}`, picture };
+function fileOf({ name, text, picture, sound }) {
+  for (const [kind, data] of Object.entries({ picture, sound })) {
+    if (typeof data !== "string") continue;
+    if (!/^data:(image|audio)\/[a-z]+;base64,[A-Za-z0-9+/=]+$/.test(data)) throw new Error(`a ${kind} is broken`);
+    return { name: `${name}`, [kind]: data };
+  }
+  return { name: `${name}`, text: `${text}` };
 }
 
 export function download(name, kind, text) {

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from edgespec.decoding.loop import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.plain import Plain
+from edgespec.runtimes.audio.spoken import FrameRule
+from edgespec.runtimes.files.codes import CodesPart, SoundCodes
 from edgespec.runtimes.slots.guided import Guided
 from tests.decoding.test_distribution import DRAFT, DRAFTERS, NEW, PROMPT, TABLE, VOCAB
 from tests.support.reference import LayeredFunctionTarget, TableTarget
@@ -47,6 +49,22 @@ def test_texts_and_distributions_are_those_of_plain_guided_decoding(name: str) -
     assert chi_square(counts, exact(mixed, VOCAB, PROMPT, NEW, params)) > 1e-3
     unguided = exact(TableTarget(TABLE).function, VOCAB, PROMPT, NEW, params)
     assert chi_square(counts, unguided) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft model", "swift with siblings"])
+def test_codes_of_speech_have_the_guided_distribution_of_their_places(name: str) -> None:
+    """Two places of two codes each: a token's place is that of its position."""
+    sound = SoundCodes(rate=8000, places=2, begin=[], end=[], stop=0, voices=["tara"])
+    rule = FrameRule(CodesPart(graph="codes.onnx", first=0, size=VOCAB, sound=sound), VOCAB, (), len(PROMPT))
+
+    def placed(prefix: tuple[int, ...]) -> NDArray[np.float32]:
+        place = (len(prefix) - len(PROMPT)) % 2
+        return np.where(np.arange(VOCAB) // 2 == place, mixed(prefix), np.float32(-1e4))
+
+    target, params = guided(), SamplingParams(4.0, constraint=rule)
+    counts = sample_texts(target, DRAFTERS[name](target.asked), PROMPT, NEW, lambda i: replace(params, seed=i), 1000)
+    assert chi_square(counts, exact(placed, VOCAB, PROMPT, NEW, SamplingParams(4.0))) > 1e-3
+    assert len(counts) == 2**NEW
 
 
 def test_a_pass_whose_first_layers_have_run_is_mixed_as_well() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from tests.audio.conftest import orpheus as orpheus
 from tests.images.conftest import PRINT, SAID
 from tests.server.conftest import Served
 from tests.server.page.conftest import Visit, serving, until
@@ -74,3 +75,16 @@ def test_what_a_model_draws_is_shown(visit: Visit, tmp_path: Path) -> None:
         until(page, "document.querySelector('.assistant canvas.picture')?.width === 32")
         page.wait_for_selector(".message.assistant[aria-busy=false]")
         assert page.text_content(".message.assistant .problem") == ""
+
+
+def test_what_a_model_says_is_played(visit: Visit, orpheus: Path) -> None:
+    with serving(orpheus, "--name", "voice") as served:
+        page = visit(served, **WIDE)
+        until(page, "document.querySelector('#question-label').textContent === 'What to say'")
+        page.fill("#question", "well then")
+        page.press("#question", "Enter")
+        until(page, "document.querySelector('.assistant audio')?.duration > 0.01")
+        page.evaluate("document.querySelector('.assistant audio').play()")
+        until(page, "document.querySelector('.assistant audio').currentTime > 0.01")
+        page.reload()  # it is kept with the conversation
+        until(page, "document.querySelector('.assistant audio')?.duration > 0.01")
