@@ -1,7 +1,7 @@
-"""Speed, memory and garbage of the Kotlin runtime on a JVM, beside Python's: the two in turn, a process each time.
+"""Speed, memory and garbage of the Kotlin runtime on a JVM, alone and on ONNX Runtime, beside Python's, in processes.
 
     python -m benchmarks.kotlin BUNDLE            # tokens per second, load time, PSS, allocated bytes
-    python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of two open engines that decode in turn
+    python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of open engines that decode in turn
 
 Launches one after another tell less than turns: their times differ by more than the two sides do.
 """
@@ -85,9 +85,10 @@ def in_turns(commands: dict[str, list[str]], turns: int, classes: str) -> None:
                     figures[name].append(took)
     for name, took_all in figures.items():
         sys.stdout.write(f"{name}: {median(took_all):.3f} ms a token, at best {min(took_all):.3f}\n")
-    ratios = [one / other for one, other in zip(figures["kotlin"], figures["python"], strict=True)]
-    low, high = bootstrap(ratios)
-    sys.stdout.write(f"kotlin takes {median(ratios):.3f} of python's time ({low:.3f} to {high:.3f})\n")
+    for name in figures.keys() - {"kotlin"}:
+        ratios = [one / other for one, other in zip(figures["kotlin"], figures[name], strict=True)]
+        low, high = bootstrap(ratios)
+        sys.stdout.write(f"kotlin takes {median(ratios):.3f} of the time of {name} ({low:.3f} to {high:.3f})\n")
 
 
 def main() -> None:
@@ -116,8 +117,12 @@ def main() -> None:
         java = [*alone, given.bundle, library, given.operators, given.method, str(given.tokens)]
         python = [sys.executable, "-m", "benchmarks.kotlin", *sys.argv[1:], "--one"]
         commands = {"kotlin": java, "an empty JVM": alone, "python": python}
+        if given.operators == "native":
+            commands["kotlin on ONNX Runtime"] = [*java[:-3], "native-on-onnxruntime", *java[-2:]]
         if given.turns:
-            in_turns({"kotlin": [*java, "turns"], "python": python}, given.turns, classes)
+            del commands["an empty JVM"]
+            told = {name: command if name == "python" else [*command, "turns"] for name, command in commands.items()}
+            in_turns(told, given.turns, classes)
             return
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
         for _ in range(given.launches):

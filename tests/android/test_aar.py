@@ -43,7 +43,7 @@ JAR = "<dependency><groupId>test</groupId><artifactId>{name}</artifactId><versio
 @pytest.mark.nightly
 def test_an_app_compiles_against_the_archive(arm_library: Path, tmp_path: Path) -> None:
     need_maven()
-    files = make_aar.assemble(tmp_path / "made", {"arm64-v8a": arm_library})
+    files = make_aar.assemble(tmp_path / "made", [("arm64-v8a", arm_library)])
     assert [file.name.removeprefix(f"{make_aar.NAME}-{make_aar.VERSION}") for file in files] == [
         "-sources.jar",
         ".aar",
@@ -69,6 +69,8 @@ def test_an_app_compiles_against_the_archive(arm_library: Path, tmp_path: Path) 
     needed = {one.text for one in pom.iterfind(".//m:artifactId", space)}
     assert "gson" in needed
     assert "onnxruntime" not in needed  # an app whose bundles are native does without
+    assert "tokenizer-native" in needed
+    assert "djl" not in make_aar.pom(own_tokenizer=True)
     (DEMO / "app" / "target" / "classpath.txt").exists() or maven("package", "-DskipTests")
     jars = {"classes": classes, "android": make_apk.framework()}
     jars |= {f"needed{number}": path for number, path in enumerate(make_apk.needed_jars())}

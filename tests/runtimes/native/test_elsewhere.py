@@ -129,6 +129,7 @@ def test_texts_on_arm(arm_library: Path, engines: Callable[..., Engine], tmp_pat
     check_texts(engine, engine.bundle.path, [emulator, "-L", str(arm64.CROSS.parent), str(program)])
 
 
+@pytest.mark.timeout(3600)  # zig builds its libc++ first
 def test_macos_links(tmp_path: Path) -> None:
     """Nothing runs: headers, symbols and the linker are those of macOS on arm64."""
     if not find_spec("ziglang"):

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stream import StreamDecoder
 from tests.conftest import PROMPTS
-from tests.support import arm64, golden, hf, spm
+from tests.support import arm64, golden, hf
 from tests.support.clang import Windows
-from tests.support.required import need
+from tests.support.jvm import classpath, environment, need_maven
 from tests.support.rust_tokenizer import ARM, CRATE, LINKERS, LINUX, SYSTEM, WINDOWS, CTokenizer, build
 from tests.support.selftest import NATIVE, TESTS
 
@@ -86,22 +85,18 @@ def is_refused(library: Path, json: bytes) -> bool:
     return False
 
 
-def test_jni(library: Path, tmp_path: Path) -> None:
-    need("java", "to call the tokenizer from Java")
-    tokenizer = hf.make_tokenizer(300, True)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    lines = [text for text in spm.NASTY if "\n" not in text]
-    (tmp_path / "lines").write_text("\n".join(lines), "utf-8")
-    words = [
-        str(path) for path in (TESTS / "NativeTokenizer.java", library, tmp_path / "tokenizer.json", tmp_path / "lines")
-    ]
-    done = subprocess.run(["java", *words], capture_output=True, text=True, timeout=300)
+def test_kotlin_takes_it_in_the_place_of_djls(library: Path, tmp_path: Path) -> None:
+    need_maven()
+    made = golden.tokenizers(tmp_path)
+    (tmp_path / "golden.json").write_text(json.dumps({"tokenizers": made}), "utf-8")
+    classes = ":".join(
+        path for path in classpath(tmp_path / "built").split(":") if "djl" not in path and "jna" not in path
+    )
+    told = [f"-Djava.library.path={library.parent}", f"-Dedgespec.golden={tmp_path / 'golden.json'}"]
+    done = subprocess.run(["java", *told, "dev.edgespec.runtimes.TextTestKt"], capture_output=True, text=True,
+                          timeout=300, env=environment(classes))  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    said = iter(done.stdout.splitlines())
-    for text in lines:
-        ids = tokenizer.encode(text).ids
-        assert json.loads(next(said)) == ids
-        assert b64decode(next(said)).decode() == tokenizer.decode(ids)
+    assert done.stdout.startswith(f"{len(made)} tokenizers; not a readable tokenizer: data did not match")
 
 
 def check_texts(engine: Engine, words: list[str], **environment: str) -> None:

@@ -1,6 +1,7 @@
 package dev.edgespec.runtimes
 
 import com.google.gson.JsonObject
+import dev.edgespec.BundleError
 import dev.edgespec.Edgespec
 import dev.edgespec.InvalidRequest
 import dev.edgespec.support.*
@@ -88,4 +89,17 @@ class TextTest {
             }
         }
     }
+}
+
+/** Some of these by our own library alone, where DJL's is not even on the class path: tests/runtimes/native/test_tokenizer.py. */
+fun main() {
+    check(NativeTokenizer.found)
+    val tests = TextTest()
+    tests.`tokenizers of every kind encode, decode and stream as in Python`()
+    tests.`half of a surrogate pair is no text`()
+    val folder = Files.createTempDirectory("damaged").toFile()
+    File(folder, "tokenizer.json").writeText("""{"model": {"type": "none"}}""")
+    val error = assertThrows(BundleError::class.java) { TextCodec(folder) }
+    folder.deleteRecursively()
+    println("${GOLDEN["tokenizers"].asJsonArray.size()} tokenizers; ${error.what.substringAfter("tokenizer.json: ")}")
 }

@@ -11,6 +11,7 @@ import kotlin.system.exitProcess
 
 /* What the runtime takes on a JVM: see benchmarks/kotlin.py, which starts this and Python's twin in turn. */
 
+private const val ON_ORT = "-on-onnxruntime"
 private val PROMPT = IntArray(32) { 2 + it % 29 }
 
 private fun pss(): Long = File("/proc/self/smaps_rollup").readLines().first { it.startsWith("Pss:") }.filter { it.isDigit() }.toLong()
@@ -20,7 +21,10 @@ private fun allocated(thread: Thread): Long =
 
 /** A bundle to load, and a method to decode so many tokens with. */
 private class Served(val bundle: File, val library: File?, val operators: String, val method: String, val tokens: Int) {
-    fun load(): Engine = Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false)
+    fun load(): Engine = Edgespec.load(
+        bundle, threads = 2, operators = operators.removeSuffix(ON_ORT), library = library, check = false,
+        onOnnxRuntime = operators.endsWith(ON_ORT),
+    )
 
     /** Milliseconds a token, and rounds. */
     fun decode(engine: Engine): Pair<Double, Int> {
