@@ -1,6 +1,7 @@
 // mtmd MODEL MMPROJ THREADS SIDE: llama.cpp's libmtmd as a process of benchmarks.seeing.
 // Reads lines "NEW", answers with milliseconds of the encoder, of reading the prompt, of one of NEW steps, and of all
-// that comes before the first token, and with the tokens of the prompt.  The picture is SIDE x SIDE pixels of noise.
+// that comes before the first token, and with the tokens of the prompt, as JSON.  The picture is SIDE x SIDE pixels of
+// noise.
 #include "llama.h"
 #include "mtmd-helper.h"
 #include "mtmd.h"
@@ -38,8 +39,7 @@ int main(int count, char** words) {
   seeing.print_timings = false;
   seeing.warmup = false;
   seeing.n_threads = threads;
-  const char* attention = getenv("MTMD_FLASH");
-  seeing.flash_attn_type = attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  seeing.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;  // by 10 to 20 %
   auto* sight = mtmd_init_from_file(words[2], model, seeing);
   if (!context || !sight) return 2;
   std::vector<unsigned char> pixels(3 * side * side);
@@ -83,7 +83,9 @@ int main(int count, char** words) {
       if (llama_decode(context, batch)) return 6;
       llama_synchronize(context);
     }
-    printf("%.3f %.3f %.3f %.3f %zu\n", encoded, read, since(begin) / steps, first, tokens);
+    double step = since(begin) / steps;
+    printf("{\"encode\": %.3f, \"prefill\": %.3f, \"step\": %.3f, ", encoded, read, step);
+    printf("\"first\": %.3f, \"prompt\": %zu}\n", first, tokens);
     fflush(stdout);
     mtmd_input_chunks_free(chunks);
     mtmd_bitmap_free(bitmap);
