@@ -20,7 +20,7 @@ from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
-from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, prompt
+from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses, prompt, same_entries
 from tests.support.mtp import MtpReference, write_mtp
 
 CUT = np.array([3, *range(9, 120), 150])
@@ -100,12 +100,8 @@ def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[...
     assert isinstance(recorder.target, Slot)
     made.fresh.follow([])
     made.fresh.prefill(recorder.target.tokens)
-    for slot, fresh in ((recorder.slot, other.slot), (recorder.target, made.fresh)):
-        held, expected = slot.snapshot(), fresh.snapshot()
-        assert len(slot.tokens) > 20
-        for name, values in held.items():
-            count = min(values.shape[1], expected[name].shape[1])
-            np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+    same_entries(recorder.slot, other.slot)
+    same_entries(recorder.target, made.fresh)
 
 
 def test_layers_of_other_families_are_refused_by_name(tmp_path: Path) -> None:

@@ -338,8 +338,6 @@ def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
         "null",
         {"version": 9, "layers": 8, "records": []},
         {"version": 1, "layers": 7, "records": []},
-        {"version": 1, "layers": 8, "records": [{"attention": [0], "mlp": [], "matched": 1, "seen": 2, "windows": 1}]},
-        {"version": 1, "layers": 8, "records": [{"attention": [1], "mlp": [], "matched": 3, "seen": 2, "windows": 1}]},
         {"version": 1, "layers": 8, "records": [{"attention": "x", "mlp": [], "matched": 1, "seen": 2}]},
         "[" * 100000,
         " " * (5 << 20),

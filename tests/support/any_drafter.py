@@ -131,6 +131,15 @@ def written(
     return text, stats
 
 
+def same_entries(one: Slot, other: Slot, least: int = 20) -> None:
+    """Check that caches hold the same for as many tokens as both have."""
+    held, expected = one.snapshot(), other.snapshot()
+    assert len(one.tokens) > least
+    for name, values in held.items():
+        count = min(values.shape[1], expected[name].shape[1])
+        np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+
+
 def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Sequence[int], least: int) -> None:
     """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
 

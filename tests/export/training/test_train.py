@@ -20,8 +20,7 @@ from edgespec.export.tokenizers.facts import check_same_vocabulary
 from edgespec.export.training.state import DRAFT_REPORT, FOLDER
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.text.codec import TextCodec
-from tests.export.training.conftest import WITHOUT_BOS, Train
-from tests.support import hf
+from tests.export.training.conftest import Train
 from tests.support.drawn import check_drawn
 
 pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("default")]
@@ -145,32 +144,6 @@ def test_text_of_files(train: Train, tmp_path: Path) -> None:
     text.write_text("too short", "utf-8")
     with pytest.raises(TrainingError, match="at least two windows of 24 tokens"):
         train(data=(text,), output=tmp_path / "short")
-
-
-def test_a_model_without_bos_starts_from_pieces_of_text(train: Train, tmp_path: Path) -> None:
-    source = hf.write_reference_checkpoint(tmp_path / "qwen", WITHOUT_BOS)
-    assert TextCodec(source).encode("") == []
-    train(model=str(source), method="paradecode")
-    assert read_heads(tmp_path / "out").file.exits == [1]
-
-
-def test_texts_are_the_models_own(model: Path, torch: Any) -> None:
-    """A greedy text is the likeliest token everywhere; a drawn one follows its seed."""
-    from edgespec.export.training.data import Order, write_texts
-    from edgespec.export.training.target import Source, Target
-
-    target = Target(Source.open(str(model)), "no", torch.device("cpu"))
-    texts = write_texts(target, Order("a-00000", 3, 20, greedy_from=5), 0)
-    tokens = torch.from_numpy(texts.tokens)
-    best = target.logits(target.hidden(tokens)).argmax(-1)
-    for row, length, wanted in zip(tokens, texts.lengths, best, strict=True):
-        assert row[0] == 0
-        assert row[5:length].tolist() == wanted[4 : length - 1].tolist()
-    assert len({tuple(row) for row in texts.tokens.tolist()}) == 3
-    again = write_texts(target, Order("a-00000", 3, 20, greedy_from=5), 0)
-    assert again.tokens.tolist() == texts.tokens.tolist()
-    other = write_texts(target, Order("a-00001", 3, 20, greedy_from=5), 0)
-    assert other.tokens.tolist() != texts.tokens.tolist()
 
 
 def test_heads_compute_what_the_manifest_says(model: Path, torch: Any) -> None:
