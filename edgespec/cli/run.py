@@ -233,6 +233,8 @@ def _chat(
     options: dict[str, Any],
 ) -> None:
     """Answer questions, or what is typed where there are none."""
+    if settings.beams is not None:
+        raise InvalidRequest("--beams searches one text, and this is a chat", "leave --beams out")
     kept = _restore(engine, session)
     first = [{"role": "system", "content": options["system"]}] if options["system"] else []
     if kept and first and kept[:1] != first:
@@ -240,7 +242,7 @@ def _chat(
     tools, template = read_tools(options["tools"]), template_options(options["template"])
     conversation = engine.conversation(kept or first, settings, tools=tools, template_options=template)
     # no template: say so before the first question
-    hello = [*conversation.messages, {"role": "user", "content": "hello"}]
+    hello = [*first, {"role": "user", "content": "hello"}]
     engine.codec.chat(hello, conversation.tools, options=conversation.options)
     switches = {"drafts": options["show_drafts"], "stats": options["show_stats"], "markdown": not texts}
     talk = Chat(engine, conversation, settings, {name for name, on in switches.items() if on})

@@ -92,14 +92,18 @@ def test_models_that_see_say_so(client: openai.OpenAI) -> None:
     assert model.model_extra["edgespec"]["sees"]
 
 
-def test_the_command_line_reads_pictures(reader: Path, bundles: Callable[..., Path]) -> None:
+def test_the_command_line_reads_pictures(reader: Path, bundles: Callable[..., Path], tmp_path: Path) -> None:
     run = CliRunner().invoke
     line = str(PRINT / "line.png")
-    for words in (["--prompt", "Read this."], ["--method", "ngram", "--prompt", "Read this."]):
+    session = ["--session", str(tmp_path / "a.session")]
+    for words in (["--prompt", "Read this.", *session], ["--method", "ngram", "--prompt", "Read this."]):
         made = run(cli, ["run", str(reader), "--image", line, *words, "--temperature", "0"])
         assert (made.exit_code, made.stdout) == (0, f"{SAID['line']}\n"), made.output
+    made = run(cli, ["run", str(reader), "--chat", "--prompt", "And again.", *session])  # with the picture in it
+    assert made.exit_code == 0, made.output
     for name, words, message in (
         (reader, ["--image", "none.png"], "is no file"),
+        (reader, ["--image", line, "--beams", "2"], "searches one text"),
         (bundles("native"), ["--image", line], "reads text alone"),
         (reader, ["--image", line, "--input", "a.jsonl", "--output", "b"], "leave --prompt, --image"),
     ):
