@@ -20,6 +20,7 @@ import pytest
 from tests.support import arm64
 from tests.support.clang import clang
 from tests.support.required import need
+from tests.support.rust_tokenizer import CRATE
 from tests.support.selftest import BESIDE, ISA_FLAGS, NATIVE, SOURCES, TESTS
 
 HEADERS = "EDGESPEC_BIONIC"  # a folder with libc/include and libc/kernel of platform_bionic
@@ -94,21 +95,23 @@ class Bionic:
              "-o", target)  # fmt: skip
         return target
 
-    def _c_object(self, source: Path) -> Path:
+    def _c_object(self, source: Path, *flags: str) -> Path:
         target = self._folder / f"{source.stem}.o"
-        _run(self._compiler.replace("clang++", "clang"), *self._c, "-O1", "-c", source, "-o", target)
+        _run(self._compiler.replace("clang++", "clang"), *self._c, *flags, "-O1", "-c", source, "-o", target)
         return target
 
-    def program(self, source: Path) -> Path:
-        """Link a program in C, or a test program in C++, over the library."""
-        own = self._compiled(source.stem) if source.suffix == ".cpp" else self._c_object(source)
-        path = self._folder / f"lib{source.stem}.so"
+    def program(self, source: Path, tokenizer: Path | None = None) -> Path:
+        """Link a program in C, or a test program in C++, over the library, and over a static library of tokenizers."""
+        texts = () if tokenizer is None else ("-DTOKENIZER", f"-I{CRATE}")
+        own = self._compiled(source.stem) if source.suffix == ".cpp" else self._c_object(source, *texts)
+        path = self._folder / f"lib{source.stem}{'_of_texts' if texts else ''}.so"
         gcc = Path(_run(arm64.COMPILER, "-print-libgcc-file-name").strip())  # thread_local and unwinding
         end = (gcc, gcc.with_name("libgcc_eh.a"), gcc, f"-L{self._folder / 'linker'}", "-Wl,--no-as-needed")
         _run(self._compiler, TARGET, f"-fuse-ld={self._linker}", "-shared", "-nostdlib", "-Wl,-Bsymbolic",
              f"-Wl,-z,max-page-size={PAGE}", "-Wl,--hash-style=both", *self._library, own,
-             self._c_object(EMULATOR / "processor.c"), self._folder / "libc++_shared.so", *end, "-lc", "-lm", "-ldl",
-             "-Wl,--unresolved-symbols=ignore-all", "-o", path)  # fmt: skip
+             *([tokenizer] if tokenizer else []), self._c_object(EMULATOR / "processor.c"),
+             self._folder / "libc++_shared.so", *end, "-lc", "-lm", "-ldl", "-Wl,--unresolved-symbols=ignore-all",
+             "-o", path)  # fmt: skip
         return path
 
     def run(self, program: Path, *arguments: str) -> str:

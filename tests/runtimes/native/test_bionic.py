@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -11,10 +12,11 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from tests.conftest import PROMPTS
+from tests.support import rust_tokenizer
 from tests.support.bionic import PAGE, Bionic
 from tests.support.selftest import NATIVE, PARTS, TESTS, build, host_compiler, host_isas
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # all is built first
 EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
 NEW = 24
 
@@ -45,7 +47,7 @@ def test_segments_fit_pages_of_16_kib(bionic: Bionic) -> None:
         assert (address - offset) % PAGE == 0
 
 
-def test_texts_are_those_of_the_engine(bionic: Bionic, engines: Callable[..., Engine]) -> None:
+def test_texts_are_those_of_the_engine(bionic: Bionic, engines: Callable[..., Engine], tmp_path: Path) -> None:
     engine, greedy = engines("native"), bionic.program(EXAMPLE)
     bundle = shutil.copytree(engine.bundle.path, greedy.parent / "bundle")
     ends = ",".join(map(str, engine.bundle.manifest.tokenizer.eos))
@@ -53,3 +55,11 @@ def test_texts_are_those_of_the_engine(bionic: Bionic, engines: Callable[..., En
         said = bionic.run(greedy, str(bundle / "model.native.onnx"), str(NEW), ends, *map(str, prompt))
         expected = engine.generate(prompt, method="ar", max_new_tokens=NEW).tokens
         assert [int(token) for token in said.split("\n")[0].split()] == expected
+    # the same from text to text, by the tokenizer's library
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or tmp_path)
+    reader = bionic.program(EXAMPLE, rust_tokenizer.build(target, rust_tokenizer.ANDROID) / "libedgespec_tokenizer.a")
+    for text in PROMPTS[:2]:
+        said = bionic.run(
+            reader, str(bundle / "model.native.onnx"), str(NEW), ends, str(bundle / "tokenizer.json"), text
+        )
+        assert said.startswith(engine.generate(text, method="ar", max_new_tokens=NEW).text + "\n")
