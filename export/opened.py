@@ -162,6 +162,8 @@ class Opened:
             refuse_draft(self.options, path)
             return ForeignModel.open(path, None)
         target = self.target.arch if isinstance(self.target, EmittedModel) else None
+        if target is not None and target.hearing is not None and target.hearing.sound is None:
+            raise IncompatibleDraft("a model that draws by captions has no drafts yet: its other methods need none")
         return EmittedModel(open_draft(path, target, self.options.image_rows))
 
     def _cut_draft(self) -> None:

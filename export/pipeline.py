@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec import __version__
 from edgespec.drafters.registry import SPECULATIVE, needing
+from edgespec.export.architectures.llamagen import CAPTIONS
 from edgespec.export.bundle.drafter import drafter_bytes, write_drafter
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.bundle.writer import (
@@ -45,12 +46,14 @@ from edgespec.export.quantization.calibration_text import (
 )
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.tokenizers.files import open_codec
 from edgespec.runtimes.files.formats import FOUR_BITS
 from edgespec.runtimes.files.manifest import SCHEMA, CodesPart, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.codec import TextCodec
 
 _SMALL = 0.2  # of the target's bytes: a larger draft has the target's format
 
@@ -159,7 +162,7 @@ class Exporter(Opened):
         if self.drafter is not None:
             self.progress("weights", 0, 1, "drafter")
             drafter = write_drafter(folder, self.drafter, self.choice, written.part.layout)
-        copy_tokenizer(self.target.source.path, folder, self.codec, self.source_codec)
+        copy_tokenizer(self.target.source.path, folder, self.codec, self.source_codec or self._caption_codec())
         graph = choose_operators(self.options.operators, written.part).graph(written.part, strict=True)
         slot = open_slot(Model(folder, written.part, graph, self.options.threads))
         most = max(MIN_TOKENS, min(MEASURED_TOKENS, self.target.facts.context // 2))
@@ -170,6 +173,12 @@ class Exporter(Opened):
         made = InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
         made.codes = self._codes(folder)
         return made
+
+    def _caption_codec(self) -> TextCodec | None:
+        """Open the tokenizer of captions; None = the model reads none."""
+        hearing = self.target.arch.hearing if isinstance(self.target, EmittedModel) else None
+        reads = hearing is not None and hearing.sound is None
+        return open_codec(self.target.source.path / CAPTIONS) if reads else None
 
     def _codes(self, folder: Path) -> CodesPart | None:
         """Write the decoder of codes that was named, that of the model itself, or the one in its folder."""

@@ -14,8 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
-from tests.support.llamagen import ARCHIVE, CLASSES, CODES, PICTURE, SCALE, SIDE, SIZE, TOKENS, weights
+from tests.support.llamagen import (
+    ARCHIVE,
+    CAPTIONED,
+    CLASSES,
+    CODES,
+    IDS,
+    MOST,
+    PICTURE,
+    SCALE,
+    SIDE,
+    SIZE,
+    T5,
+    TOKENS,
+    weights,
+)
 
 
 def filled(model: Any, *left_out: str) -> dict[str, list[int]]:
@@ -37,25 +52,44 @@ def main(llamagen: str) -> None:
     model = gpt.Transformer(gpt.ModelArgs(**TOKENS))
     shapes = {"tokens": filled(model)}
     codes = torch.from_numpy(CODES)[None]
-    with torch.inference_mode():
-        ends = model.freqs_cis[: SIDE**2]
-        mask = torch.tril(torch.ones(SIDE**2, SIDE**2, dtype=torch.bool))[None, None]
-        logits = []
-        for label in (3, CLASSES):
-            x = model.cls_embedding(torch.tensor([label]), train=False)
-            x = torch.cat((x, model.tok_embeddings(codes[:, :-1])), 1)
+
+    def logits(model: Any, *begins: Any) -> Any:
+        """Behind each of some beginnings [1, n, dim], the last one of whose rows is followed by the codes."""
+        found, before = [], model.cls_token_num
+        for begin in begins:
+            x = torch.cat((begin, model.tok_embeddings(codes[:, :-1])), 1)
+            ends = model.freqs_cis[before - begin.shape[1] : before + SIDE**2 - 1]
+            mask = torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))[None, None]
             for layer in model.layers:
                 x = layer(x, ends, None, mask)
-            logits.append(model.output(model.norm(x))[0].numpy())
+            found.append(model.output(model.norm(x))[0, begin.shape[1] - 1 :].numpy())
+        return np.stack(found)
+
+    t5 = transformers.T5EncoderModel(transformers.T5Config(**T5))
+    shapes["t5"] = filled(t5, "encoder.embed_tokens")
+    captioned = gpt.Transformer(gpt.ModelArgs(**CAPTIONED))
+    shapes["captioned"] = filled(captioned)
+    made, n = {}, len(IDS)
+    with torch.inference_mode():
+        embed = model.cls_embedding
+        made["logits"] = logits(model, *(embed(torch.tensor([label]), train=False) for label in (3, CLASSES)))
         guided = generate.generate(model, torch.tensor([3]), SIDE**2, cfg_scale=SCALE, top_k=1)[0].numpy()
+        rows = t5(torch.tensor([IDS])).last_hidden_state
+        reader = captioned.cls_embedding
+        halves = reader.cap_proj(rows), reader.cap_proj(reader.uncond_embedding[None, -n:])
+        made["captioned_logits"] = logits(captioned, *halves)
+        padded = torch.nn.functional.pad(rows, (0, 0, MOST - n, 0))
+        seen = torch.nn.functional.pad(torch.ones(1, n), (MOST - n, 0))
+        drawn = generate.generate(captioned, padded, SIDE**2, seen, cfg_scale=SCALE, top_k=1)
+        made["captioned"] = drawn[0].numpy()
     picture = vq.VQModel(vq.ModelArgs(codebook_size=SIZE, z_channels=PICTURE["z_channels"]))
     picture.decoder = vq.Decoder(**PICTURE)
     shapes["codes"] = filled(picture, "encoder", "quant_conv", "quantize.codebook_used")
     with torch.inference_mode():
-        made = picture.decode_code(torch.from_numpy(guided), (1, 8, SIDE, SIDE))[0].permute(1, 2, 0).numpy()
-    print(f"codes {guided.tolist()}, a picture of {made.shape} from {made.min():.2f} to {made.max():.2f}")
+        pixels = picture.decode_code(torch.from_numpy(guided), (1, 8, SIDE, SIDE))[0].permute(1, 2, 0).numpy()
+    print(f"codes {guided.tolist()} and {made['captioned'].tolist()}, a picture from {pixels.min()} to {pixels.max()}")
     tensors = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
-    np.savez_compressed(ARCHIVE, tensors=tensors, logits=np.stack(logits), guided=guided, picture=made)
+    np.savez_compressed(ARCHIVE, tensors=tensors, guided=guided, picture=pixels, **made)
 
 
 main(*sys.argv[1:])

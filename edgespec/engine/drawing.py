@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.decoding.settings import Settings
+from edgespec.engine.captions import Captions
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
@@ -51,15 +52,11 @@ def image_part(manifest: Manifest) -> tuple[CodesPart, ImageCodes]:
 
 def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threading.Event | None = None) -> Drawing:
     """Draw a picture; see ``Engine.draw``."""
-    manifest = engine.bundle.manifest
-    part, image = image_part(manifest)
-    words = engine.codec.encode(image.template.replace("{}", prompt), special=image.pad is not None)
-    if not prompt.strip() or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:
-        raise InvalidRequest(f"the prompt {prompt[:80]!r} has words that this model does not know", "see its page")
-    tokens, count = [*image.begin, *words, *image.end], image.rows * image.columns
-    if image.pad is not None and settings.negative_prompt is None:
-        kept = {manifest.tokenizer.bos, *image.end}
-        settings = settings.changed(negative_prompt=[token if token in kept else image.pad for token in tokens])
+    part, image = image_part(engine.bundle.manifest)
+    count = image.rows * image.columns
+    tokens, instead = _prompt(engine, image, prompt)
+    if instead is not None and settings.negative_prompt is None:
+        settings = settings.changed(negative_prompt=instead)
     stream = Stream(engine.usable, tokens, settings.changed(max_new_tokens=count, ignore_eos=True), cancel)
     for _ in stream:
         pass
@@ -69,3 +66,18 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     codes = np.array(result.tokens, np.int64).reshape(image.rows, image.columns) - part.first
     whole = replace(result, finish="eos")  # that is its end, though no token says so
     return Drawing(pixels_of(engine.code_decoder.run(codes)), whole)
+
+
+def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str) -> tuple[list[int], list[int] | None]:
+    """Write down what is to be drawn -> its tokens, and those of guidance's other half; None = the bundle's own."""
+    if image.caption is not None and prompt.strip():
+        reader = engine.reader()
+        assert isinstance(reader, Captions)
+        return reader.caption(prompt)
+    words = engine.codec.encode(image.template.replace("{}", prompt), special=image.pad is not None)
+    if not prompt.strip() or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:
+        raise InvalidRequest(f"the prompt {prompt[:80]!r} has words that this model does not know", "see its page")
+    tokens, kept = [*image.begin, *words, *image.end], {engine.bundle.manifest.tokenizer.bos, *image.end}
+    if image.pad is None:
+        return tokens, None
+    return tokens, [token if token in kept else image.pad for token in tokens]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.text import INSERTED
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.sessions import Session
@@ -67,7 +68,8 @@ def guided(engine: LoadedBundle, session: Session, prompt: Sequence[int], settin
     if not instead and codes is not None and codes.image is not None:
         instead = codes.image.null
     instead = instead or list(prompt[-1:])
-    if len(instead) >= engine.context or not 0 <= min(instead) <= max(instead) < target.vocab_size:
+    known = [token for token in instead if token < INSERTED] or [0]
+    if len(instead) >= engine.context or not 0 <= min(known) <= max(known) < target.vocab_size:
         raise InvalidRequest(
             f"a negative prompt of {len(instead)} tokens: expected fewer than {engine.context}, of the vocabulary"
         )

@@ -269,14 +269,17 @@ class Images:
 
     def _encode_side(self, side: int, rows: Rows, inside: NDArray[np.int64] | None = None) -> Rows:
         """Run one of ``ModelPart.front``, the tower first; rows get zeros behind them as far as it reads more."""
+        found = self._side(side)
+        if (lacking := found.columns - rows.shape[1]) > 0:
+            rows = np.pad(rows, ((0, 0), (0, lacking)))
+        return found.encode(rows, inside)
+
+    def _side(self, side: int) -> Encoder:
         if side not in self._sides:
             bundle, image, part = self._bundle, self._model.image, self._model.front[side]
             model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
             self._sides[side] = Encoder(model, image.windows if image and not side else None)
-        found = self._sides[side]
-        if (lacking := found.columns - rows.shape[1]) > 0:
-            rows = np.pad(rows, ((0, 0), (0, lacking)))
-        return found.encode(rows, inside)
+        return self._sides[side]
 
     # -- on the disk ---------------------------------------------------------------------------------------------------
 

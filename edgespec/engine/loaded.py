@@ -19,6 +19,7 @@ from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
 from edgespec.drafters.skip_sets import forget_sets
+from edgespec.engine.captions import reader_of
 from edgespec.engine.encoding import Encoding, Source
 from edgespec.engine.images import Images
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
@@ -156,9 +157,8 @@ class LoadedBundle:
         wanted = options.prompt_cache and on_cpu and self.encoding is None
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
         self.images: Images | None = share.images if share else None
-        if target.sense is not None and share is None and self.operators.kind == "native" and on_cpu:
-            keep = options.prompt_cache
-            self.images = Images(bundle, run.threads, model.inserted, keep, self.allowance.left)
+        if share is None and self.operators.kind == "native" and on_cpu:
+            self.images = reader_of(bundle, run.threads, model.inserted, options.prompt_cache, self.allowance.left)
         self._shared = share is not None
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
@@ -395,9 +395,9 @@ class LoadedBundle:
         """
         if self.images is not None:
             return self.images
-        if self.bundle.manifest.target.sense is not None:
+        if self.bundle.manifest.target.tower is not None:
             raise InvalidRequest(
-                "images and sound are read by native operators on the CPU alone",
+                "images, sound and captions are read by native operators on the CPU alone",
                 "use `--operators native --device cpu`",
             )
         raise InvalidRequest(

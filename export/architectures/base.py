@@ -58,12 +58,12 @@ class Sight(NamedTuple):
 
 
 class Hearing(NamedTuple):
-    """What stands in front of a decoder that hears; ``sound``: what a bundle says of it.
+    """What stands in front of a decoder that hears; ``sound``: what a bundle says of it; None = it reads captions.
 
     ``convolutions``: over chunks of features, one after the other, before the tower.
     """
 
-    sound: SoundPart
+    sound: SoundPart | None
     tower: Architecture
     projectors: list[Architecture]
     convolutions: list[Architecture]

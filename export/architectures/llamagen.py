@@ -1,6 +1,7 @@
-"""LlamaGen of classes: a Llama over codes of pictures, whose channels turn by lines and columns (arXiv 2406.06525).
+"""LlamaGen: a Llama over codes of pictures, whose channels turn by lines and columns (arXiv 2406.06525).
 
-Classes are tokens behind the codes; the LM head has rows of zeros for them, and pictures are made of codes alone.
+What is drawn is a class, or a caption, of which an encoder of T5 and two matrices make rows.  Classes are tokens behind
+the codes; the LM head has rows of zeros for them, and pictures are made of codes alone.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import EMBEDDING, HEAD, QKV, Architecture, known
+from edgespec.export.architectures.base import EMBEDDING, HEAD, QKV, Architecture, Hearing, known
 from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.t5 import T5
+from edgespec.export.architectures.towers import FIRST, SECOND, Projector, linear_at
 from edgespec.export.source.derived import Extra, held, joined, original
-from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
 
-CLASSES = "cls_embedding.embedding_table.weight"
+CLASSES, PROJECTOR = "cls_embedding.embedding_table.weight", "cls_embedding.cap_proj"
+CAPTIONS = "t5"  # folder of the encoder of captions
 
 
-@known("llamagen", "LlamaGen c2i_B_256", "codes of pictures, of classes; channels turn by lines and columns")
+@known(
+    "llamagen", "LlamaGen c2i_B_256", "codes of pictures, of classes or captions; channels turn by lines and columns"
+)
 class LlamaGen(Architecture):
     """The authors' checkpoint of https://github.com/FoundationVision/LlamaGen, with its arguments as config.json."""
 
@@ -53,8 +59,18 @@ class LlamaGen(Architecture):
         return math.isqrt(self.settings.integer("block_size", 256))
 
     @property
+    def captions(self) -> bool:
+        """Whether it draws by captions."""
+        return bool(self.config.get("cond") == "t2i")
+
+    @property
+    def before(self) -> int:
+        """Positions before the first code."""
+        return self.settings.integer("cls_token_num", 120 if self.captions else 1)
+
+    @property
     def most_context(self) -> int:
-        return 1 + self.side**2
+        return self.before + self.side**2
 
     def inner_size(self, hidden: int) -> int:
         size, multiple = int(2 * 4 * hidden / 3), self.settings.integer("multiple_of", 256)
@@ -63,17 +79,37 @@ class LlamaGen(Architecture):
         return -(-size // multiple) * multiple
 
     def configure(self) -> dict[str, Any]:
-        if self.config.get("cond", "c2i") != "c2i" or self.settings.integer("cls_token_num", 1) != 1:
-            raise UnsupportedModel(f"{self.settings.file}: LlamaGen of texts is not supported: expected one of classes")
-        classes = self.settings.integer("num_classes", 1000) + 1  # the last one is none in particular
+        if not self.captions and self.before != 1:
+            raise UnsupportedModel(f"{self.settings.file}: {self.before} tokens of a class: expected one")
+        classes = 0 if self.captions else self.settings.integer("num_classes", 1000) + 1  # the last one is none
         return super().configure() | {"vocab": self.facts.vocab + classes, "context": self.most_context, "tied": False}
+
+    def __init__(self, source: Checkpoint) -> None:
+        super().__init__(source)
+        if self.captions:
+            self.hearing, self.inserts = self._reader(source), self.facts.hidden
+
+    def _reader(self, source: Checkpoint) -> Hearing:
+        """Open the encoder of captions, and what makes rows of what it gives."""
+        kind = ConfigOnly if isinstance(source, ConfigOnly) else Checkpoint
+        tower = T5(kind.open(source.path / CAPTIONS), encodes=True)
+        tower.facts = tower.facts.model_copy(update={"context": self.before})
+        own = source if isinstance(source, ConfigOnly) else renamed(source, {name: name for name in source.index})
+        tensors = linear_at(own, FIRST, f"{PROJECTOR}.fc1") | linear_at(own, SECOND, f"{PROJECTOR}.fc2")
+        sizes = tower.facts.hidden, self.facts.hidden, self.facts.hidden
+        return Hearing(None, tower, [Projector(own, sizes, self.before, tensors, activation="gelu_pytorch_tanh")], [])
 
     def rotations(self) -> dict[str, Rotary]:
         theta = self.settings.number("rope_base", 10000.0)
-        return {"rope": Rotary({"rope_type": "grid", "rope_theta": theta, "side": self.side, "before": 1},
-                               self.facts.head_dim)}  # fmt: skip
+        axes = (0,) * (self.facts.head_dim // 2) if self.captions else ()  # codes stand behind the longest caption
+        return {"rope": Rotary({"rope_type": "grid", "rope_theta": theta, "side": self.side, "before": self.before},
+                               self.facts.head_dim, axes)}  # fmt: skip
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        if self.captions:
+            found = {f"{EMBEDDING}.weight": original(source, "tok_embeddings.weight"),
+                     f"{HEAD}.weight": original(source, "output.weight")}  # fmt: skip
+            return {**super().derived(source), **found}
         classes = original(source, CLASSES)
         found = {f"{EMBEDDING}.weight": joined(original(source, "tok_embeddings.weight"), classes)}
         found[f"{HEAD}.weight"] = joined(original(source, "output.weight"), held(np.zeros(classes.shape, np.float32)))

@@ -26,7 +26,7 @@ def _sizes(arch: Architecture) -> list[str]:
     if arch.sight is not None:
         tower, most = arch.sight.tower.facts, arch.sight.image.most
         found.append(f"reads images: a tower of {tower.layers} layers with {tower.heads} heads, up to {most} rows each")
-    if arch.hearing is not None:
+    if arch.hearing is not None and arch.hearing.sound is not None:
         tower, most = arch.hearing.tower.facts, arch.hearing.sound.most
         found.append(f"hears: a tower of {tower.layers} layers with {tower.heads} heads, up to {most} rows a recording")
     found.append("tied embeddings" if facts.tied else "untied LM head")

@@ -16,7 +16,7 @@ from edgespec.runtimes.files.codes import CodesPart
 from edgespec.runtimes.files.manifest import TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 
-GRAPH, CODEBOOK, FOLDER = "codes.onnx", "codebook.bin", "codes"
+GRAPH, CODEBOOK, NOTHING, FOLDER = "codes.onnx", "codebook.bin", "nothing.bin", "codes"
 Writer = Callable[[CodeGraph, Mapping[str, Any]], dict[str, Any]]
 """Adds a decoder to a graph, as a config.json describes it -> the fields of its ``CodesPart`` but for ``graph``."""
 WRITERS: dict[str, Writer] = {"vq": vq.write, "patches": vq.write_patches, "snac": snac.write}
@@ -62,6 +62,9 @@ def write_codes(
     if (book := fields.pop("codebook", None)) is not None and isinstance(fields["image"], dict):
         (bundle / CODEBOOK).write_bytes(book.astype("<f4").tobytes())
         fields["image"] = fields["image"] | {"codebook": CODEBOOK}
+    if (nothing := fields.pop("nothing", None)) is not None and isinstance(fields["image"], dict):
+        (bundle / NOTHING).write_bytes(nothing.astype("<f4").tobytes())
+        fields["image"] = fields["image"] | {"caption": {"most": len(nothing), "nothing": NOTHING}}
     graph.save(bundle / GRAPH)
     try:
         return CodesPart(graph=GRAPH, **fields)

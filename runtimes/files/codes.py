@@ -14,6 +14,16 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MOST_SIDE = 256  # codes of a line or a column
 
 
+class CaptionPart(Part):
+    """A caption is read by the model's tower and its projector, up to ``most`` tokens.
+
+    ``nothing``: a file of what is projected instead in guidance's other half, float32 [most, width]: its last rows.
+    """
+
+    most: int = Field(ge=1, le=1 << 12)
+    nothing: InsidePath
+
+
 class ImageCodes(Part):
     """A picture is ``rows`` lines of ``columns`` codes, one behind the other.
 
@@ -30,6 +40,7 @@ class ImageCodes(Part):
     null: Tokens = Field(default_factory=list)
     template: Annotated[str, StringConstraints(max_length=256, pattern=r"\{\}")] = "{}"
     pad: Token | None = None
+    caption: CaptionPart | None = None
     guidance: float | None = Field(default=None, ge=0, le=100)
     codebook: InsidePath | None = None
 

@@ -150,7 +150,7 @@ def _check_tower(part: ModelPart) -> None:
     if image is None and sound is None and part.tower is None and not projectors and not convolutions:
         return
     taps, wanted = image.taps if image else [], getattr(sound.front, "convolutions", 0) if sound else 0
-    if (image is None) == (sound is None) or part.tower is None or len(projectors) != 1 + len(taps):
+    if (image is not None and sound is not None) or part.tower is None or len(projectors) != 1 + len(taps):
         raise ValueError("image or sound: expected a tower and a projector beside it, and one for each of its taps")
     if len(convolutions) != wanted:
         raise ValueError(f"convolutions: expected {wanted}")

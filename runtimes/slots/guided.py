@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass
+from edgespec.decoding.text import INSERTED
 
 Ids = NDArray[np.int64]
 Both = Callable[[Ids, Ids, "Ids | None"], tuple[Pass, Pass]]
@@ -84,7 +85,8 @@ class Guided:
 
     def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """See Target."""
-        return self._mixed(*self._both(tokens, self._others(tokens), parents))
+        both = self._in_turn if tokens[0] >= INSERTED else self._both  # no joint pass has a caption's rows
+        return self._mixed(*both(tokens, self._others(tokens), parents))
 
     def forward_from(self, tokens: Ids, hidden: NDArray[np.float32], layer: int, best: bool = False) -> Pass:
         """See LayeredTarget; the other half runs all layers."""

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edgespec.engine.captions import Captions
 from edgespec.engine.loading import load
-from edgespec.errors import InvalidRequest
+from edgespec.errors import IncompatibleDraft, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.footprint import memory_of
@@ -21,7 +22,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import Command
 from tests.cli.conftest import command as command
-from tests.support.llamagen import ARCHIVE, CLASSES, CODES, SCALE, SIDE, SIZE, write_llamagen
+from tests.support.llamagen import ARCHIVE, CAPTION, CLASSES, CODES, IDS, SCALE, SIDE, SIZE, write_llamagen
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,29 @@ def test_logits_codes_and_pictures_are_those_of_the_authors_code(bundle: Path, o
         assert max(drawn.tokens) < SIZE
         assert engine.draw("3", guidance_scale=1.0).result.tokens != drawing.result.tokens
         assert engine.defaults.guidance_scale == SCALE
+
+
+def test_a_caption_is_drawn_as_by_the_authors_code(tmp_path: Path) -> None:
+    source = write_llamagen(tmp_path / "model", captions=True)
+    with pytest.raises(IncompatibleDraft, match="captions"):
+        Exporter(ExportOptions(str(source), tmp_path / "no", ["speculative"], draft=str(source)))
+    Exporter(ExportOptions(str(source), tmp_path / "bundle", ["self-spec", "ngram"], format="fp32", trials=2)).run()
+    with load(tmp_path / "bundle", threads=1) as engine, np.load(ARCHIVE) as wanted:
+        reader = engine.images
+        assert isinstance(reader, Captions)
+        asked, instead = reader.caption(CAPTION)
+        assert len(asked) == len(IDS)
+        reader.hold(asked)
+        for begin, rows in zip((list(asked), instead), wanted["captioned_logits"], strict=True):
+            slot = open_slot(engine.model)
+            slot.prefill(begin[:-1])
+            found = slot.forward(np.array([begin[-1], *CODES[:-1]], np.int64)).logits
+            np.testing.assert_allclose(found, rows, atol=1e-4)
+        for method in engine.methods:
+            assert engine.draw(CAPTION, method=method, fallback=False).result.tokens == wanted["captioned"].tolist()
+        assert engine.draw("cat").result.tokens != wanted["captioned"].tolist()
+        with pytest.raises(InvalidRequest, match="does not know"):
+            engine.draw(" ")
 
 
 def test_memory_is_planned_for_the_decoder_of_codes(bundle: Path) -> None:

@@ -45,6 +45,7 @@ def test_rows_of_recordings_equal_those_of_transformers(tmp_path: Path, name: st
     known, arch = hearing.reference(name), open_model(hearing.write_case(tmp_path / "model", name), None)
     assert arch.hearing is not None
     sound = arch.hearing.sound
+    assert sound is not None
     part = write_model(tmp_path, arch, ModelSpec("fp32")).part
     assert (part.sound, part.image, arch.inserts) == (sound, None, arch.facts.hidden)
     for at, samples in enumerate(hearing.recordings()):
@@ -100,7 +101,9 @@ def test_quantized_towers_give_nearly_the_same(tmp_path: Path, form: Format) -> 
     arch = open_model(hearing.write_case(tmp_path / "model", "qwen3_asr"), None)
     part = write_model(tmp_path, arch, ModelSpec(form)).part
     assert arch.hearing is not None
+    sound = arch.hearing.sound
+    assert sound is not None
     assert [side.format for side in part.front] == ["int8" if form == "int4" else form] * 5
-    features = sound_features(hearing.recordings()[0], arch.hearing.sound.front)
-    exact, near = (sound_rows(features, arch.hearing.sound, one) for one in (in_numpy(arch), natively(tmp_path, part)))
+    features = sound_features(hearing.recordings()[0], sound.front)
+    exact, near = (sound_rows(features, sound, one) for one in (in_numpy(arch), natively(tmp_path, part)))
     assert np.abs(near - exact).mean() < 0.05 * exact.std()

@@ -1,0 +1,75 @@
+"""Captions of pictures: an encoder of texts and a projector make the rows that a model draws behind."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from edgespec.engine.images import Images, Placed, Rows
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.codes import CaptionPart
+from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER
+from edgespec.runtimes.slots.inserted import Inserted, InsertedRows
+from edgespec.runtimes.text.codec import TextCodec
+
+
+class Captions(Images):
+    """What reads captions, as LlamaGen does (https://github.com/FoundationVision/LlamaGen, sample_t2i.py).
+
+    A caption's last row stands right before the first code, whatever its length: codes have the same positions.
+
+    Args:
+        bundle: of a model that draws by captions.
+        threads: of the encoder.
+        rows: of the target, where they are kept.
+
+    Raises:
+        BundleError: the bundle lacks a part of it.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int | None, rows: InsertedRows, part: CaptionPart) -> None:
+        self._model, self._bundle, self._threads, self.rows = bundle.part("target"), bundle, threads, rows
+        self._sides, self._lock, self._beside, self.kind = {}, threading.RLock(), None, "caption"
+        file, front = bundle.path / part.nothing, self._model.front
+        if len(front) != 2 or not file.is_file() or not (bundle.path / SOURCE_TOKENIZER).is_file():
+            raise BundleError(f"{bundle.path}: lacks what reads captions", "export the bundle again")
+        self.codec = TextCodec(bundle.path, checked=bundle.checked, file=SOURCE_TOKENIZER)
+        self._nothing = np.fromfile(file, "<f4").reshape(part.most, -1)  # [most, width]
+
+    def caption(self, text: str) -> tuple[Placed, list[int]]:
+        """Make the rows of a caption -> a prompt of them, which also keeps those of no caption, and these."""
+        most, ids = len(self._nothing), self.codec.encode(text.lower().strip())
+        ids = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+        digest = hashlib.sha256(np.array(ids, np.int64).tobytes()).digest()
+        with self._lock:
+            asked = self._projected(self._side(0).encode(np.array(ids, np.int64)), digest)
+            instead = self._projected(self._nothing[-len(ids) :], hashlib.sha256(digest).digest())
+        return Placed(asked.tokens, [asked, instead]), instead.tokens
+
+    def _projected(self, rows: Rows, digest: bytes) -> Inserted:
+        """Project rows, behind which a text goes on at the position of the first code."""
+        found = self._side(1).encode(rows)
+        return Inserted(digest, found, (len(found),), np.full((2, len(found)), len(self._nothing) - 1))
+
+    def prompt(self, codec: TextCodec, parts: Sequence[Any]) -> NoReturn:
+        """Refuse images and recordings."""
+        raise InvalidRequest("this model draws by captions: it reads no images and hears no recordings")
+
+    def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Any = None, **how: Any) -> NoReturn:
+        """Refuse them in conversations, too."""
+        self.prompt(codec, ())
+
+
+def reader_of(
+    bundle: Bundle, threads: int | None, rows: InsertedRows, keep: bool, left: Callable[[], int | None]
+) -> Images | None:
+    """Make what reads images, recordings or captions; None = the model reads text alone; arguments as of ``Images``."""
+    draws = bundle.manifest.codes and bundle.manifest.codes.image
+    if bundle.manifest.target.sense is not None:
+        return Images(bundle, threads, rows, keep, left)
+    return Captions(bundle, threads, rows, draws.caption) if draws and draws.caption else None
