@@ -72,19 +72,8 @@ def test_a_decoder_that_hears_answers_as_its_engine_does(tmp_path: Path) -> None
     assert wanted
     result = CliRunner().invoke(cli, ["run", str(folder), "--audio", str(TALK), "--language", "German", "--json"])
     assert json.loads(result.stdout)["text"] == wanted
-    asked = [
-        "--audio",
-        str(TALK),
-        "--chat",
-        "--prompt",
-        "what",
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "16",
-        "--json",
-    ]
-    assert json.loads(CliRunner().invoke(cli, ["run", str(folder), *asked]).stdout)["text"] == answer
+    asked = ["--audio", str(TALK), "--chat", "--prompt", "what", "--temperature", "0", "--max-new-tokens", "16"]
+    assert json.loads(CliRunner().invoke(cli, ["run", str(folder), *asked, "--json"]).stdout)["text"] == answer
     running = start(folder, "--name", "ear")
     try:
         with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
