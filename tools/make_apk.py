@@ -1,11 +1,11 @@
-"""Assemble the demo app out of Maven's outputs: dexed by D8, signed with a key that is thrown away.
+"""Assemble the demo app out of Maven's outputs: shrunk and dexed by R8, signed with a key that is thrown away.
 
     python -m tools.make_apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so
 
-Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 and the archives (.aar) of ONNX Runtime and the
+Needs Debian's aapt, zipalign, apksigner and android-framework-res; R8 and the archives (.aar) of ONNX Runtime and the
 tokenizers come from Maven Central.  Libraries of the NDK and the archives make an app for phones.  Without them it gets
 those that are here: our own, cross-compiled, and those in Maven's jars, for arm64 as well but for other Linux systems,
-so it can be looked at, not run.  The release path is the Gradle project.
+so it can be looked at, not run.  The release path is the Gradle project, which shrinks by the same rules.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ PAGE = 1 << 14  # bytes: uncompressed libraries are mapped from the file, on pho
 ABI = "arm64-v8a"
 LIMIT = 900  # seconds
 PACKAGE = "dev.edgespec.app"
+RULES = DEMO / "app" / "r8-rules.pro"
 # what the app shows at its first start, as app/build.gradle.kts has it
 EXAMPLE = ("builtin:shakespeare-73m", "--quick", "--method", "speculative", "--draft", "builtin:shakespeare-draft",
            "--operators", "native")  # fmt: skip
@@ -71,12 +72,16 @@ def _copied(folder: Path, artifact: str, said: list[str]) -> Path | None:
     return folder / f"{name}-{version}.{kind[0] if kind else 'jar'}"
 
 
-def dexer(folder: Path) -> Path:
-    """D8."""
+def shrink(output: Path, classes: Sequence[Path], rules: Sequence[Path], *how: str) -> None:
+    """Shrink by R8 into ``output``: a folder of classes.dex, classes2.dex ..., or a jar with ``--classfile``."""
     said: list[str] = []
-    found = _copied(folder, f"com.android.tools:r8:{version_of('r8')}", said)
-    assert found, said
-    return found
+    shrinker = _copied(output.parent, f"com.android.tools:r8:{version_of('r8')}", said)
+    assert shrinker, said
+    home = Path(shutil.which("javac") or "").resolve().parents[1]  # java.lang, which the framework's jar leaves out
+    java = ("java", "-Xmx2g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", shrinker)
+    kept = [word for file in rules for word in ("--pg-conf", file)]
+    run(*java, "com.android.tools.r8.R8", "--release", "--lib", framework(), "--lib", home, "--output", output,
+        *how, *kept, *classes)  # fmt: skip
 
 
 def phone_archives(folder: Path) -> list[Path]:
@@ -93,14 +98,6 @@ def framework() -> Path:
     """Give the classes of Android that the app is compiled against."""
     used = (DEMO / "app" / "target" / "classpath.txt").read_text("utf-8").strip().split(":")
     return next(Path(name) for name in used if Path(name).name.startswith("android-all-"))
-
-
-def dex(folder: Path, classes: Sequence[Path]) -> None:
-    """classes.dex, classes2.dex ... in ``folder``."""
-    home = Path(shutil.which("javac") or "").resolve().parents[1]  # java.lang, which the framework's jar leaves out
-    java = ("java", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", dexer(folder))
-    run(*java, "com.android.tools.r8.D8", "--release", "--min-api", str(MIN_SDK), "--lib", framework(), "--lib", home,
-        "--output", folder, *classes)  # fmt: skip
 
 
 def manifest(folder: Path) -> Path:
@@ -133,8 +130,8 @@ def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path], b
         resources = DEMO / "app" / "src" / "main" / "res"
         run("aapt", "package", "-f", "-M", manifest(folder), "-S", resources, "-I", FRAMEWORK,
             "--min-sdk-version", str(MIN_SDK), "--target-sdk-version", str(TARGET_SDK), "--version-code", "1",
-            "--version-name", "0.1.0", "-F", unsigned)  # fmt: skip
-        dex(folder, classes)
+            "--version-name", "0.1.0", "-G", folder / "manifest.pro", "-F", unsigned)  # fmt: skip
+        shrink(folder, classes, [RULES, folder / "manifest.pro"], "--min-api", str(MIN_SDK))
         with zipfile.ZipFile(unsigned, "a") as apk:
             for file in sorted(folder.glob("classes*.dex")):
                 apk.write(file, file.name, zipfile.ZIP_DEFLATED)
@@ -160,7 +157,7 @@ def _store(apk: zipfile.ZipFile, name: str, data: bytes) -> None:
     apk.writestr(info, data, zipfile.ZIP_STORED)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Assemble the app."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -169,7 +166,7 @@ def main() -> None:
         "--archive", type=Path, nargs="+", help="the .aar of ONNX Runtime and of the tokenizers, from elsewhere"
     )
     parser.add_argument("--bundle", type=Path, help="that the app starts with  [default: an embedded model's]")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if lost := missing():
         sys.exit(f"not installed: {', '.join(lost)}")
     with tempfile.TemporaryDirectory() as scratch:

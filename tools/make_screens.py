@@ -17,23 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgespec.runtimes.ort.native_library import native_library
+from tests.support.golden import talking
 from tests.support.jvm import DEMO, environment, folder_alone, maven
 from tools import make_apk as apk
 
 ARCHIVES = ("androidx.test:monitor:1.8.0:aar", "androidx.test.espresso:espresso-idling-resource:3.7.0:aar")
 SOUND = DEMO.parent / "tests" / "data" / "digits" / "en.wav"
-BUNDLES = {  # as the app brings it, one that restores texts, one that hears
-    "bundle": apk.EXAMPLE,
-    "translating": ("builtin:restore", "--method", "speculative", "--draft", "builtin:restore-draft", "--quick"),
-    "hearing": (
-        "builtin:spoken-digits",
-        "--method",
-        "speculative",
-        "--draft",
-        "builtin:spoken-digits-draft",
-        "--quick",
-    ),
-}
+BUNDLES = {"bundle": "shakespeare-73m", "translating": "restore", "hearing": "spoken-digits"}  # what each screen shows
 ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
 
 
@@ -101,8 +91,11 @@ def main() -> None:
         sys.exit(f"not installed: {', '.join(lost)}")
     with tempfile.TemporaryDirectory() as scratch:
         bundles = {name: Path(scratch) / name for name in BUNDLES}
-        for name, options in BUNDLES.items():
-            apk.run("edgespec", "export", *options, "-o", bundles[name])
+        for name, model in BUNDLES.items():
+            draft = f"builtin:{model.removesuffix('-73m')}-draft"
+            how = ("--quick", "--method", "speculative", "--draft", draft, "--operators", "native")
+            apk.run("edgespec", "export", f"builtin:{model}", *how, "-o", bundles[name])
+        bundles["talking"] = talking(bundles["bundle"], Path(scratch) / "talking")
         sys.stdout.write(draw(given.output.resolve(), bundles))
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatch
+from pathlib import Path
 from xml.etree import ElementTree
 
+import click
+
+from edgespec.cli.app import cli
 from tests.support.jvm import DEMO, version_of
+from tools.make_apk import EXAMPLE
 
 GRADLE = (DEMO / "app" / "build.gradle.kts").read_text("utf-8")
 ANDROID = "{http://schemas.android.com/apk/res/android}"
@@ -82,3 +87,19 @@ def test_what_gradle_packs_is_there() -> None:
     for name in desktops:
         assert any(fnmatch(name, pattern) for pattern in patterns), name
     assert not any(fnmatch("native/lib/tokenizers.properties", pattern) for pattern in patterns)
+
+
+def test_the_task_that_makes_the_first_starts_bundle_says_what_the_docs_and_make_apk_say(tmp_path: Path) -> None:
+    task = re.search(r"commandLine\((.+?)folder\.path", GRADLE, re.DOTALL)
+    assert task
+    words = re.findall(r'"([^"]+)"', task[1])
+    assert words == ["edgespec", "export", *EXAMPLE, "-o"]
+    command = cli.get_command(click.Context(cli), "export")
+    assert command
+    assert command.make_context("export", [*EXAMPLE, "-o", str(tmp_path / "bundle")]).params["model"] == EXAMPLE[0]
+    guide = (DEMO.parent / "docs" / "guides" / "android.md").read_text("utf-8")
+    assert f"`{EXAMPLE[0]}`" in guide
+    place = re.search(r'val folder = file\("src/main/assets/(.+)"\)', GRADLE)
+    assert place
+    sources = "".join(file.read_text("utf-8") for file in DEMO.glob("app/src/main/kotlin/**/*.kt"))
+    assert f'ASSETS = "{place[1]}/"' in sources

@@ -17,14 +17,13 @@ from click.testing import CliRunner
 from edgespec.cli.app import cli
 from edgespec.planning.profiles import manifest_hash, read_profile
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.ort.native_library import native_library
 from tests.android.writes import LENGTH, write_golden
 from tests.conftest import PROMPTS
 from tests.support import arm64, golden
 from tests.support.agreement import SEEDED, replay, serve, ways
-from tests.support.jvm import need_maven, run_tests, same_onnxruntime
+from tests.support.jvm import first_start, need_maven, run_tests, same_onnxruntime
 from tests.support.required import need
 from tools import make_apk as apk
 from tools.network import left_in, network_calls, traced
@@ -53,7 +52,7 @@ def test_every_method_writes_what_python_writes(
     need_maven()
     path = tmp_path / "golden.json"
     assert write_golden(bundles, checkpoint, path) >= 2 * len(ways())
-    ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
+    ran = run_tests(golden=str(path), libraries=str(tmp_path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output
     made = json.loads(path.read_text("utf-8"))
@@ -140,16 +139,14 @@ def test_an_arm_core_writes_the_tokens_of_this_one(
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory, arm_library: Path, bundles: Callable[..., Path]) -> Path:
-    """Give the app of its own classes, with libraries for arm64 (of other Linux systems) and a bundle."""
+def app(tmp_path_factory: pytest.TempPathFactory, arm_library: Path) -> Path:
+    """Give the app with the bundle that it brings by default, and libraries for arm64 (of other Linux systems)."""
     need_maven()
     if lost := apk.missing():
         pytest.skip(f"not installed: {', '.join(lost)}")
-    folder = tmp_path_factory.mktemp("apk")
-    own = apk.own_jars(folder / "built")[:1]
-    libraries = [one for jar in apk.needed_jars() for one in apk.packed_libraries(folder, jar)]
-    apk.assemble(folder / "app.apk", [arm_library, *libraries], own, bundles("stock", "int4"))
-    return folder / "app.apk"
+    made = tmp_path_factory.mktemp("apk") / "app.apk"
+    apk.main([str(made), "--library", str(arm_library)])
+    return made
 
 
 @pytest.mark.nightly
@@ -188,18 +185,19 @@ def test_classes_and_libraries_are_there_and_aligned(app: Path) -> None:
             file.seek(data)
             assert int.from_bytes(file.read(20)[18:], "little") == ARM64, one.filename
     assert {one.filename for one in found} == {f"lib/{apk.ABI}/{name}" for name in LIBRARIES}
-    for name in ("MainActivity", "App", "AppState"):
-        assert f"Ldev/edgespec/app/{name};".encode() in dexed
+    for name in ("MainActivity", "App", "WorkService", "SharedFiles"):
+        assert f"Ldev/edgespec/app/{name};".encode() in dexed, "the system starts it by its name"
+    assert b"Ldev/edgespec/app/AppState;" not in dexed  # R8 has been there
 
 
 @pytest.mark.nightly
-def test_the_bundle_is_in_it_as_it_was_exported(app: Path, bundles: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("native")
+def test_its_first_start_writes_with_the_bundle_that_it_brings(app: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(app) as packed:
-        names = [name for name in packed.namelist() if name.startswith("assets/bundle/")]
-        packed.extractall(tmp_path, names)
-    assert "assets/bundle/edgespec.json" in names
-    source = bundles("stock", "int4")
-    assert {name.removeprefix("assets/bundle/") for name in names} == {
-        str(one.relative_to(source)) for one in source.rglob("*") if one.is_file()
-    }
-    Bundle.open(tmp_path / "assets" / "bundle")  # every file by its SHA-256
+        packed.extractall(tmp_path, [name for name in packed.namelist() if name.startswith("assets/bundle/")])
+    jars = [*apk.own_jars(tmp_path / "built"), tmp_path / "built" / "app" / "test-classes", *apk.needed_jars()]
+    library = native_library().path
+    assert library is not None
+    said = first_start(jars, tmp_path / "assets" / "bundle", tmp_path / "app", library)
+    assert "speculative: " in said, said  # at once, by the draft that is in it
+    assert "8 of 8 texts equal on this device" in said

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,9 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     """Keep what Python writes on fresh exports, for the Kotlin test; give the number of requests."""
     every = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
     common = [request for request in every if request[0]["method"] != "eagle"]
+    library = native_library().path
+    assert library is not None
+    shutil.copy(library, path.parent / "libedgespec.so")  # the app finds it by its name
     full = export(path.parent / "full", "int4")
     made = [serve(full, "native", every, LENGTH)]
     for operators in OPERATORS:
@@ -116,7 +120,7 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     more["profiles"] = [
         {"path": str(one), "profile": str(path.parent / f"profile{at}.json")} for at, one in enumerate(measured)
     ]
-    path.write_text(json.dumps({"library": str(native_library().path), "bundles": made, **more}), "utf-8")
+    path.write_text(json.dumps({"library": str(library), "bundles": made, **more}), "utf-8")
     return sum(len(one["cases"]) for one in made)
 
 

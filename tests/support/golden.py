@@ -114,15 +114,20 @@ def _pieces(codec: TextCodec, ids: list[int]) -> list[str]:
     return [*(decoder.push([token]) for token in ids[2:]), decoder.finish()]
 
 
-def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
-    """Make a copy of a bundle with a chat template and golden vectors, and three turns with it."""
-    copy = folder / "talking"
+def talking(bundle: Path, copy: Path) -> Path:
+    """Make a copy of a bundle with a chat template."""
     shutil.copytree(bundle, copy)
     (copy / TEMPLATE_FILE).write_text(PLAY, "utf-8")
     data = chat_data(TextCodec(copy))
     assert "gaps" in data, data
     (copy / CHAT_FILE).write_text(json.dumps(data), "utf-8")
     write_manifest(copy, read_manifest(copy))
+    return copy
+
+
+def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
+    """Make a copy of a bundle with a chat template and golden vectors, and three turns with it."""
+    copy = talking(bundle, folder / "talking")
     engine = load(copy, threads=2)
     vectors = []
     for text in PROVED:

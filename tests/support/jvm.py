@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,18 @@ def classpath(folder: Path) -> str:
 def environment(classes: str) -> dict[str, str]:
     """Of a JVM with these classes: ONNX Runtime overflows the stack of its main thread where the command is long."""
     return {**os.environ, "CLASSPATH": classes}
+
+
+def first_start(classes: Iterable[Path], bundle: Path, folder: Path, library: Path) -> str:
+    """Start the app without its views, over these classes, with a bundle that it brings -> what it said."""
+    folder.mkdir(exist_ok=True)
+    shutil.rmtree(folder / "bundle", ignore_errors=True)
+    # JNA, which would set this where there is no Android, is not kept by R8
+    env = {**environment(":".join(map(str, classes))), "ORT_DISABLE_TELEMETRY": "1"}
+    command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    command += [f"-Djava.library.path={library.parent}", "dev.edgespec.app.FirstStartKt", str(bundle), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=LIMIT)
+    return done.stdout + done.stderr
 
 
 def run_tests(**properties: str) -> Ran:

@@ -4,6 +4,7 @@ import android.app.*
 import android.content.*
 import android.Manifest.permission.RECORD_AUDIO
 import android.content.pm.PackageManager.PERMISSION_GRANTED
+import android.graphics.Typeface
 import android.media.*
 import android.os.Build
 import android.os.Bundle
@@ -11,7 +12,6 @@ import android.os.Handler
 import android.os.Looper
 import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
-import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.view.WindowManager
 import android.widget.*
 import dev.edgespec.EdgespecError
@@ -102,6 +102,7 @@ class MainActivity : Activity() {
     private lateinit var screens: List<Screen>
     private lateinit var tabs: List<Button>
     private lateinit var place: FrameLayout
+    private lateinit var title: TextView
     private lateinit var status: TextView
 
     override fun onCreate(saved: Bundle?) {
@@ -114,21 +115,23 @@ class MainActivity : Activity() {
         place = FrameLayout(this)
         status = text().apply { setTextIsSelectable(true) }
         tabs = screens.map { screen -> tab(screen.name) { choose(screen.name) } }
-        val more = tab("More") { menu(it) }
-        val wide = resources.configuration.screenWidthDp >= 600 // a tablet, or a phone on its side
-        val body = LinearLayout(this).apply {
-            orientation = LinearLayout.VERTICAL
-            addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
-            addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+        title = text().apply { setTypeface(null, Typeface.BOLD) }
+        val more = tab("More") { menu(it) }.apply {
+            contentDescription = text
+            text = "\u22ee"
         }
-        val bar = if (wide) stack(tabs + more) else row(*tabs.toTypedArray(), more)
+        val wide = resources.configuration.screenWidthDp >= 600 // a tablet, or a phone on its side
+        place.setPadding(0, dp(8), 0, 0)
+        val body = column(place, status).apply { if (wide) setPaddingRelative(dp(12), 0, 0, 0) }
+        val below = if (!wide) column(body).also { it.addView(row(*tabs.toTypedArray()), 0) } else LinearLayout(this).apply {
+            addView(stack(tabs))
+            addView(body, LinearLayout.LayoutParams(0, MATCH_PARENT, 1f))
+        }
         setContentView(
-            LinearLayout(this).apply {
-                orientation = if (wide) LinearLayout.HORIZONTAL else LinearLayout.VERTICAL
+            column(below).apply {
+                addView(line(title, more), 0)
                 fitsSystemWindows = true
                 setPadding(dp(12), dp(4), dp(12), dp(4))
-                addView(bar, LinearLayout.LayoutParams(if (wide) WRAP_CONTENT else MATCH_PARENT, WRAP_CONTENT))
-                addView(body, if (wide) LinearLayout.LayoutParams(0, MATCH_PARENT, 1f) else LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
             },
         )
         choose(state.screen)
@@ -179,6 +182,7 @@ class MainActivity : Activity() {
         val hidden = if (made == null) setOf(TRANSLATE, LISTEN) else setOfNotNull(
             CHAT.takeIf { reads }, TRANSLATE.takeIf { made.sources == null }, LISTEN.takeIf { made.bundle.manifest.speech == null },
         )
+        title.text = state.title
         tabs.forEach { it.visibility = if (it.tag in hidden) View.GONE else View.VISIBLE }
         if (state.screen in hidden) return choose(screens.first { it.name !in hidden }.name)
         screens.first { it.name == state.screen }.show()

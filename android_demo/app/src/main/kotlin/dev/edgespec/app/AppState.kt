@@ -4,7 +4,6 @@ import com.google.gson.GsonBuilder
 import dev.edgespec.*
 import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
-import dev.edgespec.decoding.Stats
 import dev.edgespec.engine.*
 import dev.edgespec.planning.*
 import dev.edgespec.reports.*
@@ -76,6 +75,12 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     var profile: String? = null // of this device, as `edgespec plan --device` takes it
         private set
 
+    /** The model at hand, in a line. */
+    val title: String
+        get() = engine?.let { made ->
+            val name = (made.bundle.manifest.provenance["model"]?.asString ?: "").substringAfterLast('/').substringAfter(':')
+            listOf(name, made.bundle.manifest.target.format, made.operators.kind).filter { it.isNotEmpty() }.joinToString(" \u00b7 ")
+        } ?: "edgespec"
     val methods: List<String> get() = listOf(AUTO) + (engine?.methods ?: emptyList())
     val free: Long get() = around.memory?.available ?: 0
 
@@ -218,7 +223,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             return
         }
         val cut = if (result.finish == "length" || result.finish == "context") "; ${say("cut here: ask it to go on")}" else ""
-        status = "${result.methodUsed}: ${lineOf(result.stats)}; ${result.reason}$cut"
+        status = "${result.methodUsed}: ${speedLine(result.stats.tokensPerSecond, result.stats.accepted, result.stats.drafted)}; ${result.reason}$cut"
     }
 
     /** Write what the model makes of [source], a line at a time. */
@@ -257,7 +262,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
                     hearing = one.text
                     one.segment?.let {
                         heard = heard + it
-                        status = "${it.result.methodUsed}: ${lineOf(it.result.stats)}"
+                        status = "${it.result.methodUsed}: ${it.result.stats.run { speedLine(tokensPerSecond, accepted, drafted) }}"
                     }
                 }
             }
@@ -273,10 +278,6 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             (if (asked.timestamps) "%.1f-%.1f ".format(Locale.ROOT, one.start, one.end) else "") + one.text.trim() + "\n"
         } + hearing.trim()
 
-    private fun lineOf(stats: Stats) = say("%.1f tokens/s, %.0f %% of %d guesses accepted").format(
-        Locale.ROOT, stats.tokensPerSecond, 100 * stats.acceptanceRate, stats.drafted,
-    )
-
     /** End what is being recorded, so that it is heard; else what is being done. */
     fun stop() {
         if (recording) recording = false else job?.cancel()
@@ -287,7 +288,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         begin(BENCH, say("Measuring"), {
             val found = bench(made, prompts, settings, repeats) { done, of, method ->
                 ensureActive()
-                change { status = "$done of $of: $method" }
+                change { status = "$done / $of: $method" }
             }
             change {
                 benched = found
@@ -303,7 +304,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             val device = Machine(around.device["model"] ?: "", around.memory?.total ?: 0)
             val found = calibrate(made, device, process = process) { part, done, of ->
                 ensureActive()
-                change { status = "$part: $done of $of" }
+                change { status = "$part: $done / $of" }
             }
             change {
                 profile = found
@@ -317,7 +318,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         begin(PROOF, say("Comparing"), {
             val found = proof(made) { done, of ->
                 ensureActive()
-                change { status = "$done of $of" }
+                change { status = "$done / $of" }
             }
             change {
                 proved = found
@@ -338,15 +339,15 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     /** A method's golden vectors, written again here. */
     fun proofCards(): List<Card> = proved.groupBy { it.method }.map { (method, all) ->
         val equal = all.count { it.equal }
-        Card(method, "$equal / ${all.size}", listOf("tokens" to "${all.sumOf { it.expected.size }}", "result" to if (equal == all.size) "equal" else "differs"))
+        Card(method, "$equal / ${all.size}", listOf("tokens" to "${all.sumOf { it.expected.size }}", "result" to if (equal == all.size) say("equal") else say("differs")))
     }
 
     /** What of the bundle fits [budget] bytes. */
     fun planCards(budget: Long): List<Card> {
         val made = engine ?: return emptyList()
         return plan(made.bundle.manifest, made.allowance, made.context, budget).map { run ->
-            val details = listOf("memory" to showBytes(run.bytes), "predicted" to (run.speedup?.let { "%.2fx".format(Locale.ROOT, it) } ?: "-"))
-            val fits = if (run.fits) "${run.context} tokens" else "too large"
+            val details = listOfNotNull("memory" to showBytes(run.bytes), run.speedup?.let { "predicted" to "%.2fx".format(Locale.ROOT, it) })
+            val fits = if (run.fits) say("%d tokens").format(run.context) else say("too large")
             Card(run.method, fits, details + run.parts.map { it.name to showBytes(it.bytes) }, minOf(1.0, run.bytes.toDouble() / maxOf(budget, 1)))
         }
     }

@@ -170,7 +170,11 @@ class Live(private val clock: () -> Long = System::nanoTime) {
         get() {
             val seconds = (clock() - begun) / 1e9
             if (tokens == 0 || seconds <= 0) return ""
-            val share = if (drafted > 0) ", %.0f %% of %d guesses accepted".format(Locale.ROOT, 100.0 * accepted / drafted, drafted) else ""
-            return "%.1f tokens/s%s".format(Locale.ROOT, tokens / seconds, share)
+            return speedLine(tokens / seconds, accepted, drafted)
         }
 }
+
+/** Tokens a second, and the share of guesses that stand. */
+fun speedLine(speed: Double, accepted: Int, drafted: Int): String =
+    if (drafted == 0) "%.1f ${say("tokens/s")}".format(Locale.ROOT, speed)
+    else say("%.1f tokens/s, %.0f %% of %d guesses accepted").format(Locale.ROOT, speed, 100.0 * accepted / drafted, drafted)

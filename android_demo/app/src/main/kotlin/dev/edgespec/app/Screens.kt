@@ -1,12 +1,8 @@
 package dev.edgespec.app
 
 import android.content.*
-import android.content.res.Configuration
-import android.graphics.*
-import android.text.*
-import android.text.style.*
+import android.view.Gravity
 import android.view.View
-import android.view.ViewGroup
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.*
@@ -43,38 +39,35 @@ private class Choice(context: Context, label: String, private val chosen: (Strin
     }
 }
 
-private fun Context.switch(says: String, on: Boolean, turned: (Boolean) -> Unit) = Switch(this).apply {
-    text = say(says)
-    isChecked = on
-    setOnCheckedChangeListener { _, now -> turned(now) }
-}
-
-private fun Context.edit(hint: String, text: String, changed: (String) -> Unit) = EditText(this).apply {
-    this.hint = say(hint)
-    setText(text)
-    addTextChangedListener(object : TextWatcher {
-        override fun beforeTextChanged(now: CharSequence?, start: Int, count: Int, after: Int) = Unit
-        override fun onTextChanged(now: CharSequence?, start: Int, before: Int, count: Int) = Unit
-        override fun afterTextChanged(now: Editable?) = changed(now.toString())
-    })
-}
-
-/** A text that grows: what is there already is not set again. */
-private class Written(context: Context) {
-    private var shown: Transcript? = null
-    private var refused = false
+/** A text that grows: what is there already is not set again.  In a talk, what the user says stands at the right. */
+private class Written(private val context: Context) {
+    private var shown: List<Any> = emptyList() // the transcript, and how it is shown
     private var count = 0
-    val view = context.text().apply { setTextIsSelectable(true) }
+    private var last: Pair<Boolean, TextView>? = null // whether it is the user's
+    val view = context.stack(emptyList())
 
-    fun show(transcript: Transcript, refused: Boolean) {
-        if (transcript !== shown || refused != this.refused || count > transcript.size) {
-            view.text = ""
+    fun show(transcript: Transcript, refused: Boolean, talks: Boolean = false) {
+        if (shown != listOf(transcript, refused, talks) || count > transcript.size) {
+            shown = listOf(transcript, refused, talks)
+            view.removeAllViews()
+            last = null
             count = 0
         }
-        if (count < transcript.size) view.append(view.context.spanned(transcript.pieces(refused, count)))
-        shown = transcript
-        this.refused = refused
+        var rest = transcript.pieces(refused, count)
+        while (rest.isNotEmpty()) {
+            val own = talks && rest[0].kind == Kind.USER
+            val part = rest.takeWhile { (talks && it.kind == Kind.USER) == own }
+            val text = last?.takeIf { it.first == own }?.second ?: add(own).also { last = own to it }
+            text.append(context.spanned(if (own) part.map { it.copy(text = it.text.trim()) } else part))
+            rest = rest.drop(part.size)
+        }
         count = transcript.size
+    }
+
+    private fun add(own: Boolean) = context.text().apply {
+        setTextIsSelectable(true)
+        if (own) ground(context.faint(android.R.attr.colorAccent))
+        view.addView(this, LinearLayout.LayoutParams(if (own) WRAP_CONTENT else MATCH_PARENT, WRAP_CONTENT).apply { gravity = if (own) Gravity.END else Gravity.START })
     }
 }
 
@@ -89,13 +82,13 @@ class ChatScreen(context: Context, private val state: AppState) : Screen {
     }
     private val prompt = context.edit("Your message", state.chat.typed) { state.chat.typed = it }
     private val methods = Choice(context, "Decoding method") { state.chat.method = it }
-    private val send = context.button("Send") { if (state.busy) state.stop() else state.ask(prompt.text.toString()) }
+    private val send = context.button("Send", main = true) { if (state.busy) state.stop() else state.ask(prompt.text.toString()) }
     private val examples = Wrapping(context)
-    override val view: View = context.column(scroll, examples, refused, prompt, context.row(methods.view, send))
+    override val view: View = context.column(scroll, examples, context.row(methods.view, refused), context.line(prompt, send))
 
     override fun show() {
         methods.show(state.methods, state.chat.method)
-        written.show(state.chat.transcript, state.refused)
+        written.show(state.chat.transcript, state.refused, state.engine?.let(state.chat::talks) == true)
         if (prompt.text.toString() != state.chat.typed) prompt.setText(state.chat.typed)
         send.text = say(if (state.busy) "Stop" else "Send")
         send.isEnabled = state.busy || state.engine != null
@@ -114,7 +107,7 @@ class TranslateScreen(context: Context, private val state: AppState) : Screen {
     private val from = Choice(context, "From") { state.from = it }
     private val to = Choice(context, "To") { state.to = it }
     private val methods = Choice(context, "Decoding method") { state.chat.method = it }
-    private val run = context.button("Translate") { if (state.busy) state.stop() else state.translate() }
+    private val run = context.button("Translate", main = true) { if (state.busy) state.stop() else state.translate() }
     override val view: View =
         context.column(ScrollView(context).apply { addView(written.view) }, source, context.row(from.view, to.view, methods.view, run))
 
@@ -139,7 +132,7 @@ class ListenScreen(context: Context, private val state: AppState, private val mi
         state.asked = state.asked.copy(task = if (it) "translate" else "transcribe")
     }
     private val times = context.switch("Show times", state.asked.timestamps) { state.asked = state.asked.copy(timestamps = it) }
-    private val record = context.button("Record") { if (state.busy) state.stop() else microphone()?.let(state::listen) }
+    private val record = context.button("Record", main = true) { if (state.busy) state.stop() else microphone()?.let(state::listen) }
     override val view: View =
         context.column(ScrollView(context).apply { addView(text) }, context.row(english, times), context.row(language.view, record))
 
@@ -157,7 +150,7 @@ class ListenScreen(context: Context, private val state: AppState, private val mi
 /** A screen of what a run found, and a report of it that can be shared. */
 abstract class RunScreen(context: Context, protected val state: AppState, final override val name: String, private val says: String) : Screen {
     private val cards = Cards(context)
-    private val run = context.button(says) { if (state.busy) state.stop() else begin() }
+    private val run = context.button(says, main = true) { if (state.busy) state.stop() else begin() }
     private val share = context.button("Share") {
         state.tryTo { SharedFiles.send(context, "edgespec-${name.lowercase()}.json", report!!) }
     }
@@ -227,143 +220,4 @@ class PlanScreen(context: Context, state: AppState) : RunScreen(context, state, 
         says.text = say("Budget: %s of the %s that are free").format(showBytes(budget), showBytes(state.free))
         super.show()
     }
-}
-
-/* Small views that the screens share.  Sizes are the system's own, so large fonts stay large. */
-
-fun Context.button(says: String, click: () -> Unit) = Button(this).apply {
-    text = say(says)
-    setAllCaps(false)
-    setOnClickListener { click() }
-}
-
-/** Text in the colour that reads best on its ground. */
-fun Context.text() = TextView(this).apply {
-    val style = obtainStyledAttributes(intArrayOf(android.R.attr.textColorPrimary))
-    style.getColorStateList(0)?.let { setTextColor(it) }
-    style.recycle()
-}
-
-fun Context.dp(count: Int): Int = (count * resources.displayMetrics.density).toInt()
-
-fun Context.resource(type: String, name: String): Int = resources.getIdentifier(name, type, packageName)
-
-/** A screen's name in the bar; see [choose]. */
-fun Context.tab(name: String, click: (View) -> Unit) = Button(this, null, android.R.attr.borderlessButtonStyle).apply {
-    text = say(name)
-    tag = name
-    setAllCaps(false)
-    minWidth = 0
-    minimumWidth = dp(48)
-    setPadding(dp(10), 0, dp(10), 0)
-    setOnClickListener { click(it) }
-}
-
-/** Let a tab be the one at hand: screen readers say so, too. */
-fun Button.choose(on: Boolean) {
-    isSelected = on
-    setTypeface(null, if (on) Typeface.BOLD else Typeface.NORMAL)
-    paintFlags = if (on) paintFlags or Paint.UNDERLINE_TEXT_FLAG else paintFlags and Paint.UNDERLINE_TEXT_FLAG.inv()
-}
-
-/** Views side by side, and in another line where there is no room. */
-fun Context.row(vararg views: View): View = Wrapping(this).apply { views.forEach { addView(it) } }
-
-/** Views one above the other, as wide as they are. */
-fun Context.stack(views: List<View>): View = LinearLayout(this).apply {
-    orientation = LinearLayout.VERTICAL
-    views.forEach { addView(it) }
-}
-
-/** Lays its views out as words are: nothing is ever beyond the edge. */
-class Wrapping(context: Context) : ViewGroup(context) {
-    /** Place the views in lines of this width -> how high all are. */
-    private fun lines(width: Int, place: (View, Int, Int) -> Unit): Int {
-        var (x, y, high) = Triple(0, 0, 0)
-        for (at in 0 until childCount) {
-            val view = getChildAt(at)
-            if (view.visibility == View.GONE) continue
-            if (x > 0 && x + view.measuredWidth > width) {
-                x = 0
-                y += high
-                high = 0
-            }
-            place(view, if (layoutDirection == View.LAYOUT_DIRECTION_RTL) width - x - view.measuredWidth else x, y)
-            x += view.measuredWidth
-            high = maxOf(high, view.measuredHeight)
-        }
-        return y + high
-    }
-
-    override fun onMeasure(wide: Int, high: Int) {
-        val width = MeasureSpec.getSize(wide)
-        measureChildren(MeasureSpec.makeMeasureSpec(width, MeasureSpec.AT_MOST), MeasureSpec.makeMeasureSpec(0, MeasureSpec.UNSPECIFIED))
-        setMeasuredDimension(width, resolveSize(lines(width) { _, _, _ -> }, high))
-    }
-
-    override fun onLayout(changed: Boolean, left: Int, top: Int, right: Int, bottom: Int) {
-        lines(right - left) { view, x, y -> view.layout(x, y, x + view.measuredWidth, y + view.measuredHeight) }
-    }
-}
-
-/** Views one above the other; [wide] gets what room is left. */
-fun Context.column(wide: View, vararg below: View): LinearLayout = LinearLayout(this).apply {
-    orientation = LinearLayout.VERTICAL
-    addView(wide, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
-    below.forEach { addView(it, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT)) }
-}
-
-/** Entries one below the other: a name, its figure, a bar, and what else there is, in as many lines as it needs. */
-class Cards(context: Context) : ScrollView(context) {
-    private val all = LinearLayout(context).apply { orientation = LinearLayout.VERTICAL }
-
-    init { addView(all) }
-
-    fun show(cards: List<Card>) {
-        all.removeAllViews()
-        for (card in cards) {
-            val head = SpannableStringBuilder("${card.title}   ${card.value}").apply {
-                setSpan(StyleSpan(Typeface.BOLD), 0, length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE)
-                setSpan(RelativeSizeSpan(1.2f), 0, length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE)
-            }
-            val rest = card.details.joinToString(" \u00b7 ") { (name, value) -> "${say(name)}\u00a0${value.replace(' ', '\u00a0')}" }
-            val shown = LinearLayout(context).apply {
-                orientation = LinearLayout.VERTICAL
-                setPadding(0, context.dp(6), 0, context.dp(6))
-                addView(context.text().apply { text = head })
-                card.share?.let { share ->
-                    addView(ProgressBar(context, null, android.R.attr.progressBarStyleHorizontal).apply {
-                        max = 1000
-                        progress = (1000 * share).toInt()
-                        importantForAccessibility = View.IMPORTANT_FOR_ACCESSIBILITY_NO
-                    }, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
-                }
-                addView(context.text().apply { text = rest })
-                // a screen reader says an entry as one
-                isFocusable = true
-                contentDescription = "$head. $rest"
-            }
-            all.addView(shown, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
-        }
-    }
-}
-
-/** Pieces of a chat: the user's bold, accepted guesses green, refused ones red and struck out. */
-fun Context.spanned(pieces: List<Piece>): CharSequence {
-    val night = resources.configuration.uiMode and Configuration.UI_MODE_NIGHT_MASK == Configuration.UI_MODE_NIGHT_YES
-    val green = if (night) Color.rgb(0x81, 0xC7, 0x84) else Color.rgb(0x1B, 0x5E, 0x20) // 4.5 : 1 and more on their grounds
-    val red = if (night) Color.rgb(0xEF, 0x9A, 0x9A) else Color.rgb(0xB7, 0x1C, 0x1C)
-    val shown = SpannableStringBuilder()
-    for (piece in pieces) {
-        val start = shown.length
-        shown.append(piece.text)
-        val spans = when (piece.kind) {
-            Kind.USER -> listOf(StyleSpan(Typeface.BOLD))
-            Kind.MODEL -> emptyList()
-            Kind.ACCEPTED -> listOf(ForegroundColorSpan(green))
-            Kind.REFUSED -> listOf(ForegroundColorSpan(red), StrikethroughSpan())
-        }
-        spans.forEach { shown.setSpan(it, start, shown.length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE) }
-    }
-    return shown
 }

@@ -34,5 +34,5 @@ val KOREAN = mapOf(
         "측정 완료: 프로필을 공유하고 `edgespec plan --device FILE`로 계획하세요",
     // what stands beside figures
     "tokens/s" to "토큰/초", "speed-up" to "속도 향상", "tok/round" to "라운드당 토큰", "accepted" to "수락", "same text" to "같은 글",
-    "memory" to "메모리", "predicted" to "예측", "tokens" to "토큰", "result" to "결과",
+    "memory" to "메모리", "predicted" to "예측", "tokens" to "토큰", "result" to "결과", "%d tokens" to "%d토큰", "too large" to "너무 큼", "equal" to "같음", "differs" to "다름",
 )

@@ -26,7 +26,7 @@ class AppStateTest {
 
     private fun state(bundle: File) = AppState(
         Surroundings(
-            bundle, File(folder.toFile(), "chat.json"), null, File(golden["library"].asString), mapOf("model" to "test"),
+            bundle, File(folder.toFile(), "chat.json"), File(folder.toFile(), "cache"), File("libedgespec.so"), mapOf("model" to "test"),
             brought = { brought },
         ),
         queue::add,
@@ -36,12 +36,6 @@ class AppStateTest {
     /** Be the main thread until the app has nothing to do, or [until] is so. */
     private fun AppState.run(until: () -> Boolean = { false }) {
         while (busy && !until()) (queue.poll(300, TimeUnit.SECONDS) ?: error("still at: $status"))()
-    }
-
-    private class Copied(private val from: File) : BundleSource {
-        override val files = from.walkTopDown().filter { it.isFile }.map { it.relativeTo(from).path }.toList()
-
-        override fun open(name: String): InputStream = File(from, name).inputStream()
     }
 
     /** A bundle whose files are changed on the way. */

@@ -95,7 +95,7 @@ internal fun originOf(manifest: Manifest, model: Model, library: File?): Map<Str
         "processor" to processor(), "ONNX Runtime" to onnxRuntimeVersion(), "threads" to "${minOf(model.threads, 2)}", // one, or several
     )
     val tables = model.part.attention?.tables?.let { files.getValue(it).sha256 }.orEmpty()
-    return facts + mapOf("attention" to model.kv.named(), "key tables" to tables, "library" to sha256(library!!))
+    return facts + mapOf("attention" to model.kv.named(), "key tables" to tables, "library" to identityOf(library!!))
 }
 
 private fun processor(): String {

@@ -97,6 +97,15 @@ internal fun whyNot(library: File?): String? = when {
     else -> null
 }
 
+/** Tells this build of a library from others: its hash; of one that lies in an app's archive, which archive, when written. */
+internal fun identityOf(library: File): String {
+    if (!byName(library)) return sha256(library)
+    val lines = runCatching { File("/proc/self/maps").readLines() }.getOrDefault(emptyList())
+    val mapped = lines.filter { '/' in it }.map { File(it.substring(it.indexOf('/'))) }.distinct()
+    mapped.firstOrNull { it.name == library.name && it.isFile }?.let { return sha256(it) }
+    return mapped.filter { it.extension == "apk" }.joinToString { "$it ${it.length()} ${it.lastModified()}" }
+}
+
 class OperatorChoice(val kind: String, val reason: String) {
     /** The graph that can run every method, strict if asked for; native rows always have the same bits. */
     fun graph(part: ModelPart, strict: Boolean): String {

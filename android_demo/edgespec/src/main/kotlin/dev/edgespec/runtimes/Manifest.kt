@@ -3,11 +3,8 @@ package dev.edgespec.runtimes
 import com.google.gson.*
 import dev.edgespec.*
 import dev.edgespec.decoding.*
-import dev.edgespec.drafters.hex
 import java.io.File
 import java.io.IOException
-import java.math.BigDecimal
-import java.security.MessageDigest
 
 /* The manifest of a bundle (`edgespec.json`): reading it with errors a person can act on. */
 
@@ -19,7 +16,6 @@ val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa
 val ELSEWHERE = listOf("eagle1", "peagle", "dspark", "assistant") // methods of bundles that this runtime does not have
 private val OPERATORS = listOf("stock", "native")
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
-private const val EXPORT_AGAIN = "export the bundle again"
 
 /** One ONNX file of a model; see the Python side for what the flags mean. */
 class Graph(
@@ -108,112 +104,6 @@ class Manifest(
     /** Milliseconds of passes by rows, as the export measured them; null if it did not. */
     val verifyMs: Map<Int, Double>?
         get() = (cost["verify_ms"] as? JsonObject)?.entrySet()?.associate { it.key.toInt() to it.value.asDouble }?.ifEmpty { null }
-}
-
-/** Reads typed values out of JSON, and says where something else stands. */
-internal class Reader(private val file: File, private val data: JsonObject, private val where: String = "") {
-    private val read = HashSet<String>()
-
-    private fun at(name: String) = if (where.isEmpty()) name else "$where.$name"
-    fun wrong(name: String, what: String, hint: String? = EXPORT_AGAIN): BundleError = BundleError("$file: ${at(name)}: $what", hint)
-
-    private fun <T> find(name: String, value: (String, JsonElement) -> T): T? {
-        read.add(name)
-        return data[name]?.takeIf { !it.isJsonNull }?.let { value(name, it) }
-    }
-
-    private fun <T> need(name: String, found: T?): T = found ?: throw wrong(name, "Field required")
-
-    private inline fun primitive(name: String, it: JsonElement, what: String, fits: (JsonPrimitive) -> Boolean): JsonPrimitive =
-        (it as? JsonPrimitive)?.takeIf(fits) ?: throw wrong(name, "Input should be a valid $what")
-
-    private fun string(name: String, it: JsonElement): String = primitive(name, it, "string") { found -> found.isString }.asString
-    private fun number(name: String, it: JsonElement): Double = primitive(name, it, "number") { found -> found.isNumber }.asDouble
-    private fun json(name: String, it: JsonElement): JsonObject = it as? JsonObject ?: throw wrong(name, "Input should be an object")
-
-    private fun array(name: String, it: JsonElement): List<JsonElement> =
-        (it as? JsonArray ?: throw wrong(name, "Input should be a valid list")).toList()
-
-    private fun whole(name: String, it: JsonElement, least: Long, most: Long): Long {
-        val number = try {
-            BigDecimal(primitive(name, it, "integer") { found -> found.isNumber }.asString).longValueExact()
-        } catch (_: ArithmeticException) {
-            throw wrong(name, "Input should be a valid integer")
-        }
-        if (number < least) throw wrong(name, "Input should be greater than ${least - 1}")
-        if (number > most) throw wrong(name, "Input should be at most $most")
-        return number
-    }
-
-    private fun <T> part(name: String, it: JsonElement, make: Reader.() -> T): T =
-        Reader(file, json(name, it), at(name)).let { reader -> reader.make().also { reader.done() } }
-
-    private fun <T> each(name: String, value: (String, JsonElement) -> T): List<T> =
-        (find(name, ::array) ?: emptyList()).map { value(name, it) }
-
-    fun textOrNull(name: String, allowed: List<String>? = null): String? = find(name, ::string)?.also {
-        if (allowed != null && it !in allowed) throw wrong(name, "Input should be ${allowed.joinToString(", ") { one -> "'$one'" }}")
-    }
-
-    fun text(name: String, allowed: List<String>? = null): String = need(name, textOrNull(name, allowed))
-    fun pathOrNull(name: String): String? = textOrNull(name)?.also { checkInside(name, it) }
-    fun path(name: String): String = need(name, pathOrNull(name))
-
-    fun checkInside(name: String, path: String) {
-        if (path.isEmpty() || path.startsWith("/") || path.split("/").any { it == ".." } || "\\" in path || ":" in path) {
-            throw wrong(name, "Value error, path '$path' leaves the bundle: only relative paths inside the folder are allowed")
-        }
-    }
-
-    fun long(name: String): Long = need(name, find(name) { _, it -> whole(name, it, Long.MIN_VALUE, Long.MAX_VALUE) })
-    fun int(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int = need(name, intOrNull(name, least, most))
-
-    fun intOrNull(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int? =
-        find(name) { _, it -> whole(name, it, least.toLong(), most.toLong()).toInt() }
-
-    fun numberOrNull(name: String): Double? = find(name, ::number)
-
-    fun flag(name: String): Boolean =
-        find(name) { _, it -> primitive(name, it, "boolean") { found -> found.isBoolean }.asBoolean } ?: false
-
-    fun wordOrFlag(name: String): String? = find(name) { _, it -> primitive(name, it, "boolean or string") { found -> !found.isNumber }.asString }
-
-    fun jsonOrNull(name: String): JsonObject? = find(name, ::json)
-    fun <T> partOrNull(name: String, make: Reader.() -> T): T? = find(name) { _, it -> part(name, it, make) }
-    fun <T> part(name: String, make: Reader.() -> T): T = need(name, partOrNull(name, make))
-
-    private fun <T> named(name: String, value: (String, JsonElement) -> T): Map<String, T> =
-        jsonOrNull(name)?.entrySet()?.associate { (key, it) -> key to value("$name.$key", it) } ?: emptyMap()
-
-    fun <T> members(name: String, make: Reader.(String) -> T): Map<String, T> =
-        named(name) { at, it -> part(at, it) { make(at.removePrefix("$name.")) } }
-
-    fun namedInts(name: String): Map<String, Int> = named(name) { at, it -> whole(at, it, 0, MOST_TOKEN).toInt() }
-    fun namedTexts(name: String): Map<String, String> = named(name, ::string)
-
-    fun <T> parts(name: String, make: Reader.() -> T): List<T> =
-        (find(name, ::array) ?: emptyList()).mapIndexed { at, value -> part("$name.$at", value, make) }
-
-    fun intsOrNull(name: String): List<Int>? = if (data[name] == null) null else ints(name)
-    fun ints(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): List<Int> =
-        each(name) { _, it -> whole(name, it, least.toLong(), most.toLong()).toInt() }
-
-    /** Tokens, and places for which -1 - their index in [places] stands. */
-    fun tokensOr(name: String, places: List<String>): List<Int> = each(name) { _, it ->
-        val at = places.indexOf((it as? JsonPrimitive)?.takeIf { word -> word.isString }?.asString)
-        if (at < 0) whole(name, it, 0, MOST_TOKEN).toInt() else -1 - at
-    }
-
-    fun texts(name: String): List<String> = each(name, ::string)
-    fun numbers(name: String): List<Double> = each(name, ::number)
-    fun lists(name: String): List<List<Double>> = each(name) { _, row -> array(name, row).map { number(name, it) } }
-    fun tokenLists(name: String): List<List<Int>> = each(name) { _, row -> array(name, row).map { whole(name, it, 0, MOST_TOKEN).toInt() } }
-    fun ignore(vararg names: String) = read.addAll(names) // let keys stand that this runtime has no use for
-
-    /** Unknown keys are errors, so that a typo in a manifest cannot pass silently. */
-    fun done() {
-        data.keySet().firstOrNull { it !in read }?.let { throw wrong(it, "Extra inputs are not permitted") }
-    }
 }
 
 /** Read and validate `folder/edgespec.json`. */
@@ -360,144 +250,4 @@ private fun Reader.method(): MethodPart {
         intOrNull("gamma", 1) ?: 4, skipSet(), texts("heads"), lists("ranks"), numberOrNull("threshold"), measured?.first,
         measured?.second ?: emptyList(), numberOrNull("draft_cost"), numberOrNull("first_cost"), numberOrNull("predicted_speedup"),
     )
-}
-
-/* What decoding and planning need to know of a model: its sizes. */
-
-private const val MOST_TOKEN = Int.MAX_VALUE.toLong()
-private const val MOST_LAYERS = 1 shl 10 // every number of a manifest becomes a size, a count or an offset
-internal const val MOST_WIDTH = 1 shl 20
-private const val MOST_VOCAB = 1 shl 24
-private const val MOST_CONTEXT = 1 shl 24
-private const val MOST_TAPS = 16
-
-/** The heads of gated delta rules: [values] states [keyDim, valueDim] a layer, on [keys] queries and keys. */
-class DeltaHeads(val keys: Int, val values: Int, val keyDim: Int, val valueDim: Int) {
-    val mixed: Int get() = 2 * keys * keyDim + values * valueDim // queries, keys and values of a token, side by side
-}
-
-/** Mixtures of experts: each row goes to [chosen] of [count] MLPs of width [inner]. */
-class ExpertFacts(val count: Int, val chosen: Int, val inner: Int)
-
-/**
- * What decoding and planning need to know of a model; sizes in elements.  Layers of [convolutions] have a short one, of [taps]
- * tokens, instead of attention, with gated [delta] rules behind; [shared] last layers read keys and values of earlier ones;
- * [layerEmbedding]: width of a layer's own embedding of tokens; [angles]: channels that each table of angles turns, empty =
- * positions are learned; [tied]: LM head and embedding are one matrix.
- */
-class ModelFacts(
-    val architecture: String, val layers: Int, val hidden: Int, val intermediate: Int, val heads: Int, val kvHeads: Int,
-    val headDim: Int, val vocab: Int, val context: Int, val convolutions: List<Int>, val taps: Int, val delta: DeltaHeads?,
-    headDims: List<Int>, val shared: Int, val layerEmbedding: Int, val angles: List<Int>, val tied: Boolean, val experts: ExpertFacts?,
-) {
-    val kvLayers: Int = layers - convolutions.size - shared // layers with keys and values
-
-    /** Size of a head of each layer with keys and values. */
-    val dims: List<Int> = headDims.ifEmpty { List(maxOf(0, kvLayers)) { headDim } }
-}
-
-/** Facts of a manifest, as far as they go together; [borrows]: all layers read another model's keys. */
-internal fun Reader.facts(borrows: Boolean): ModelFacts {
-    ignore("parameters") // what people are told
-    fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)
-    val headDims = ints("head_dims", 1, MOST_WIDTH)
-    val layers = int("layers", 1, MOST_LAYERS)
-    val found = ModelFacts(
-        text("architecture"), layers, width("hidden"), width("intermediate"), width("heads"), width("kv_heads"), width("head_dim"),
-        int("vocab", 1, MOST_VOCAB), int("context", 1, MOST_CONTEXT), ints("convolutions", 0, MOST_LAYERS),
-        intOrNull("taps", 0, MOST_TAPS) ?: 0,
-        partOrNull("delta") {
-            flag("space") // Mamba-2: another rule, in the graph, on states of the same kind
-            DeltaHeads(width("keys"), width("values"), width("key_dim"), width("value_dim"))
-        },
-        headDims, intOrNull("shared", 0, MOST_LAYERS) ?: 0, intOrNull("layer_embedding", 0, MOST_WIDTH) ?: 0, angles(), flag("tied"),
-        partOrNull("experts") {
-            val mixed = ExpertFacts(width("count"), width("chosen"), width("inner"))
-            val those = ints("layers", 0, MOST_LAYERS)
-            val always = intOrNull("always", 0, MOST_WIDTH) ?: 0 // of both, which get every row
-            if (always >= mixed.chosen || mixed.chosen > mixed.count || those.any { it >= layers }) {
-                throw this@facts.wrong("experts", "${mixed.chosen} of ${mixed.count} experts in layers $those")
-            }
-            mixed
-        },
-    )
-    val short = found.convolutions
-    val (heads, kvHeads) = found.heads to found.kvHeads
-    when {
-        short.isNotEmpty() && (short != short.distinct().sorted().filter { it < layers } || found.taps < 2) ->
-            throw wrong("convolutions", "$short of ${found.taps} tokens in $layers layers")
-        found.delta != null && short.isEmpty() -> throw wrong("delta", "without convolutions")
-        (found.shared >= layers && !borrows) || found.shared > layers || (headDims.isNotEmpty() && headDims.size != found.kvLayers) ->
-            throw wrong("head_dims", "of ${headDims.size} layers, ${found.shared} of $layers shared")
-        heads % kvHeads != 0 || (found.kvLayers < 1 && !borrows) ->
-            throw wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
-    }
-    return found
-}
-
-/** Channels that each table of angles turns; Gemma has one for windowed layers and one for the others. */
-private fun Reader.angles(): List<Int> {
-    val rope = jsonOrNull("rope")?.takeIf { it.size() > 0 } ?: return emptyList()
-    try {
-        val others = (rope["other_dims"] as? JsonArray)?.map { it.asDouble.toInt() } ?: emptyList()
-        return listOf(rope["dims"]?.asDouble?.toInt() ?: int("head_dim")) + others
-    } catch (error: RuntimeException) { // no number
-        throw wrong("rope", "dims: ${error.message}")
-    }
-}
-
-fun sha256(path: File): String {
-    val digest = MessageDigest.getInstance("SHA-256")
-    val piece = ByteArray(1 shl 20)
-    path.inputStream().use { file ->
-        while (true) {
-            val count = file.read(piece)
-            if (count < 0) break
-            digest.update(piece, 0, count)
-        }
-    }
-    return hex(digest.digest())
-}
-
-class Bundle private constructor(val path: File, val manifest: Manifest) {
-    internal fun runAs(native: Boolean, high: Boolean) = Bundle(path, manifest.runAs(native, high))
-
-    fun part(name: String): ModelPart = when (name) {
-        "target" -> manifest.target
-        "draft" -> manifest.draft ?: throw BundleError("$path: has no draft model", "export with `--method speculative --draft MODEL2`")
-        else -> manifest.drafter ?: throw BundleError("$path: has no drafter model", "export with `--method eagle --drafter DRAFTER`")
-    }
-
-    companion object {
-        /** Open a bundle; presence and size of every file are always checked, with [check] their SHA-256 too. */
-        fun open(folder: File, check: Boolean = true): Bundle {
-            val manifest = readManifest(folder)
-            for (name in listOfNotNull(manifest.target, manifest.draft, manifest.drafter).flatMap { it.named() }) {
-                if (name !in manifest.files) throw BundleError("${File(folder, MANIFEST)}: uses '$name' but does not list it under files")
-            }
-            for ((name, entry) in manifest.files) {
-                val file = File(folder, name)
-                if (!file.isFile) throw BundleError("$file: missing from the bundle", "copy the whole folder, or export again")
-                try {
-                    if (!file.toPath().toRealPath().startsWith(folder.toPath().toRealPath())) {
-                        throw BundleError("$file: a link that leaves the bundle is not allowed")
-                    }
-                    val size = file.length()
-                    if (size != entry.size) {
-                        val word = if (size < entry.size) "truncated" else "altered"
-                        throw BundleError("$file: $word: expected ${entry.size} bytes, got $size", "copy or export it again")
-                    }
-                    if (!check) continue
-                    val got = sha256(file)
-                    if (got != entry.sha256) throw BundleError(
-                        "$file: altered: expected SHA-256 ${entry.sha256.take(12)}..., got ${got.take(12)}...",
-                        "export it again, or pass --no-check if you changed it on purpose",
-                    )
-                } catch (error: IOException) {
-                    throw BundleError("$file: cannot read it: ${error.message}", "copy it again", error)
-                }
-            }
-            return Bundle(folder, manifest)
-        }
-    }
 }

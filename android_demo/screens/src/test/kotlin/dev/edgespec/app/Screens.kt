@@ -10,6 +10,7 @@ import android.widget.Switch
 import dev.edgespec.audio.WavFile
 import dev.edgespec.decoding.Settings
 import java.io.File
+import java.util.Locale
 import org.junit.Test
 import org.junit.runner.RunWith
 import org.robolectric.Robolectric
@@ -41,7 +42,6 @@ class Screens {
         shadowOf(app.getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager).setMemoryInfo(memory)
         work()
         bring("bundle")
-        picture("first")
         state.chat.method = "speculative"
         state.ask("What say you, my lord?")
         work { state.chat.transcript.text.length > 400 }
@@ -52,19 +52,33 @@ class Screens {
         RuntimeEnvironment.setFontScale(1.5f)
         picture("chat-large-font")
         RuntimeEnvironment.setFontScale(1f)
-        RuntimeEnvironment.setQualifiers("w800dp-h600dp-land-hdpi")
-        picture("chat-tablet")
-        RuntimeEnvironment.setQualifiers("w360dp-h640dp-port-hdpi")
         state.measure(listOf("My lord,", "The king"), Settings(maxNewTokens = 64), repeats = 3)
         work()
         picture("bench") { tab(it, BENCH) }
         RuntimeEnvironment.setQualifiers("+night")
         picture("plan-dark") { tab(it, PLAN) }
-        picture("chat-dark") { tab(it, CHAT) }
         RuntimeEnvironment.setQualifiers("+notnight")
         state.prove()
         work()
         picture("proof") { tab(it, PROOF) }
+        RuntimeEnvironment.setQualifiers("w800dp-h600dp-land-hdpi")
+        picture("bench-tablet") { tab(it, BENCH) }
+        RuntimeEnvironment.setQualifiers("w360dp-h640dp-port-hdpi")
+        bring("talking")
+        state.refused = false
+        state.screen = CHAT
+        state.chat.clear()
+        for (question in listOf("What say you, my lord?", "And what of the king?")) {
+            val before = state.chat.transcript.text.length
+            state.ask(question)
+            work { state.chat.transcript.text.length > before + 200 }
+            state.stop()
+            work()
+        }
+        picture("talk")
+        RuntimeEnvironment.setQualifiers("+night")
+        picture("talk-dark")
+        RuntimeEnvironment.setQualifiers("+notnight")
         bring("translating")
         state.source = "art thou his father yet he would be king on't\nwhat say you my lord speak again"
         state.chat.method = "speculative"
@@ -75,7 +89,10 @@ class Screens {
         state.listen(WavFile(given("sound")))
         work()
         RuntimeEnvironment.setQualifiers("ko-rKR-w360dp-h640dp-port-hdpi")
-        picture("listen") { tab(it, LISTEN) }
+        Locale.setDefault(Locale.KOREA) // as the system does
+        picture("listen-korean") { tab(it, LISTEN) }
+        bring("bundle")
+        picture("plan-korean") { tab(it, PLAN) }
         state.close()
     }
 
@@ -91,6 +108,7 @@ class Screens {
             Thread.sleep(1)
         }
         println(state.status)
+        check("Error:" !in state.status && "Exception:" !in state.status) { state.status }
     }
 
     /** Draw the app as it is once [before] is done. */
@@ -103,8 +121,8 @@ class Screens {
             check(beyond.isEmpty()) { "$name: beyond the edge: $beyond" }
             val bitmap = Bitmap.createBitmap(view.width, view.height, Bitmap.Config.ARGB_8888)
             view.draw(Canvas(bitmap))
-            val file = File(System.getProperty("edgespec.pictures"), "$name.webp")
-            file.outputStream().use { bitmap.compress(Bitmap.CompressFormat.WEBP_LOSSY, 80, it) }
+            val file = File(System.getProperty("edgespec.pictures"), "$name.png")
+            file.outputStream().use { bitmap.compress(Bitmap.CompressFormat.PNG, 100, it) }
         }
     }
 
