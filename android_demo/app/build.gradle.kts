@@ -36,11 +36,14 @@ android {
     }
 }
 
+// runtimes/tokenizer, built by cargo for every ABI (docs/guides/android.md)
+val ownTokenizer = listOf("arm64-v8a", "x86_64").all { file("src/main/jniLibs/$it/libedgespec_tokenizer.so").exists() }
+
 dependencies {
     implementation("org.jetbrains.kotlinx:kotlinx-coroutines-core-jvm:1.11.0")
     implementation("com.microsoft.onnxruntime:onnxruntime-android:1.29.0")
     implementation("ai.djl.huggingface:tokenizers:0.33.0")
-    runtimeOnly("ai.djl.android:tokenizer-native:0.33.0") // its library needs libc++_shared.so beside it
+    if (!ownTokenizer) runtimeOnly("ai.djl.android:tokenizer-native:0.33.0") // its library needs libc++_shared.so beside it
     implementation("com.google.code.gson:gson:2.15.0")
 }
 
