@@ -41,15 +41,23 @@ class Captions(Images):
         self.codec = TextCodec(bundle.path, checked=bundle.checked, file=SOURCE_TOKENIZER)
         self._nothing = np.fromfile(file, "<f4").reshape(part.most, -1)  # [most, width]
 
-    def caption(self, text: str) -> tuple[Placed, list[int]]:
-        """Make the rows of a caption -> a prompt of them, which also keeps those of no caption, and these."""
-        most, ids = len(self._nothing), self.codec.encode(text.lower().strip())
-        ids = ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
-        digest = hashlib.sha256(np.array(ids, np.int64).tobytes()).digest()
+    def caption(self, text: str, other: str = "") -> tuple[Placed, list[int]]:
+        """Make the rows of a caption -> a prompt of them, which also keeps those of guidance's other half, and these.
+
+        ``other``: a caption for that half; empty = none.
+        """
         with self._lock:
-            asked = self._projected(self._side(0).encode(np.array(ids, np.int64)), digest)
-            instead = self._projected(self._nothing[-len(ids) :], hashlib.sha256(digest).digest())
+            asked, instead = self._read_caption(text)
+            instead = self._read_caption(other)[0] if other.strip() else instead
         return Placed(asked.tokens, [asked, instead]), instead.tokens
+
+    def _read_caption(self, text: str) -> tuple[Inserted, Inserted]:
+        """Make the rows of a caption, and as many of no caption."""
+        most, ids = len(self._nothing), self.codec.encode(text.lower().strip())
+        read = np.array(ids if len(ids) <= most else [*ids[: most - 1], ids[-1]], np.int64)
+        digest = hashlib.sha256(read.tobytes()).digest()
+        asked = self._projected(self._side(0).encode(read), digest)
+        return asked, self._projected(self._nothing[-len(read) :], hashlib.sha256(digest).digest())
 
     def _projected(self, rows: Rows, digest: bytes) -> Inserted:
         """Project rows, behind which a text goes on at the position of the first code."""

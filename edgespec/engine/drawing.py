@@ -54,8 +54,9 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     """Draw a picture; see ``Engine.draw``."""
     part, image = image_part(engine.bundle.manifest)
     count = image.rows * image.columns
-    tokens, instead = _prompt(engine, image, prompt)
-    if instead is not None and settings.negative_prompt is None:
+    other = settings.negative_prompt if isinstance(settings.negative_prompt, str) else ""
+    tokens, instead = _prompt(engine, image, prompt, other)
+    if instead is not None and (image.caption or settings.negative_prompt is None):
         settings = settings.changed(negative_prompt=instead)
     stream = Stream(engine.usable, tokens, settings.changed(max_new_tokens=count, ignore_eos=True), cancel)
     for _ in stream:
@@ -68,12 +69,12 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     return Drawing(pixels_of(engine.code_decoder.run(codes)), whole)
 
 
-def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str) -> tuple[list[int], list[int] | None]:
+def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str, other: str) -> tuple[list[int], list[int] | None]:
     """Write down what is to be drawn -> its tokens, and those of guidance's other half; None = the bundle's own."""
     if image.caption is not None and prompt.strip():
         reader = engine.reader()
         assert isinstance(reader, Captions)
-        return reader.caption(prompt)
+        return reader.caption(prompt, other)
     words = engine.codec.encode(image.template.replace("{}", prompt), special=image.pad is not None)
     if not prompt.strip() or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:
         raise InvalidRequest(f"the prompt {prompt[:80]!r} has words that this model does not know", "see its page")

@@ -275,7 +275,7 @@ def golden_of(engine: Engine) -> list[tuple[list[int] | Source, list[int]]]:
     vectors = engine.bundle.manifest.golden
     found: list[tuple[list[int] | Source, GoldenVector | SeenVector]]
     found = [(one.prompt if one.begin is None else Source.of(one.prompt, one.begin), one) for one in vectors]
-    part = engine.bundle.manifest.target.sense if engine.images is not None else None
+    part = getattr(engine.images, "part", None)  # captions have none
     if vectors and isinstance(part, ImagePart) and find_spec("PIL") is not None:
         found += [(engine.place(one.prompt, [proof_picture(one.size)]), one) for one in part.proof]
     return [(prompt, one.tokens) for prompt, one in found if len(one.prompt) + len(one.tokens) <= engine.context]

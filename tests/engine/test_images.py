@@ -88,7 +88,7 @@ def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         target = bundle.manifest.target.model_copy(update={"image": PART})
         bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": target}))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("edgespec.engine.loaded.Images", Words)
+            patch.setattr("edgespec.engine.captions.Images", Words)
             engine = Engine(bundle, LoadOptions(threads=1, **how))
         engine.images.engine = engine  # type: ignore[union-attr]
         made.append(engine)

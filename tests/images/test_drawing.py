@@ -78,6 +78,9 @@ def test_a_caption_is_drawn_as_by_the_authors_code(tmp_path: Path) -> None:
         for method in engine.methods:
             assert engine.draw(CAPTION, method=method, fallback=False).result.tokens == wanted["captioned"].tolist()
         assert engine.draw("cat").result.tokens != wanted["captioned"].tolist()
+        other = engine.draw(CAPTION, negative_prompt="cat").result.tokens
+        assert other != wanted["captioned"].tolist()
+        assert engine.draw(CAPTION, negative_prompt=CAPTION).result.tokens != other
         with pytest.raises(InvalidRequest, match="does not know"):
             engine.draw(" ")
 
