@@ -245,6 +245,8 @@ def main() -> None:
                     times[name].setdefault(what, []).append(value)
     figures = {who: {what: round(median(one), 2) for what, one in each.items()}
                | {"peak_mb": round(peak(workers[who].process.pid))} for who, each in times.items()}  # fmt: skip
+    for worker in workers.values():
+        worker.process.communicate()  # ends at the end of its input
     over = {who: {what: ratio(each[what], times["edgespec"][what]) for what in FIGURES}
             for who, each in times.items() if who != "edgespec"}  # fmt: skip
     text = {what: ratio(times["edgespec"][what], times["edgespec"][f"text_{what}"])
