@@ -97,6 +97,8 @@ EXTRAS = {
     "ml_dtypes": "export",
     "onnx": "export",
     "optuna": "export",
+    "sentencepiece": "export",
+    "threadpoolctl": "export",
     "llguidance": "guidance",
     "matplotlib": "bench",
     "anyio": "mcp",

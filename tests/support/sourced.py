@@ -81,10 +81,10 @@ def kinds(folder: Path, length: int) -> list[dict[str, Any]]:
         data["text"] = text | {"default_from": "ko", "default_to": "en", "rules": ENDINGS if number % 2 else {}}
         data["golden"] = [] if number % 2 else data["golden"]  # rules that it was written without
         (path / "edgespec.json").write_text(json.dumps(data), "utf-8")
-        ways = [{"method": method, **how} for method in ("ar", "ngram", *methods) for how in ({}, SEEDED)]
-        ways += [{"method": kind, **UNCONTROLLED, **how} for how in ({}, SEEDED) if kind]
-        asked = [(way, LINES[0]) for way in ways]
+        asked = [({"method": method, **how}, LINES[0]) for method in ("ar", "ngram") for how in ({}, SEEDED)]
         made.append(serve(path, "native", asked, length))
+        for way in [{**control, **how} for control in ({}, UNCONTROLLED) for how in ({}, SEEDED) if kind]:
+            made.append(serve(path, "native", [({"method": kind, **way}, LINES[0])], length))
     return made
 
 
