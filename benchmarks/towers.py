@@ -34,7 +34,17 @@ TEXT = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 256, "head_dim": 16,
 }  # fmt: skip
+DELTA = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+
+
+def _turned(*pairs: int) -> dict[str, Any]:
+    """Say how many pairs of a head's 16 channels turn by each of three positions."""
+    how = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": sum(pairs) / 8}
+    return {"rope_parameters": how | {"mrope_section": list(pairs)}}
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,15 @@ SHAPES = {
         {"encoder_patch_size": 16}, (32, 32),
     ),
     "Qwen3-VL-2B": Shape(
-        {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", **TEXT}, "image_token_id": 99,
+        {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", **TEXT, **_turned(4, 2, 2)},
+         "image_token_id": 99,
          "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "depth": 24, "num_heads": 16,
                            "out_hidden_size": 64, "deepstack_visual_indexes": [5, 11, 17]}},
         {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 1 << 20}}, (32, 32),
     ),
     "Qwen3.5-0.8B": Shape(
-        {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", **TEXT}, "image_token_id": 99,
+        {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", **TEXT, **DELTA, **_turned(2, 1, 1)},
+         "image_token_id": 99,
          "vision_config": {"hidden_size": 768, "intermediate_size": 3072, "depth": 12, "num_heads": 12,
                            "out_hidden_size": 64, "deepstack_visual_indexes": []}},
         {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 1 << 20}}, (32, 32),
