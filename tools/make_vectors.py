@@ -34,6 +34,7 @@ from tools.make_bundle_vectors import manifests
 from tools.make_control_vectors import controls, guards
 from tools.make_drafter_vectors import confidences, drawing, searches
 from tools.make_plan_vectors import plans, turns
+from tools.make_sight_vectors import pictures
 from tools.make_source_vectors import features, languages, rules, sentences
 from tools.vector_rows import params_of, row
 
@@ -323,6 +324,7 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "languages": languages,
     "sentences": sentences,
     "features": features,
+    "pictures": pictures,
 }
 
 

@@ -6,14 +6,15 @@ is compared with them on a battery of conversations: a template that does anythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat import Message
 from edgespec.runtimes.text.codec import TextCodec
 
+Render = Callable[[list[Message]], str]
 CHAT_FILE = "chat.json"
 VERSION = 1
 _ROLES = ("system", "user", "assistant")
@@ -30,27 +31,39 @@ def chat_data(codec: TextCodec) -> dict[str, Any]:
 
     Gaps are texts by "before>after": roles, ``start``, and ``answer`` for what stands before an answer.  ``trimmed``:
     roles whose contents lose the white space around them; ``thoughts``: earlier answers lose what is before </think>.
+    Of a template that knows pictures, "before>user+image" stands before the words of a message that begins with one.
     """
     template = codec.chat_template
     if template is None:
         return {"version": VERSION, "refused": "it has no default template"}
     if "strftime_now" in template:
         return {"version": VERSION, "refused": "it writes the date"}
+    shows = "image" in template
     try:
-        gaps = _gaps(codec)
-        trimmed = [role for role in _ROLES if f"start>{role}" in gaps or role == "assistant" if _trims(codec, role)]
-        thoughts = "thought" not in _render(codec, _chat("x", "<think>thought</think>y", "z"))
-        for messages in _battery("start>system" in gaps):
-            if _render(codec, messages) != _write(gaps, trimmed, thoughts, messages):
-                shown = ", ".join(message["role"] for message in messages)
-                raise ValueError(f"it writes more than contents and what stands between them ({shown})")
+        data = _data(codec.write_chat, shows)
     except (InvalidRequest, ValueError) as error:
-        return {"version": VERSION, "refused": str(error)}
+        data = {"version": VERSION, "refused": str(error)}
+        if shows:  # it may leave out contents that are not given as parts
+            with suppress(InvalidRequest, ValueError):
+                return _data(lambda messages: codec.write_chat(_in_parts(messages)), shows)
+    return data
+
+
+def _data(render: Render, shows: bool) -> dict[str, Any]:
+    gaps = _gaps(render)
+    system = "start>system" in gaps
+    trimmed = [role for role in _ROLES if f"start>{role}" in gaps or role == "assistant" if _trims(render, role)]
+    thoughts = "thought" not in render(_chat("x", "<think>thought</think>y", "z"))
+    for messages in _battery(system):
+        if render(messages) != _write(gaps, trimmed, thoughts, messages):
+            shown = ", ".join(message["role"] for message in messages)
+            raise ValueError(f"it writes more than contents and what stands between them ({shown})")
+    if shows:
+        with suppress(InvalidRequest, ValueError):
+            both = gaps | {name: gap for name, gap in _gaps(render, _shown).items() if "+" in name}
+            if all(render(one) == _write(both, trimmed, thoughts, one) for one in map(_shown, _battery(system))):
+                gaps = both
     return {"version": VERSION, "gaps": gaps, "trimmed": trimmed, "thoughts": thoughts}
-
-
-def _render(codec: TextCodec, messages: list[Message]) -> str:
-    return codec.write_chat(messages)
 
 
 def _chat(*contents: str, system: str | None = None) -> list[Message]:
@@ -59,33 +72,59 @@ def _chat(*contents: str, system: str | None = None) -> list[Message]:
     return found if system is None else [{"role": "system", "content": system}, *found]
 
 
+def _in_parts(messages: list[Message]) -> list[Message]:
+    """Give contents as parts of messages."""
+    texts = ([{"type": "text", "text": message["content"]}] for message in messages)
+    return [
+        message if isinstance(message["content"], list) else {**message, "content": parts}
+        for message, parts in zip(messages, texts, strict=True)
+    ]
+
+
+def _shown(messages: list[Message]) -> list[Message]:
+    """Let messages of the user begin with a picture."""
+    whole = _in_parts(messages)
+    return [
+        {**message, "content": [{"type": "image"}, *message["content"]]} if message["role"] == "user" else plain
+        for message, plain in zip(whole, messages, strict=True)
+    ]
+
+
+def _named(message: Message) -> tuple[str, str]:
+    """Return the name of a message in gaps, and its text."""
+    content = message["content"]
+    if isinstance(content, list):
+        return f"{message['role']}+image", content[-1]["text"]
+    return message["role"], content
+
+
 def _write(gaps: dict[str, str], trimmed: list[str], thoughts: bool, messages: list[Message]) -> str:
     """Return the text that the data give."""
     text, before = "", "start"
     for message in messages:
-        role, content = message["role"], message["content"]
+        role, (name, content) = message["role"], _named(message)
         if thoughts and role == "assistant":
             content = content.split("</think>")[-1].lstrip("\n")
-        text += gaps[f"{before}>{role}"] + (content.strip() if role in trimmed else content)
+        text += gaps[f"{before}>{name}"] + (content.strip() if role in trimmed else content)
         before = role
     return text + gaps[f"{before}>answer"]
 
 
-def _gaps(codec: TextCodec) -> dict[str, str]:
+def _gaps(render: Render, shown: Callable[[list[Message]], list[Message]] = list) -> dict[str, str]:
     """Read the gaps off a few conversations; a template may know no system message."""
     gaps: dict[str, str] = {}
     for turns, system in ((1, False), (3, False), (5, False), (1, True), (3, True)):
         first = _MARK.format("S") if system else None
-        messages = _chat(*map(_MARK.format, range(turns)), system=first)
-        names = [message["role"] for message in messages]
+        messages = shown(_chat(*map(_MARK.format, range(turns)), system=first))
+        roles, named = [message["role"] for message in messages], list(map(_named, messages))
         try:
-            rest = _render(codec, messages)
+            rest = render(messages)
         except InvalidRequest:
             if system:
                 continue
             raise
-        marks = [*(message["content"] for message in messages), ""]
-        for (before, after), mark in zip(pairwise(["start", *names, "answer"]), marks, strict=True):
+        marks = [*(content for _, content in named), ""]
+        for before, after, mark in zip(["start", *roles], [*(name for name, _ in named), "answer"], marks, strict=True):
             gap, found, rest = rest.partition(mark) if mark else (rest, "", "")
             if mark and not found:
                 raise ValueError(f"it leaves out a message of role {after}")
@@ -94,11 +133,11 @@ def _gaps(codec: TextCodec) -> dict[str, str]:
     return gaps
 
 
-def _trims(codec: TextCodec, role: str) -> bool:
+def _trims(render: Render, role: str) -> bool:
     """Whether the white space around a role's content is left out."""
     padded = f" \n{_MARK.format(0)} \n"
     chats = {"system": _chat("x", system=padded), "user": _chat(padded, "x", "y"), "assistant": _chat("x", padded, "y")}
-    return padded not in _render(codec, chats[role])
+    return padded not in render(chats[role])
 
 
 def _battery(system: bool) -> Iterator[list[Message]]:

@@ -10,7 +10,7 @@ import pytest
 
 from tools.make_vectors import FOLDER, MAKERS, main
 
-FLOAT32 = {"features": 2e-6}  # of sound, in float32 throughout
+FLOAT32 = {"features": 2e-6, "pictures": 2e-6}  # in float32 throughout
 
 
 def same(stored: Any, made: Any, within: float) -> bool:

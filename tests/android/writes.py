@@ -113,6 +113,7 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         "searched": sourced.searched(
             [path.parent / f"{name}-bundle" for name in sourced.KINDS] + [path.parent / "restore-int8"]
         ),
+        "seen": sourced.seen(path.parent),
         "heard": sourced.heard(path.parent / "digits"),
     }
     talking, hybrid = Path(more["conversation"]["path"]), path.parent / KINDS[1] / "bundle"

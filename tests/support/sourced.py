@@ -19,9 +19,11 @@ from edgespec.export.front import write_bundle
 from edgespec.export.options import ExportOptions
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.text_form import TextForm
+from edgespec.runtimes.images.image import Image, proof_picture
+from edgespec.runtimes.text.chat import Message
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.sources import SourceTexts
-from tests.support import hf, seq2seq
+from tests.support import hf, seq2seq, sight
 from tests.support.agreement import SEEDED, UNCONTROLLED, serve
 from tests.support.checkpoints import make_heads
 
@@ -116,6 +118,38 @@ def forms(folder: Path) -> dict[str, Any]:
                 found = None
             cases.append({"form": form, "text": LINES[1], "from": origin, "to": target, "found": found})
     return {"folder": str(folder), "cases": cases}
+
+
+def seen(folder: Path) -> list[dict[str, Any]]:
+    """Ask about pictures by some methods, with a draft of text alone and with one that has a tower of its own."""
+    made = []
+    random = str(sight.write_case(folder / "idefics3", "idefics3"))
+    reader = ("builtin:reader", "builtin:reader-draft", ["speculative", "self-spec"])
+    sources = (reader, (random, random, ["speculative"]))
+    for number, (source, draft, methods) in enumerate(sources):
+        # a tower's learnt places are resampled by sums of another order: int8 makes more of that than float32
+        path = bundle(folder / f"seen{number}", source, "fp32", methods, draft)
+        cases: list[dict[str, Any]] = []
+        with load(path, threads=2, prompt_cache=False) as engine:
+            for at, method in enumerate(("ar", "ngram", *methods, "auto")):
+                size = ((16, 320), (31, 97), (40, 9))[at % 3]
+                way: dict[str, Any] = {"method": method, **(SEEDED if at % 2 else {})}
+                shown: list[str | Image] = [proof_picture(size), "a of "]
+                found = engine.generate(shown, max_new_tokens=24, ignore_eos=True, **way)
+                assert found.stats.dropped_reason is None
+                cases.append({"size": size, "settings": way, "max_new_tokens": 24, "tokens": found.tokens})
+            turns: list[dict[str, Any]] = []
+            messages: list[Message] = []
+            for question in ("read", "more") if engine.codec.chat_template else ():
+                parts = [{"type": "text", "text": question}]
+                first = [] if turns else [{"type": "image", "image": proof_picture((16, 200))}]
+                messages.append({"role": "user", "content": [*first, *parts]})
+                answer = engine.chat(messages, method="ngram", max_new_tokens=16)
+                messages.append({"role": "assistant", "content": answer.text})
+                turns.append({"question": question, "tokens": answer.tokens})
+            assert engine.bundle.manifest.target.image.proof  # type: ignore[union-attr]
+        made.append({"path": str(path), "text": "a of ", "cases": cases, "turns": turns})
+    return made
 
 
 def heard(folder: Path) -> dict[str, Any]:

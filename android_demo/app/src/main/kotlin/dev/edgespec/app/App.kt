@@ -10,6 +10,7 @@ import android.os.Build
 import android.os.Bundle
 import android.os.Handler
 import android.os.Looper
+import android.provider.MediaStore
 import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.WindowManager
@@ -93,6 +94,8 @@ class App : Application() {
 
 private const val PICK = 1
 private const val ALLOW = 2
+private const val GALLERY = 3
+private const val CAMERA = 4
 private const val SHOWN = "shown"
 private const val NOTIFY = "android.permission.POST_NOTIFICATIONS" // from Android 13 on
 
@@ -109,7 +112,7 @@ class MainActivity : Activity() {
         super.onCreate(saved)
         saved?.getString(SHOWN)?.let { state.screen = it }
         screens = listOf(
-            ChatScreen(this, state), TranslateScreen(this, state), ListenScreen(this, state, ::microphone), BenchScreen(this, state),
+            ChatScreen(this, state, ::picture), TranslateScreen(this, state), ListenScreen(this, state, ::microphone), BenchScreen(this, state),
             PlanScreen(this, state), ProofScreen(this, state),
         )
         place = FrameLayout(this)
@@ -138,11 +141,14 @@ class MainActivity : Activity() {
     }
 
     private fun menu(at: View) {
-        val offered = listOf<Pair<String, () -> Unit>>(
+        offer(at, listOf(
             say("Import a bundle") to { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) },
             say("New chat") to { if (!state.busy) { state.chat.clear(); state.save(); show() } },
             say("Licences") to ::licences,
-        )
+        ))
+    }
+
+    private fun offer(at: View, offered: List<Pair<String, () -> Unit>>) {
         PopupMenu(this, at).apply {
             offered.forEachIndexed { number, (says, _) -> menu.add(0, number, number, says) }
             setOnMenuItemClickListener { item -> state.tryTo(offered[item.itemId].second).let { true } }
@@ -164,6 +170,18 @@ class MainActivity : Activity() {
         if (checkSelfPermission(RECORD_AUDIO) == PERMISSION_GRANTED) return Microphone()
         requestPermissions(arrayOf(RECORD_AUDIO), ALLOW)
         return null
+    }
+
+    /** Offer the ways to a picture. */
+    private fun picture(at: View) {
+        val photo = Intent(MediaStore.ACTION_IMAGE_CAPTURE).putExtra(MediaStore.EXTRA_OUTPUT, SharedFiles.photo)
+        photo.clipData = ClipData.newRawUri("photo", SharedFiles.photo)
+        photo.addFlags(Intent.FLAG_GRANT_WRITE_URI_PERMISSION or Intent.FLAG_GRANT_READ_URI_PERMISSION)
+        val gallery = Intent(Intent.ACTION_GET_CONTENT).setType("image/*").addCategory(Intent.CATEGORY_OPENABLE)
+        offer(at, listOf(
+            say("From the gallery") to { startActivityForResult(gallery, GALLERY) },
+            say("With the camera") to { startActivityForResult(photo, CAMERA) },
+        ))
     }
 
     private fun choose(name: String) {
@@ -222,7 +240,8 @@ class MainActivity : Activity() {
     }
 
     override fun onActivityResult(request: Int, result: Int, data: Intent?) {
-        val tree = data?.data ?: return
-        if (request == PICK && result == RESULT_OK) state.take { Documents(contentResolver, tree) }
+        if (result != RESULT_OK) return
+        val given = if (request == CAMERA) SharedFiles.photo else data?.data ?: return
+        if (request == PICK) state.take { Documents(contentResolver, given) } else state.attach(PhonePicture(contentResolver, given))
     }
 }

@@ -5,6 +5,7 @@ import dev.edgespec.*
 import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.*
+import dev.edgespec.images.PictureSource
 import dev.edgespec.planning.*
 import dev.edgespec.reports.*
 import java.io.File
@@ -201,6 +202,15 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         source = examples.first()
         translate()
     }
+
+    /** Let a picture go with the next question. */
+    fun attach(source: PictureSource) = begin(CHAT, say("Reading the picture"), {
+        val name = chat.pictures.keep(source.read())
+        change {
+            chat.attached = name
+            status = say("The picture goes with your next message")
+        }
+    })
 
     fun ask(text: String) {
         val made = engine

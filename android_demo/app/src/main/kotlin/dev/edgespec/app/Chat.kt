@@ -3,24 +3,56 @@ package dev.edgespec.app
 import com.google.gson.*
 import dev.edgespec.EdgespecError
 import dev.edgespec.engine.*
+import dev.edgespec.images.Picture
 import dev.edgespec.runtimes.*
-import java.io.File
-import java.io.IOException
+import java.io.*
 import java.nio.file.Files
 import java.nio.file.StandardCopyOption
 import java.util.Locale
+import java.util.zip.*
 import kotlinx.coroutines.flow.Flow
 
+/** A message as it is kept; [picture]: its name in [KeptPictures]. */
+private class Said(val role: String, val content: String, val picture: String? = null)
+
 private class Kept(
-    val messages: List<Message> = emptyList(), val pieces: List<Piece> = emptyList(), val typed: String = "", val method: String = AUTO,
+    val messages: List<Said> = emptyList(), val pieces: List<Piece> = emptyList(), val typed: String = "", val method: String = AUTO,
+    val attached: String? = null,
 )
+
+/** Pictures of a chat, in files of a folder by what they show. */
+class KeptPictures(private val folder: File) {
+    fun keep(picture: Picture): String {
+        folder.mkdirs()
+        DataOutputStream(GZIPOutputStream(File(folder, picture.digest).outputStream())).use { file ->
+            file.writeInt(picture.width)
+            file.writeInt(picture.height)
+            file.write(picture.rgb)
+        }
+        return picture.digest
+    }
+
+    /** null = it is not there any more, or damaged. */
+    operator fun get(name: String): Picture? = try {
+        DataInputStream(GZIPInputStream(File(folder, name).inputStream().buffered())).use { file ->
+            val (width, height) = file.readInt() to file.readInt()
+            Picture(width, height, ByteArray(3 * width * height).also(file::readFully))
+        }
+    } catch (_: Exception) {
+        null
+    }
+
+    fun clear() = folder.deleteRecursively()
+}
 
 private const val LONGEST = 1024 // tokens of an answer; where the context ends before, it is cut there
 
 /** The app's conversation, kept in [file]; a model without a chat template goes on with the text instead. */
 class Chat(private val file: File) {
-    private val messages = ArrayList<Message>()
-    private var asked: String? = null // a question whose answer is being written
+    private val messages = ArrayList<Said>()
+    private var asked: Said? = null // a question whose answer is being written
+    val pictures = KeptPictures(File(file.path + ".pictures"))
+    var attached: String? = null // a picture that goes with the next question
     private val answer = StringBuilder()
     private var before = Transcript() // the question
     private var leftOut = 0 // messages that the model does not see any more
@@ -43,26 +75,32 @@ class Chat(private val file: File) {
             transcript = Transcript(kept.pieces)
             typed = kept.typed
             method = kept.method
+            attached = kept.attached
         }
     }
 
     /** Take down a question; [answer] then answers it, [add] adds to that, and [end] ends it. */
     fun question(engine: Engine, text: String) {
-        asked = text
+        asked = Said("user", text, attached)
         answer.clear()
         before = Transcript(transcript.pieces(true))
+        if (transcript.text.isNotEmpty()) attached?.let { transcript.add("\n\n", Kind.USER) }
+        attached?.let { transcript.add("[${say("Picture")}]", Kind.USER, it) }
         val shown = if (!talks(engine)) text else if (transcript.text.isEmpty()) "$text\n\n" else "\n\n$text\n\n"
         transcript.add(shown, Kind.USER)
         typed = ""
+        attached = null
     }
 
     /** The answer's stream; where the context is full the oldest of the chat is left out.  Not for the main thread: texts become tokens. */
     fun answer(engine: Engine): Flow<Chunk> {
         val settings = engine.defaults.copy(method = method.takeIf { it != AUTO && it in engine.methods }, maxNewTokens = LONGEST)
         if (!talks(engine)) return engine.stream(fitting(engine, engine.encode(transcript.text)), settings)
-        val talk = engine.conversation(messages).also { it.leftOut = leftOut }
-        return talk.stream(asked!!, settings).also { leftOut = talk.leftOut }
+        val talk = engine.conversation(messages.map { Message(it.role, it.content, shown(engine, it)) }).also { it.leftOut = leftOut }
+        return asked!!.let { talk.stream(it.content, settings, shown(engine, it)) }.also { leftOut = talk.leftOut }
     }
+
+    private fun shown(engine: Engine, said: Said): Picture? = said.picture?.takeIf { engine.readsPictures }?.let(pictures::get)
 
     /** The end of a text, cut where it stays cut for a while, so that it need not be read again each time. */
     private fun fitting(engine: Engine, tokens: IntArray): IntArray {
@@ -82,11 +120,12 @@ class Chat(private val file: File) {
         asked = null
         if (answer.isBlank()) {
             transcript = before
-            if (typed.isEmpty()) typed = question
+            if (typed.isEmpty()) typed = question.content
+            attached = attached ?: question.picture
             return false
         }
-        messages.add(Message("user", question))
-        messages.add(Message("assistant", answer.toString()))
+        messages.add(question)
+        messages.add(Said("assistant", answer.toString()))
         return true
     }
 
@@ -94,20 +133,26 @@ class Chat(private val file: File) {
         messages.clear()
         asked = null
         leftOut = 0
+        attached = null
+        pictures.clear()
         transcript = Transcript()
     }
 
     /** What writes all of it as it is now, whole or not at all, on any thread; half an answer is kept as an answer. */
     fun kept(): () -> Unit {
-        val half = asked?.takeIf { answer.isNotBlank() }?.let { listOf(Message("user", it), Message("assistant", answer.toString())) } ?: emptyList()
-        val shown = if (asked != null && half.isEmpty()) before else transcript
-        val kept = Kept(messages + half, shown.pieces(true), typed.ifEmpty { asked?.takeIf { half.isEmpty() } ?: "" }, method)
+        val half = asked?.takeIf { answer.isNotBlank() }?.let { listOf(it, Said("assistant", answer.toString())) } ?: emptyList()
+        val waits = asked?.takeIf { half.isEmpty() }
+        val shown = if (waits != null) before else transcript
+        val kept = Kept(messages + half, shown.pieces(true), typed.ifEmpty { waits?.content ?: "" }, method, attached ?: waits?.picture)
         return {
             val part = File(file.path + ".part")
             part.writeText(Gson().toJson(kept))
             Files.move(part.toPath(), file.toPath(), StandardCopyOption.REPLACE_EXISTING)
         }
     }
+
+    /** Whether questions may have pictures. */
+    fun sees(engine: Engine): Boolean = engine.readsPictures && talks(engine)
 
     /** Whether the model has a chat template that can be followed. */
     fun talks(engine: Engine): Boolean {
@@ -126,7 +171,8 @@ class Chat(private val file: File) {
 /** Who wrote a piece of text: the user, the model's own pass, or a guess that stood or did not. */
 enum class Kind { USER, MODEL, ACCEPTED, REFUSED }
 
-data class Piece(val text: String, val kind: Kind)
+/** [picture]: shown in place of the text, by its name in [KeptPictures]. */
+data class Piece(val text: String, val kind: Kind, val picture: String? = null)
 
 /** What a chat shows: pieces of text by who wrote them; refused guesses are kept apart, for whoever wants to see them. */
 class Transcript(pieces: List<Piece> = emptyList()) {
@@ -138,8 +184,8 @@ class Transcript(pieces: List<Piece> = emptyList()) {
 
     val text: String get() = all.filter { it.kind != Kind.REFUSED }.joinToString("") { it.text }
 
-    fun add(text: String, kind: Kind) {
-        if (text.isNotEmpty()) all.add(Piece(text, kind))
+    fun add(text: String, kind: Kind, picture: String? = null) {
+        if (text.isNotEmpty()) all.add(Piece(text, kind, picture))
     }
 
     /** Add a round: its first tokens are guesses that stood, the last one is the model's own. */

@@ -8,6 +8,7 @@ import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.*
 import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
+import dev.edgespec.images.Picture
 import dev.edgespec.planning.showBytes
 
 /** A screen of the app: its view, and how it shows what the app is doing. */
@@ -40,7 +41,7 @@ private class Choice(context: Context, label: String, private val chosen: (Strin
 }
 
 /** A text that grows: what is there already is not set again.  In a talk, what the user says stands at the right. */
-private class Written(private val context: Context) {
+private class Written(private val context: Context, private val picture: (String) -> Picture? = { null }) {
     private var shown: List<Any> = emptyList() // the transcript, and how it is shown
     private var count = 0
     private var last: Pair<Boolean, TextView>? = null // whether it is the user's
@@ -58,7 +59,7 @@ private class Written(private val context: Context) {
             val own = talks && rest[0].kind == Kind.USER
             val part = rest.takeWhile { (talks && it.kind == Kind.USER) == own }
             val text = last?.takeIf { it.first == own }?.second ?: add(own).also { last = own to it }
-            text.append(context.spanned(if (own) part.map { it.copy(text = it.text.trim()) } else part))
+            text.append(context.spanned(if (own) part.map { it.copy(text = it.text.trim()) } else part, picture))
             rest = rest.drop(part.size)
         }
         count = transcript.size
@@ -71,10 +72,10 @@ private class Written(private val context: Context) {
     }
 }
 
-/** Chat: text as it is written, which method, how fast, and why. */
-class ChatScreen(context: Context, private val state: AppState) : Screen {
+/** Chat: text as it is written, which method, how fast, and why; [pick] asks for a picture. */
+class ChatScreen(context: Context, private val state: AppState, private val pick: (View) -> Unit) : Screen {
     override val name = CHAT
-    private val written = Written(context)
+    private val written = Written(context, state.chat.pictures::get)
     private val scroll = ScrollView(context).apply { addView(written.view) }
     private val refused = context.switch("Show refused guesses", state.refused) {
         state.refused = it
@@ -83,11 +84,19 @@ class ChatScreen(context: Context, private val state: AppState) : Screen {
     private val prompt = context.edit("Your message", state.chat.typed) { state.chat.typed = it }
     private val methods = Choice(context, "Decoding method") { state.chat.method = it }
     private val send = context.button("Send", main = true) { if (state.busy) state.stop() else state.ask(prompt.text.toString()) }
+    private val picture: Button = context.button("Picture") {
+        if (state.chat.attached == null) return@button pick(view)
+        state.chat.attached = null
+        show()
+    }
     private val examples = Wrapping(context)
-    override val view: View = context.column(scroll, examples, context.row(methods.view, refused), context.line(prompt, send))
+    override val view: View = context.column(scroll, examples, context.row(methods.view, refused, picture), context.line(prompt, send))
 
     override fun show() {
         methods.show(state.methods, state.chat.method)
+        picture.text = if (state.chat.attached != null) say("Remove the picture") else say("Picture")
+        picture.visibility = if (state.engine?.let(state.chat::sees) == true) View.VISIBLE else View.GONE
+        picture.isEnabled = !state.busy
         written.show(state.chat.transcript, state.refused, state.engine?.let(state.chat::talks) == true)
         if (prompt.text.toString() != state.chat.typed) prompt.setText(state.chat.typed)
         send.text = say(if (state.busy) "Stop" else "Send")

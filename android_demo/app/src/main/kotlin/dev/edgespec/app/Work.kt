@@ -47,7 +47,7 @@ class PhoneHeat(context: Context) : dev.edgespec.planning.Heat {
     override fun level(): Int = runCatching { asked?.invoke(power) as? Int }.getOrNull() ?: 0
 }
 
-/** Reports and profiles as files for the app that they are shared with. */
+/** Reports and profiles as files for the app that they are shared with, and the file that a camera writes. */
 class SharedFiles : ContentProvider() {
     private fun file(uri: Uri) = File(folder(context!!), File(uri.lastPathSegment ?: "").name)
 
@@ -63,18 +63,22 @@ class SharedFiles : ContentProvider() {
     }
 
     override fun openFile(uri: Uri, mode: String): ParcelFileDescriptor {
-        if (mode != "r") throw FileNotFoundException("$uri: may only be read")
-        return ParcelFileDescriptor.open(file(uri), ParcelFileDescriptor.MODE_READ_ONLY)
+        if (mode != "r" && uri != photo) throw FileNotFoundException("$uri: may only be read")
+        folder(context!!).mkdirs()
+        return ParcelFileDescriptor.open(file(uri), ParcelFileDescriptor.parseMode(mode))
     }
 
     companion object {
+        private fun named(name: String) = Uri.parse("content://dev.edgespec.app.shared/$name")
+        val photo: Uri = named("photo.jpg")
+
         private fun folder(context: Context) = File(context.cacheDir, "shared")
 
         /** Offer a text as a file of this name. */
         fun send(context: Context, name: String, text: String) {
             val made = File(folder(context).apply { mkdirs() }, name)
             made.writeText(text)
-            val uri = Uri.parse("content://dev.edgespec.app.shared/${made.name}")
+            val uri = named(made.name)
             val intent = Intent(Intent.ACTION_SEND).setType("application/json").putExtra(Intent.EXTRA_STREAM, uri)
             intent.clipData = ClipData.newRawUri(made.name, uri)
             context.startActivity(Intent.createChooser(intent.addFlags(Intent.FLAG_GRANT_READ_URI_PERMISSION), say("Share")))

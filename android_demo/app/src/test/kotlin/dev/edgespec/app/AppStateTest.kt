@@ -5,6 +5,8 @@ import dev.edgespec.InvalidRequest
 import dev.edgespec.audio.*
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Trim
+import dev.edgespec.engine.proofPicture
+import dev.edgespec.runtimes.Message
 import java.io.File
 import java.io.InputStream
 import java.nio.file.Path
@@ -196,6 +198,50 @@ class AppStateTest {
         val reads = nllb.engine!!.sources!!
         assertEquals(listOf("ko", "en") to listOf("en", "ko"), reads.origins to reads.targets)
         nllb.close()
+    }
+
+    @Test
+    fun `a picture goes with a question, is shown, and is still seen by a new process`() {
+        val case = golden["seen"].asJsonArray[0].asJsonObject
+        val bundle = File(case["path"].asString)
+        val first = state(bundle)
+        first.load()
+        first.run()
+        assertNotNull(first.engine, first.status)
+        first.attach { throw InvalidRequest("no picture") }
+        first.run()
+        assertEquals("no picture" to null, first.status to first.chat.attached)
+        val picture = proofPicture(16, 200)
+        first.attach { picture }
+        first.run()
+        assertEquals(picture.digest, first.chat.attached)
+        first.chat.method = "ngram"
+        first.ask("read")
+        first.run()
+        assertTrue("tokens/s" in first.status, first.status)
+        val piece = first.chat.transcript.pieces(false).first { it.picture != null }
+        val name = piece.picture!!
+        assertArrayEquals(picture.rgb, first.chat.pictures[name]!!.rgb)
+        assertNull(first.chat.attached)
+        val answer = first.chat.transcript.text.substringAfter("read\n\n")
+        val settings = Settings("ngram", 1024)
+        assertEquals(first.engine!!.chat(listOf(Message("user", "read", picture)), settings).text, answer)
+        kotlinx.coroutines.runBlocking { first.save().join() }
+        val second = state(bundle)
+        assertEquals(first.chat.transcript.pieces(true), second.chat.transcript.pieces(true))
+        second.load()
+        second.run()
+        second.ask("more")
+        second.run()
+        val asked = listOf(Message("user", "read", picture), Message("assistant", answer), Message("user", "more"))
+        assertEquals(first.engine!!.chat(asked, settings).text, second.chat.transcript.text.substringAfter("more\n\n"))
+        second.chat.clear()
+        assertNull(second.chat.pictures[name])
+        val plain = state(File(talking))
+        plain.load()
+        plain.run()
+        assertFalse(plain.chat.sees(plain.engine!!))
+        listOf(first, second, plain).forEach { it.close() }
     }
 
     /** Records until it is told to stop. */

@@ -70,7 +70,7 @@ class Rounds(
             "the prompt has ${prompt.size} tokens and the context ${target.context}: no room for a new one",
             "shorten the prompt or load the model with a larger context",
         )
-        if (prompt.min() < 0 || prompt.max() >= target.vocabSize) {
+        if (prompt.min() < 0 || prompt.any { it in target.vocabSize until INSERTED }) {
             throw InvalidRequest("the prompt has a token id outside the vocabulary ($known)", "check the tokenizer")
         }
         params.logitBias.keys.maxOrNull()?.let {

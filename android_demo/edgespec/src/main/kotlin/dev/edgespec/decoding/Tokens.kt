@@ -2,6 +2,9 @@ package dev.edgespec.decoding
 
 import java.util.BitSet
 
+/** Token ids from here on name rows that are no tokens' embeddings, such as a picture's; nobody guesses or draws one. */
+const val INSERTED = 1 shl 30
+
 /** A growing list of token ids without an object for each; as a [List] it is read only. */
 class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAccess {
     private var data = initial.copyOf(maxOf(initial.size, 16))
@@ -56,7 +59,7 @@ class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAcces
     internal fun seen(): Pair<IntArray, Int> {
         while (read < size) {
             val token = data[read++]
-            if (known.get(token)) continue
+            if (token >= INSERTED || known.get(token)) continue
             known.set(token)
             if (different == ids.size) ids = ids.copyOf(maxOf(64, 2 * different))
             ids[different++] = token

@@ -142,7 +142,7 @@ class NGram(
         val guesses = Tokens()
         while (guesses.size < minOf(budget, matched + EXTRA)) {
             val token = likely(tail)
-            if (token < 0) break
+            if (token !in 0 until INSERTED) break
             tail.push(token)
             guesses.push(token)
         }

@@ -40,6 +40,9 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         return common
     }
 
+    /** Whether there is a padding row of the target's vocabulary, which the draft lacks; rows of pictures are no such. */
+    private fun unknown(tokens: IntArray) = tokens.any { it in model.vocabSize until INSERTED }
+
     /** Read by pieces; what [propose] reads by itself is left to it. */
     override fun prefill(tokens: Tokens, most: Int): Int {
         if (least == 0) {
@@ -51,7 +54,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         if (left < FEED) least = maxOf(least, BEHIND)
         if (left < least) return 0
         if (most > 0) {
-            if (tokens.size >= model.context || tokens.slice(known).max() >= model.vocabSize) {
+            if (tokens.size >= model.context || unknown(tokens.slice(known))) {
                 least = Int.MAX_VALUE // it proposes nothing
                 return 0
             }
@@ -64,8 +67,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         val length = minOf(budget, model.context - tokens.size)
         if (length < 1) return Proposal.EMPTY
         var known = follow(tokens)
-        // a padding row of the target's vocabulary: the draft has no such
-        if (tokens.slice(known).max() >= model.vocabSize) return Proposal.EMPTY
+        if (unknown(tokens.slice(known))) return Proposal.EMPTY
         caughtUp = tokens.size - known <= FEED
         if (!caughtUp) {
             model.prefill(tokens.slice(known, tokens.size - 1))

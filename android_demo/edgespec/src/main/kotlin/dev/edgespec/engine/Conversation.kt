@@ -1,6 +1,7 @@
 package dev.edgespec.engine
 
 import dev.edgespec.decoding.*
+import dev.edgespec.images.Picture
 import dev.edgespec.runtimes.Message
 import kotlinx.coroutines.flow.*
 
@@ -21,11 +22,12 @@ class Conversation internal constructor(private val engine: Engine, messages: Li
     /** All messages so far, to keep and to begin again with. */
     val messages: List<Message> get() = synchronized(all) { ArrayList(all) }
 
-    fun ask(content: String, settings: Settings = this.settings): Result = engine.collect(stream(content, settings))
+    fun ask(content: String, settings: Settings = this.settings, picture: Picture? = null): Result =
+        engine.collect(stream(content, settings, picture))
 
     /** Answer a question as a stream; question and answer are kept once it has ended, and not if it was cancelled. */
-    fun stream(content: String, settings: Settings = this.settings): Flow<Chunk> {
-        val asked = messages + Message("user", content)
+    fun stream(content: String, settings: Settings = this.settings, picture: Picture? = null): Flow<Chunk> {
+        val asked = messages + Message("user", content, picture)
         val prompt = fitting(asked, settings.length)
         return engine.stream(prompt, settings).onEach { chunk ->
             chunk.result?.let { take(asked, prompt, it.text, it.tokens) }

@@ -36,8 +36,21 @@ class Source private constructor(
     }
 }
 
+internal typealias Opener = (ModelPart, KvFormat) -> Model
+
+/** An encoder, ready to run. */
+internal fun encoderSlot(part: ModelPart, open: Opener) = NativeSlot(open(part, encoderKeys(part)), null, 0, encodes = true)
+
+internal fun closeEncoders(encoders: MutableMap<*, NativeSlot>) {
+    encoders.values.forEach {
+        it.close()
+        it.model.close()
+    }
+    encoders.clear()
+}
+
 /** Encoders of a bundle, opened by [open] as they are needed, and the memories of its decoders: the last of each is kept. */
-internal class Encoding(private val bundle: Bundle, private val open: (ModelPart, KvFormat) -> Model) {
+internal class Encoding(private val bundle: Bundle, private val open: Opener) {
     private val encoders = HashMap<String, NativeSlot>() // by the model that attends over what they give
     private val encoded = HashMap<String, Pair<String, FloatArray>>() // what each gave last, by digest of its source
     private val memories = HashMap<String, Memory>()
@@ -74,11 +87,7 @@ internal class Encoding(private val bundle: Bundle, private val open: (ModelPart
     private fun rows(name: String, source: Source): FloatArray {
         if (bundle.part(name).source?.sharesEncoder == true) return rows("target", source)
         encoded[name]?.let { (digest, rows) -> if (digest == source.digest) return rows }
-        val encoder = encoders.getOrPut(name) {
-            val part = bundle.part(name).encoder!!
-            // those of int4 and int8 lose nothing by keys of int8, and passes over hundreds of rows are faster
-            NativeSlot(open(part, ATTENTION.getValue(if (part.format == "fp32") "f32" else "int8")), null, 0, encodes = true)
-        }
+        val encoder = encoders.getOrPut(name) { encoderSlot(bundle.part(name).encoder!!, open) }
         val tokens = if (source.rows == null) source.tokens else IntArray(source.count)
         return encoder.encode(tokens, source.rows).also { encoded[name] = source.digest to it }
     }
@@ -91,10 +100,6 @@ internal class Encoding(private val bundle: Bundle, private val open: (ModelPart
         memories.values.forEach { it.users-- }
         memories.clear()
         encoded.clear()
-        encoders.values.forEach {
-            it.close()
-            it.model.close()
-        }
-        encoders.clear()
+        closeEncoders(encoders)
     }
 }

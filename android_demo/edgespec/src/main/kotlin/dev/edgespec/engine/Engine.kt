@@ -3,6 +3,7 @@ package dev.edgespec.engine
 import dev.edgespec.*
 import dev.edgespec.decoding.*
 import dev.edgespec.drafters.NGramStore
+import dev.edgespec.images.Picture
 import dev.edgespec.planning.*
 import dev.edgespec.runtimes.*
 import java.io.File
@@ -33,6 +34,9 @@ class Engine internal constructor(
     val bundle: Bundle = whole.runAs(operators.kind == "native", precision == "high")
     private val manifest = bundle.manifest
 
+    /** Whether prompts may have pictures. */
+    val readsPictures: Boolean = manifest.target.image != null && operators.kind == "native"
+
     /** Why nothing is certain of what runs, a sentence each; empty = all files were compared with their SHA-256. */
     val unproven: List<String> =
         if (check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
@@ -41,6 +45,7 @@ class Engine internal constructor(
     internal val codec: TextCodec
     internal val encoding: Encoding? // of an encoder-decoder
     val sources: SourceTexts? // and how the encoder's texts become tokens; null = it reads features
+    internal val pictures: Pictures?
     private val store: NGramStore?
 
     /** What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy. */
@@ -78,7 +83,10 @@ class Engine internal constructor(
             val graph = operators.graph(manifest.target, strict)
             model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv, onOnnxRuntime)
             val source = manifest.target.source
-            encoding = source?.let { Encoding(bundle) { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv, onOnnxRuntime) } }
+            val open: Opener = { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv, onOnnxRuntime) }
+            encoding = source?.let { Encoding(bundle, open) }
+            pictures = if (readsPictures) Pictures(bundle, codec, open) else null
+            model.inserted = pictures?.rows
             sources = manifest.text?.takeIf { source?.kind == "text" }?.let { SourceTexts(bundle.path, it, codec) }
         } catch (error: Throwable) {
             codec.close()
@@ -193,8 +201,20 @@ class Engine internal constructor(
     /** Answer a conversation, written by the model's own template.  Earlier turns still in a slot are reused. */
     fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
     fun conversation(messages: List<Message> = emptyList(), settings: Settings = defaults) = Conversation(this, messages, settings)
-    internal fun encodeChat(messages: List<Message>): IntArray = codec.encode(template.write(messages), withSpecial = false)
+    internal fun encodeChat(messages: List<Message>): IntArray = tokens(template.write(messages), messages.mapNotNull { it.picture }, false)
     fun encode(text: String): IntArray = codec.encode(text)
+
+    /** Token ids of [pictures] and a text behind them, to be given to `generate` or `stream`; what the tower makes of a new one takes time. */
+    fun encode(text: String, pictures: List<Picture>): IntArray = tokens(reader.written(text, pictures.size), pictures, true)
+
+    private fun tokens(text: String, shown: List<Picture>, withSpecial: Boolean): IntArray =
+        if (shown.isEmpty()) codec.encode(text, withSpecial) else reader.encode(text, shown, withSpecial)
+
+    internal val reader: Pictures
+        get() = pictures ?: throw InvalidRequest(
+            if (manifest.target.image == null) "got a picture, and this model reads text alone" else "pictures are read by native operators alone",
+            "use a bundle that reads pictures, as of SmolVLM2, and the native library",
+        )
     fun decode(tokens: IntArray): String = codec.decode(tokens)
 
     val methods: List<String> get() = manifest.methods.keys.toList()
@@ -258,6 +278,7 @@ class Engine internal constructor(
             draftModels.values.forEach { it.close() }
             draftModels.clear()
             encoding?.clear()
+            pictures?.clear()
         }
     }
 
@@ -270,6 +291,7 @@ class Engine internal constructor(
             if (lanes.inUse == 0) {
                 draftModels.values.forEach { it.close() }
                 encoding?.clear()
+                pictures?.clear()
                 model.close()
                 sources?.close()
                 codec.close()
@@ -303,6 +325,10 @@ class Engine internal constructor(
         val choice = chooseOperators(wantedOperators, part, library)
         val small = (manifest.files[part.weights]?.size ?: 0) < ONE_THREAD_BYTES
         Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library, onOnnxRuntime = onOnnxRuntime)
-            .also { if (sparing.threads > 0) it.runner.limit(minOf(sparing.threads, it.threads)) }
+            .also { made ->
+                if (sparing.threads > 0) made.runner.limit(minOf(sparing.threads, made.threads))
+                made.inserted = pictures?.draftRows?.takeIf { part.image != null }
+                made.instead = pictures?.instead?.takeIf { it < part.facts.vocab } ?: 0
+            }
     }
 }

@@ -28,12 +28,18 @@ internal class Request(
     private var heat: String? = null // what it cost, in words
     private val kept = HashMap<Boolean, KeptText>() // what of the target's slot is on the disk, and of the draft's
 
+    private var sees = false // pictures, some rows of which may be read again: they are kept meanwhile
+
     init {
         val (chosen, admitted, taken) = engine.admit(engine.chooseFor(settings), Tokens(prompt), settings)
         choice = chosen
         admission = admitted
         lane = taken
         try {
+            if (prompt.any { it >= INSERTED }) {
+                engine.reader.hold(prompt)
+                sees = true
+            }
             if (source != null) {
                 val start = System.nanoTime()
                 lane.attend(source)
@@ -69,6 +75,7 @@ internal class Request(
 
     /** Let a slot hold what the disk has of the prompt. */
     private fun takeUp(slot: Slot, ends: List<Int>, draft: Boolean) {
+        if (sees) return // their tokens are numbers of this process
         val found = engine.prompts?.takeUp(slot, prompt, prompt.size + settings.length, draft) ?: return
         kept[draft] = found.also { it.watch(prompt, ends) }
     }
@@ -129,6 +136,7 @@ internal class Request(
         lane.onDraft = null
         kept.values.forEach { it.close() }
         if (source != null) lane.attend(null) // its memory may make room for another one
+        if (sees) engine.reader.letGo(prompt)
         engine.lanes.giveBack(lane)
     }
 

@@ -61,7 +61,7 @@ private fun model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: St
         MemoryPart("${lead}kv", kvBytes(part, use, native, draft, host)),
         MemoryPart("${lead}scratch", if (native) nativeScratch(part, use, rows, draft) else stockScratch(part, use, rows)),
         MemoryPart("${lead}logits", logitsBytes(part, use, native, draft) + headLogits(part, native, groups)),
-    ) + sourceParts(manifest, part, use, lead)
+    ) + sourceParts(manifest, part, use, lead) + if (native) towerParts(manifest, part, use, lead) else emptyList()
 }
 
 /** What reading a source takes: its memory and the last one's, and the encoder's session and pass. */
@@ -71,11 +71,29 @@ private fun sourceParts(manifest: Manifest, part: ModelPart, use: RunOptions, le
     val kv = modelKv(part, use, lead.isNotEmpty())
     val memories = MemoryPart("${lead}memories", 2 * memoryFormat(kv).nbytes(part.facts, up(rows, KV_BLOCK)))
     val encoder = part.encoder ?: return listOf(memories)
-    val graph = manifest.files[encoder.graphs["native"]?.file]?.size ?: 0
-    val scratch = nativeScratch(encoder, use.copy(context = rows), rows, false) +
-        kv.nbytes(encoder.facts, up(rows, KV_BLOCK)) / encoder.facts.kvLayers + 8L * rows * encoder.facts.hidden
-    return listOf(memories, MemoryPart("${lead}encoder session", SESSION + 2 * graph), MemoryPart("${lead}encoder scratch", scratch))
+    return listOf(
+        memories, MemoryPart("${lead}encoder session", SESSION + 2 * graphBytes(manifest, encoder)),
+        MemoryPart("${lead}encoder scratch", encoding(encoder, kv, use, rows)),
+    )
 }
+
+/** What reading pictures takes: tower and projector, a pass over one piece, and rows of the largest picture. */
+private fun towerParts(manifest: Manifest, part: ModelPart, use: RunOptions, lead: String): List<MemoryPart> {
+    val (image, tower) = (part.image ?: return emptyList()) to part.tower!!
+    val sides = listOf(tower) + part.projectors
+    return listOf(
+        MemoryPart("${lead}tower sessions", sides.sumOf { SESSION + 2 * graphBytes(manifest, it) }),
+        MemoryPart("${lead}tower scratch", encoding(tower, encoderKeys(tower), use, tower.facts.context)),
+        MemoryPart("${lead}images", 4L * image.most * part.facts.hidden),
+    )
+}
+
+private fun graphBytes(manifest: Manifest, part: ModelPart): Long = manifest.files[part.graphs["native"]?.file]?.size ?: 0
+
+/** Of an encoder's pass over so many rows, whose layers take turns with the room of one. */
+private fun encoding(encoder: ModelPart, kv: KvFormat, use: RunOptions, rows: Int): Long =
+    nativeScratch(encoder, use.copy(context = rows), rows, false) +
+        kv.nbytes(encoder.facts, up(rows, KV_BLOCK)) / encoder.facts.kvLayers + 8L * rows * encoder.facts.hidden
 
 /* Bytes of running: keys and values, and the scratch space and outputs of the largest passes. */
 

@@ -96,12 +96,19 @@ fun proof(engine: Engine, progress: (Int, Int) -> Unit = { _, _ -> }): List<Prov
     val golden = engine.bundle.manifest.golden
     val found = ArrayList<Proved>()
     var done = 0
-    for (method in engine.methods) for (vector in golden) {
-        val settings = Settings(method, vector.tokens.size)
-        val result = vector.begin?.let { engine.generate(Source.of(vector.prompt, it), settings) } ?: engine.generate(vector.prompt, settings)
+    val seen = engine.pictures?.takeIf { !engine.bundle.manifest.target.highAlone }?.golden() ?: emptyList()
+    val of = (golden.size + seen.size) * engine.methods.size
+    fun prove(method: String, wrote: String, tokens: IntArray, run: (Settings) -> Result) {
+        val result = run(Settings(method, tokens.size))
         // trees on stock operators promise nothing
-        if (method == vector.method || result.exact == true) found.add(Proved(method, vector.tokens, result.tokens))
-        progress(++done, golden.size * engine.methods.size)
+        if (method == wrote || result.exact == true) found.add(Proved(method, tokens, result.tokens))
+        progress(++done, of)
+    }
+    for (method in engine.methods) {
+        for (vector in golden) prove(method, vector.method, vector.tokens) { how ->
+            vector.begin?.let { engine.generate(Source.of(vector.prompt, it), how) } ?: engine.generate(vector.prompt, how)
+        }
+        for ((prompt, tokens) in seen) prove(method, BASELINE, tokens) { engine.generate(prompt(), it) }
     }
     return found
 }

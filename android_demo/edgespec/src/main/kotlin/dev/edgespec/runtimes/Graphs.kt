@@ -132,6 +132,11 @@ fun chooseOperators(wanted: String, part: ModelPart, library: File?): OperatorCh
     return OperatorChoice(kind, if (wanted != "auto") "asked for" else found)
 }
 
+/** Finds the row of a picture that a token names, [hidden] numbers of an array from a place on. */
+internal fun interface RowsOfPictures {
+    fun find(token: Int): Pair<FloatArray, Int>
+}
+
 /**
  * A loaded graph, and the buffers that all KV slots over it share.  One pass at a time.
  * [onOnnxRuntime]: native operators run as ONNX Runtime's, too, and not by their library alone.
@@ -148,6 +153,8 @@ class Model(
         if (native && library != null && !onOnnxRuntime) LibraryGraph(path, threads, library) else makeSession(path, threads, library.takeIf { native })
     }
     internal val keyTables: Bound
+    internal var inserted: RowsOfPictures? = null // where rows of pictures are found; null = it sees [instead] in their place
+    internal var instead = 0
     /** Columns of what a pass may begin with. */
     val givenSize: Int get() = runner.givenSize
     private val held = HashMap<String, Held>()

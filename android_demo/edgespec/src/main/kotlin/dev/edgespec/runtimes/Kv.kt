@@ -74,6 +74,9 @@ private fun headBytes(name: String, dim: Int): Long = KEYS.getValue(name).let { 
 /** What a model is decoded with where nothing else is said: exact up to rounding. */
 fun exactAttention(part: ModelPart): String = if (part.format == "fp32") "f32" else "f16"
 
+/** How an encoder keeps keys during a pass: those of int4 and int8 lose nothing by int8, and passes over hundreds of rows are faster. */
+internal fun encoderKeys(part: ModelPart): KvFormat = ATTENTION.getValue(if (part.format == "fp32") "f32" else "int8")
+
 /** How a session keeps keys and values: the attention that decides the text, and the coarser one that self-drafts read. */
 class AttentionChoice(val name: String, val draft: String? = null, val kv: KvFormat? = null)
 

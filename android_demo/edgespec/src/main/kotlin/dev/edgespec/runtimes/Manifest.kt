@@ -44,6 +44,7 @@ class ModelPart(
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
     val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
     val headFormat: String?, val embeddingFormat: String?, val planes: Boolean, val source: SourcePart?, val encoder: ModelPart?,
+    val image: ImagePart?, val tower: ModelPart?, val projectors: List<ModelPart>,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
@@ -52,9 +53,11 @@ class ModelPart(
     var highAlone = false
         internal set
 
-    fun named(): List<String> =
-        listOfNotNull(weights, index, attention?.tables, headVocab?.file) + graphs.values.map { it.file } +
-            (encoder?.named() ?: emptyList())
+    /** Encoders beside it. */
+    val sides: List<ModelPart> get() = listOfNotNull(encoder, tower) + projectors
+
+    fun named(): List<String> = listOfNotNull(weights, index, attention?.tables, headVocab?.file, image?.places?.file) +
+        graphs.values.map { it.file } + sides.flatMap { it.named() }
 }
 
 class MethodPart(
@@ -81,7 +84,7 @@ class Manifest(
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
 ) {
     /** Every model of the bundle, the target first; encoders stand last. */
-    val models: List<ModelPart> get() = listOfNotNull(target, draft, drafter).let { all -> all + all.mapNotNull { it.encoder } }
+    val models: List<ModelPart> get() = listOfNotNull(target, draft, drafter).let { all -> all + all.flatMap { it.sides } }
 
     /**
      * What of this can run: with [high], the high planes of int8 alone, of which nothing else was measured.  Only native operators
@@ -176,7 +179,6 @@ private fun Reader.manifest(): Manifest {
 
 private fun Reader.model(): ModelPart {
     ignore("quantizer", "fine", "converted", "final_norm")
-    if (jsonOrNull("image") != null) throw wrong("image", "a model that reads images, which this library does not run")
     val decoder = partOrNull("decoder") {
         val kind = text("kind", DRAFTERS + ELSEWHERE)
         val borrows = ints("reads", 0).isNotEmpty()
@@ -216,12 +218,13 @@ private fun Reader.model(): ModelPart {
             val features = partOrNull("features") { FeaturePart(width("bands"), width("frames"), width("columns")) }
             SourcePart(text("kind", listOf("text", "features")), int("most", 1), width("width"), features, flag("shares_encoder"))
         },
-        partOrNull("encoder") { model() },
+        partOrNull("encoder") { model() }, partOrNull("image") { image() }, partOrNull("tower") { model() }, parts("projectors") { model() },
     )
     val (layers, hidden) = found.facts.layers to found.facts.hidden
     if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")
     if (found.tapped.any { it > layers }) throw wrong("tapped", "after more than $layers layers")
     decoder?.let { if (it.columns <= hidden) throw wrong("decoder", "${it.columns} columns, of which the embedding has $hidden") }
+    if (found.image != null && (found.tower == null || found.projectors.size != 1)) throw wrong("image", "expected a tower and a projector beside it")
     if (found.cut && found.headVocab == null) throw wrong("cut", "without head_vocab")
     return found
 }

@@ -3,6 +3,7 @@ package dev.edgespec.runtimes
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.*
 import java.nio.ByteBuffer
+import java.nio.LongBuffer
 
 // lines of the plan
 private const val TOKEN = 0
@@ -38,6 +39,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
     internal val noHiddenIn = Bound.of(Dtype.FLOAT, 0, model.givenSize)
     internal val control = Bound.of(Dtype.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
     internal val noMoves = Bound.of(Dtype.INT64, if (facts.delta == null) 0 else 1, 3)
+    private val noRows = if (model.part.image == null) null else Bound.of(Dtype.FLOAT, 0, facts.hidden) // of pictures
     internal var moves = ArrayList<IntArray>() // (from, to), before the next pass
     internal var certain = 0 // tokens that will not be taken back
     internal var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
@@ -51,6 +53,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         io.input("control", control)
         io.input("tables", model.keyTables)
         io.input("moves", noMoves)
+        noRows?.let { io.input("inserted", it) }
     }
 
     // -- memory
@@ -78,7 +81,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
 
     override fun close() {
         if (attends) attend(null)
-        listOf(gates, noHiddenIn, control, noMoves).forEach { it.close() }
+        listOfNotNull(gates, noHiddenIn, control, noMoves, noRows).forEach { it.close() }
         cache?.close()
         cache = null
         tokens.crop(0)
@@ -121,8 +124,23 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
             to.put(PARENT * n + row, (parents?.get(row) ?: (row - 1)).toLong())
             to.put(PLACE * n + row, (past + row).toLong())
         }
+        if (tokens.any { it >= INSERTED }) insert(tokens, to)
         io.input("plan", bound)
         if (attends) see(n, memory)
+    }
+
+    /** Let rows of pictures begin with what was made of these, or, where the model reads none, with the token that stands for them. */
+    private fun insert(tokens: IntArray, plan: LongBuffer) {
+        val rows = tokens.indices.filter { tokens[it] >= INSERTED }
+        val pictures = model.inserted ?: return rows.forEach { plan.put(TOKEN * tokens.size + it, model.instead.toLong()) }
+        val bound = model.buffer("inserted", Dtype.FLOAT, rows.size, facts.hidden)
+        val to = bound.floats.duplicate()
+        rows.forEachIndexed { at, row ->
+            val (found, first) = pictures.find(tokens[row])
+            to.put(found, first, facts.hidden)
+            plan.put(TOKEN * tokens.size + row, -1L - at)
+        }
+        io.input("inserted", bound)
     }
 
     /** A pass over one row more of each text at these [places] -> logits of all; the texts that go on may be put elsewhere by [spread]. */
@@ -259,6 +277,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
             io.run()
         } finally {
             control.longs.put(TOP, top.toLong())
+            noRows?.let { io.input("inserted", it) }
         }
         if (moving != null) {
             moves = ArrayList()

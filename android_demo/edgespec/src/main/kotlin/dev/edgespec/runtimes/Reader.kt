@@ -71,8 +71,9 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
 
     fun numberOrNull(name: String): Double? = find(name, ::number)
 
-    fun flag(name: String): Boolean =
-        find(name) { _, it -> primitive(name, it, "boolean") { found -> found.isBoolean }.asBoolean } ?: false
+    fun flag(name: String): Boolean = flagOr(name, false)
+    fun flagOr(name: String, otherwise: Boolean): Boolean =
+        find(name) { _, it -> primitive(name, it, "boolean") { found -> found.isBoolean }.asBoolean } ?: otherwise
 
     fun wordOrFlag(name: String): String? = find(name) { _, it -> primitive(name, it, "boolean or string") { found -> !found.isNumber }.asString }
 

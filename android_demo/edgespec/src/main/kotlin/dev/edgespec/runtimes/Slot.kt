@@ -193,7 +193,7 @@ internal fun probeRows(slot: Slot): Boolean {
     val random = Random(7)
     val arbitrary = IntArray(PREFIX) { random.nextInt(slot.vocabSize) }
     val known = if (held.size >= PREFIX) held else held + arbitrary
-    val text = known.copyOfRange(known.size - longest, known.size)
+    val text = known.copyOfRange(known.size - longest, known.size).map { it % slot.vocabSize }.toIntArray() // no rows of pictures
     try {
         slot.prefill(arbitrary.copyOf(maxOf(0, PREFIX - held.size)))
         val prefix = Tokens(slot.tokens.toIntArray())

@@ -2,7 +2,9 @@ package dev.edgespec.runtimes
 
 import com.google.gson.*
 import dev.edgespec.*
+import dev.edgespec.decoding.INSERTED
 import dev.edgespec.drafters.hex
+import dev.edgespec.images.Picture
 import java.io.File
 import java.security.MessageDigest
 
@@ -62,8 +64,11 @@ class TextCodec(private val folder: File, name: String = "tokenizer.json") : Aut
         }
     }
 
-    /** Text of token ids, special tokens left out; bytes that are no part of a character are U+FFFD. */
-    fun decode(tokens: IntArray): String = if (tokens.isEmpty()) "" else tokenizer.decode(tokens)
+    /** Text of token ids, special tokens and rows of pictures left out; bytes that are no part of a character are U+FFFD. */
+    fun decode(tokens: IntArray): String {
+        val words = if (tokens.any { it >= INSERTED }) tokens.filter { it < INSERTED }.toIntArray() else tokens
+        return if (words.isEmpty()) "" else tokenizer.decode(words)
+    }
 
     override fun close() = tokenizer.close()
 }
@@ -157,16 +162,16 @@ class StreamDecoder(private val decode: (IntArray) -> String, prompt: IntArray =
 private fun overlap(text: String, string: String): Int =
     (minOf(text.length, string.length - 1) downTo 1).firstOrNull { string.startsWith(text.takeLast(it)) } ?: 0
 
-/** A message of a conversation; roles are `system`, `user`, `assistant`. */
-data class Message(val role: String, val content: String)
+/** A message of a conversation; roles are `system`, `user`, `assistant`; a [picture] of the user's stands in front of the content. */
+data class Message(val role: String, val content: String, val picture: Picture? = null)
 
 internal const val CHAT_FILE = "chat.json"
 private const val CHAT_VERSION = 1
 
 /**
  * What a model's chat template writes, as data that the exporter has compared with the template: the text between two
- * messages depends on their roles alone.  [gaps]: "start>user", "user>assistant", ..., and "user>answer" for what stands
- * before an answer; [trimmed]: roles whose content is written without the white space around it; [thoughts]: earlier answers
+ * messages depends on their roles alone.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for what stands before an
+ * answer, and "start>user+image" for what stands before a message with a picture, the picture's placeholder included; [trimmed]: roles whose content is written without the white space around it; [thoughts]: earlier answers
  * are written without what is before </think>.
  */
 class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>, private val thoughts: Boolean) {
@@ -175,7 +180,7 @@ class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: S
         val text = StringBuilder()
         var last = "start"
         for (message in messages) {
-            text.append(gap(last, message.role))
+            text.append(gap(last, if (message.picture == null) message.role else "${message.role}+image"))
             var content = message.content
             if (thoughts && message.role == "assistant") content = content.substringAfterLast("</think>").trimStart('\n')
             text.append(if (message.role in trimmed) content.trim() else content)
