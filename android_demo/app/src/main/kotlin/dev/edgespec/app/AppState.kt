@@ -391,6 +391,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     fun close() {
         job?.cancel()
+        runBlocking { save().join() } // what was written before is then written, too
         engine?.close()
     }
 }
