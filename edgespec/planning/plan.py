@@ -379,7 +379,7 @@ def _nothing_fits(
         hints.append("a smaller format: export with --format int4")
     if own.use.method != AR and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")
-    hints.append(f"a budget of {show_bytes(closest.memory.peak)}")
+    hints.append(f"a budget of {-(-own.memory.peak // 1024**2)} MiB")  # rounded up, so that it is enough
     return reason, tuple(hints)
 
 
