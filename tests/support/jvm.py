@@ -100,6 +100,7 @@ def first_start(classes: Iterable[Path], bundle: Path, folder: Path, library: Pa
     # JNA, which would set this where there is no Android, is not kept by R8
     env = {**environment(":".join(map(str, classes))), "ORT_DISABLE_TELEMETRY": "1"}
     command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    command += [f"-XX:ErrorFile={folder / 'crash.log'}"]  # without a rule that is needed it crashes
     command += [f"-Djava.library.path={library.parent}", "dev.edgespec.app.FirstStartKt", str(bundle), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=LIMIT)
     return done.stdout + done.stderr
