@@ -37,7 +37,7 @@ def server(digits: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with server.openai() as made:
         yield made
 
 
@@ -76,7 +76,7 @@ def test_a_decoder_that_hears_answers_as_its_engine_does(tmp_path: Path) -> None
     assert json.loads(CliRunner().invoke(cli, ["run", str(folder), *asked, "--json"]).stdout)["text"] == answer
     running = start(folder, "--name", "ear")
     try:
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        with running.openai() as client:
             assert client.audio.transcriptions.create(model="ear", file=TALK, language="de").text == wanted
             with pytest.raises(openai.BadRequestError, match="does not translate"):
                 client.audio.translations.create(model="ear", file=TALK)
@@ -140,7 +140,7 @@ def test_models_that_hear_say_so_and_others_refuse(client: openai.OpenAI, bundle
     with pytest.raises(openai.APIStatusError, match="multipart/form-data"):
         client.post("/audio/transcriptions", body={"model": "ear"}, cast_to=object)
     running = start(bundles("native"), "--name", "poet")
-    other = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    other = running.openai()
     with other, pytest.raises(openai.BadRequestError, match="not sound"):
         other.audio.transcriptions.create(model="poet", file=TALK)
     stop(running)

@@ -31,7 +31,7 @@ def server(orpheus: Path, bundles: Callable[..., Path]) -> Iterator[Served]:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with server.openai(timeout=60) as made:
         yield made
 
 

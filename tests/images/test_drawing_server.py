@@ -32,7 +32,7 @@ def server(bundle: Path, bundles: Callable[..., Path]) -> Iterator[Served]:
 def test_pictures_are_the_engines(server: Served, bundle: Path) -> None:
     with load(bundle, threads=1) as engine:
         wanted = [engine.draw("3", seed=seed, temperature=1.0, acceptance="coupled").pixels for seed in (4, 5)]
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with server.openai(timeout=60) as client:
         images: Any = client.images
         own = {"seed": 4, "temperature": 1.0}
         told = images.generate(model="painter", prompt="3", n=2, extra_body=own)

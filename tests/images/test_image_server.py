@@ -36,7 +36,7 @@ def server(reader: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with server.openai() as made:
         yield made
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,6 +27,9 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
+
+if TYPE_CHECKING:
+    import openai
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}"
@@ -53,6 +56,13 @@ class Served:
     url: str
     process: subprocess.Popen[str]
     said: str = ""  # on stderr, until it listened
+
+    def openai(self, key: str = "none", timeout: float = 120) -> openai.OpenAI:
+        """Make a client of OpenAI's that asks once."""
+        made: openai.OpenAI = Later("openai").OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=timeout
+        )
+        return made
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def claude(server: Served) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
+    with server.openai(KEY) as made:
         yield made
 
 
@@ -289,7 +289,7 @@ def test_a_stored_response_is_gone_on_from(client: openai.OpenAI, server: Served
     assert second.usage is not None
     assert same.usage is not None
     assert second.usage.input_tokens == same.usage.input_tokens
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=OTHER, max_retries=0) as other:
+    with server.openai(OTHER) as other:
         for ask in (
             lambda: other.responses.retrieve(first.id),
             lambda: other.responses.create(**asked, input="x", previous_response_id=first.id),
@@ -348,7 +348,7 @@ def test_thoughts_in_both(tmp_path_factory: pytest.TempPathFactory) -> None:
                 assert stream.get_final_message().content == thought.content
             off = claude.messages.create(**plain, messages=turns, thinking={"type": "disabled"})
             assert [block.type for block in off.content] == ["text"]
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client:
+        with running.openai("x") as client:
             said = client.responses.create(model="agent", input="Hm?", max_output_tokens=9, temperature=0)
             assert [item.type for item in said.output] == ["reasoning"]
             assert said.usage is not None

@@ -43,7 +43,7 @@ def server(bundle: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with server.openai() as made:
         yield made
 
 
@@ -119,7 +119,7 @@ def test_a_model_that_is_not_there_and_one_that_cannot(
     assert told.model_extra is not None
     assert told.model_extra["edgespec"]["embeddings"]
     running = start(bundles("stock"), "--name", "plain", "--operators", "stock")
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as other:
+    with running.openai() as other:
         with pytest.raises(openai.BadRequestError, match="native operators"):
             other.embeddings.create(model="plain", input="x")
         (told,) = other.models.list().data

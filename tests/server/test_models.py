@@ -206,7 +206,7 @@ def test_the_command(served_bundle: Path, chat_bundle: Path) -> None:
     """Two folders and their names, asked by OpenAI's and Anthropic's own clients; the log names the models."""
     running = start(served_bundle, str(chat_bundle), "--name", "plain", "--name", "chatty")
     assert "plain, chatty at http" in running.said
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+    with running.openai() as client:
         assert [one.id for one in client.models.list()] == ["plain", "chatty"]
         assert client.completions.create(model="plain", prompt="x", max_tokens=3).model == "plain"
         with pytest.raises(openai.NotFoundError, match="did you mean 'plain'"):

@@ -223,7 +223,7 @@ PROMPT = "ROMEO:\n"
 
 @pytest.fixture
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with served.openai() as made:
         yield made
 
 

@@ -59,7 +59,7 @@ def served_chat(chat_bundle: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served_chat: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served_chat.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with served_chat.openai() as made:
         yield made
 
 
@@ -170,7 +170,7 @@ THINKS = (
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """Serve the same model by a template that begins every answer with a thought."""
     running = start(with_template(THINKS, tmp_path_factory.mktemp("thinks")), "--name", "agent")
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with running.openai() as made:
         yield made
     stop(running)
 
@@ -243,7 +243,7 @@ def test_a_line_is_written_for_each_request(chat_bundle: Path) -> None:
     said = []
     for options in ((), ("--no-log",)):
         running = start(chat_bundle, "--name", "agent", *options)
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        with running.openai() as made:
             made.chat.completions.create(**PLAIN)
             with pytest.raises(openai.NotFoundError):
                 made.models.retrieve("a\nb")
