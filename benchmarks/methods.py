@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.cli.common import apply, read_setting
+from edgespec.cli.method_settings import apply, read_setting
 from edgespec.cli.prompts import read_prompt_file
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine, Prompt

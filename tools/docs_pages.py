@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from edgespec.cli.app import COMMANDS, cli
-from edgespec.cli.common import COMMON, NAMES, GroupedCommand
+from edgespec.cli.common import COMMON, GroupedCommand
+from edgespec.cli.method_settings import NAMES
 
 COMMANDS_PAGE = "reference/commands.md"
 TOP_PAGES = {name: f"project/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import emit_json, group, make_settings, open_engine, option, progress
+from edgespec.cli.common import GRAMMARS, emit_json, group, make_settings, open_engine, option, progress, refuse_beside
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -32,16 +32,20 @@ audio_options = group(
 )
 
 
-def transcribe(
-    bundle: str, prompts: tuple[str, ...], method: str | None, as_json: bool, options: dict[str, Any]
-) -> None:
+def transcribe(bundle: str, prompts: tuple[str, ...], method: str | None, options: dict[str, Any]) -> None:
     """Transcribe one recording; segments stream to stdout, one line about it goes to stderr."""
     from edgespec.engine.transcript import written
     from edgespec.library import ready
 
-    _check(prompts, options)
+    beside = ("session", "input", "output", "system", "tools", "mcp", "template", "stop", "show_drafts")
+    refuse_beside("--audio", beside, options)
+    if any(options[name] for name in GRAMMARS):
+        raise click.UsageError("a grammar does not go with --audio: transcripts follow the model's own rules")
+    if len(prompts) > 1:
+        raise click.UsageError("give one --prompt: words in front of the recording")
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     asked, sound = _asked(prompts, options), read_sound(options["audio"])
+    as_json = options["as_json"]
     form: TextFormat = "json" if as_json else options["form"]
     with progress() as report:
         folder = ready(bundle, report)
@@ -78,22 +82,6 @@ def summary(found: Transcript, seconds: float) -> str:
     return ", ".join(filter(None, [*parts, how.get("method_used")]))
 
 
-def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Refuse what does not go with a recording.
-
-    Raises:
-        click.UsageError: it is named.
-    """
-    for name in ("session", "input", "output", "system", "tools", "mcp", "template", "stop", "show_drafts"):
-        if options.get(name):
-            word = "template-option" if name == "template" else name.replace("_", "-")
-            raise click.UsageError(f"--{word} does not go with --audio")
-    if any(options.get(name) for name in ("json_schema", "regex", "grammar")):
-        raise click.UsageError("a grammar does not go with --audio: transcripts follow the model's own rules")
-    if len(prompts) > 1:
-        raise click.UsageError("give one --prompt: words in front of the recording")
-
-
 def _asked(prompts: tuple[str, ...], options: dict[str, Any]) -> TranscriptionSettings:
     from edgespec.engine.transcription import TranscriptionSettings
 
@@ -104,7 +92,7 @@ def _asked(prompts: tuple[str, ...], options: dict[str, Any]) -> TranscriptionSe
         prompt=prompts[0] if prompts else None,
     )
     temperature = options["temperature"]
-    return asked if not temperature else asked.changed(temperatures=(temperature,))
+    return asked.changed(temperatures=(temperature,)) if temperature else asked
 
 
 def read_sound(name: str) -> Path | bytes:

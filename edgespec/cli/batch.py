@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import sys
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.result import Result
 
+Item = TypeVar("Item")
 HINT = 'give an object a line, as in {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 AT_ONCE = 64  # prompts of one batch call: their longest one decides how many fit the memory together
 
@@ -93,18 +96,32 @@ def answer_file(
         done, failed = _resume(output, [line.key for line in lines])
         count = {"prompts": len(lines), "answered_before": done, "answered": 0, "failed": failed, "tokens": 0}
         with output.open("a", encoding="utf-8") as file, progress() as report:
-            for at in range(done, len(lines), AT_ONCE):
-                part = lines[at : at + AT_ONCE]
-                writer = _Writer(file, part, count, partial(report, "answers"), len(lines))
-                good = [line for line in part if line.error is None]
-                seeds = [settings.sampling.seed if line.seed is None else line.seed for line in good]
+
+            def write(made: list[dict[str, Any]]) -> None:
+                (found,) = made
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+                count["failed" if "error" in found else "answered"] += 1
+                count["tokens"] += found.get("tokens", 0)
+                report("answers", found["index"] + 1, len(lines), f"{count['tokens']} tokens")
+
+            order: InOrder[dict[str, Any]] = InOrder([1] * (len(lines) - done), write)
+            for line in lines[done:]:
+                if line.error is not None:
+                    order.take(line.number - done, _failed(line, line.error))
+            good = [line for line in lines[done:] if line.error is None]
+            for at in range(0, len(good), AT_ONCE):
+                part = good[at : at + AT_ONCE]
+
+                def take(number: int, result: Result, part: list[Line] = part) -> None:
+                    order.take(part[number].number - done, _answered(part[number], result))
+
                 engine.generate_batch(
-                    [line.tokens for line in good],
+                    [line.tokens for line in part],
                     settings,
-                    seeds=seeds,
-                    on_result=lambda number, result, writer=writer, good=good: writer.take(good[number], result),  # type: ignore[misc]
+                    seeds=[settings.sampling.seed if line.seed is None else line.seed for line in part],
+                    on_result=take,
                 )
-                writer.flush()
     except OSError as error:
         raise InvalidRequest(f"{output}: cannot be written: {error.strerror}", "name another file") from error
     if as_json:
@@ -121,26 +138,29 @@ def answer_file(
         sys.exit(1)  # the object that a program reads has been printed
 
 
-class _Writer:
-    """Writes answers in the order of their prompts, whatever the order in which they end."""
+class InOrder(Generic[Item]):
+    """Hands over groups of items in their order, each as soon as it and those before it are whole.
 
-    def __init__(self, file: IO[str], part: list[Line], count: dict[str, int], report: Any, of: int) -> None:
-        self._file, self._count, self._report, self._of = file, count, report, of
-        self._waiting = list(part)
-        self._made: dict[int, dict[str, Any]] = {line.number: _failed(line) for line in part if line.error}
+    Args:
+        sizes: of the groups.
+        hand: takes a group.
+    """
 
-    def take(self, line: Line, result: Result) -> None:
-        self._made[line.number] = _answered(line, result)
-        self.flush()
+    def __init__(self, sizes: Sequence[int], hand: Callable[[list[Item]], None]) -> None:
+        self._hand, self.taken = hand, 0
+        self._groups = deque(range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
+        self._waiting: dict[int, Item] = {}
+        self._flush()
 
-    def flush(self) -> None:
-        while self._waiting and self._waiting[0].number in self._made:
-            found = self._made.pop(self._waiting.pop(0).number)
-            self._file.write(json.dumps(found) + "\n")
-            self._count["failed" if "error" in found else "answered"] += 1
-            self._count["tokens"] += found.get("tokens", 0)
-            self._report(found["index"] + 1, self._of, f"{self._count['tokens']} tokens")
-        self._file.flush()
+    def take(self, number: int, item: Item) -> None:
+        """Take an item by its number among all."""
+        self._waiting[number] = item
+        self.taken += 1
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._groups and all(number in self._waiting for number in self._groups[0]):
+            self._hand([self._waiting.pop(number) for number in self._groups.popleft()])
 
 
 def _answered(line: Line, result: Result) -> dict[str, Any]:
@@ -157,9 +177,8 @@ def _answered(line: Line, result: Result) -> dict[str, Any]:
     }
 
 
-def _failed(line: Line) -> dict[str, Any]:
-    assert line.error is not None
-    what = {"type": type(line.error).__name__, "message": line.error.message, "hint": line.error.hint}
+def _failed(line: Line, error: EdgespecError) -> dict[str, Any]:
+    what = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
     return {"index": line.number, "id": line.id, "key": line.key, "error": what}
 
 

@@ -8,16 +8,7 @@ import click
 
 from edgespec.cli.common import emit_json, json_option, option, table_console
 from edgespec.planning.budget import parse_bytes, prompt_limit, show_bytes
-from edgespec.runtimes.files.cache import (
-    KINDS,
-    PROMPTS,
-    Entry,
-    cache_folder,
-    entries,
-    remove,
-    set_limit,
-    size_limit,
-)
+from edgespec.runtimes.files.cache import KINDS, PROMPTS, Entry, cache_folder, entries, remove, set_limit, size_limit
 
 
 @click.group("cache")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import conclude, template_value
-from edgespec.cli.common import NAMES, progress, table_console
-from edgespec.cli.common import apply as apply_settings
+from edgespec.cli.common import progress, table_console
 from edgespec.cli.images import read_images, require_sight, text_of, with_images
 from edgespec.cli.line_editor import line_editor
 from edgespec.cli.markdown import show
+from edgespec.cli.method_settings import NAMES, read_setting
+from edgespec.cli.method_settings import apply as apply_settings
 from edgespec.cli.tool_calls import Call, Tools, answer_shape, read_answer
 from edgespec.errors import EdgespecError, InvalidRequest, unknown_name
 
@@ -38,11 +39,13 @@ MOST_CALLS = 16  # rounds of calls that one question may cause
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a chat: how it is called with what behind it, what it does, and the function."""
+    """A command of a chat: what stands behind its name, what it does, the function, and what it must be given."""
 
     usage: str
     what: str
     run: Callable[[Chat, str], None]
+    needs: str = ""
+    example: str = ""
 
 
 class Chat:
@@ -98,8 +101,10 @@ class Chat:
         """Run a command, or ask a question; what is wrong with either is said, and the chat goes on."""
         word, _, rest = text.strip().partition(" ")
         try:
-            if word in COMMANDS:
-                COMMANDS[word].run(self, rest.strip())
+            if (command := COMMANDS.get(word)) is not None:
+                if command.needs and not rest.strip():
+                    raise InvalidRequest(f"{word}: expected {command.needs}", f"as in {word} {command.example}")
+                command.run(self, rest.strip())
             elif word.startswith("/") and "/" not in word[1:]:
                 raise unknown_name("command", word, COMMANDS)
             else:
@@ -213,19 +218,17 @@ class Chat:
                 raise InvalidRequest(f"/set {name} {value}".rstrip() + ": expected on or off")
             (self.shown.add if value == "on" else self.shown.discard)(name)
         elif name in NAMES:
-            from edgespec.cli.common import read_setting
-
             try:
                 self.settings = apply_settings(self.settings, dict([read_setting(f"{name}={value.strip()}")]))
             except ValueError as error:
                 raise InvalidRequest(str(error)) from None
         elif (known := name.replace("-", "_")) in SETTABLE:
-            if not value.strip():
+            if not (given := value.strip()):
                 self._show_setting(known)
-            elif value.strip() == "default":
-                self.settings = self.settings.changed(**{known: self._setting(known, self.engine.defaults)})
-            else:
-                self.settings = self.settings.changed(**{known: template_value(value.strip())})
+                return
+            own = given == "default"
+            changed = self._setting(known, self.engine.defaults) if own else template_value(given)
+            self.settings = self.settings.changed(**{known: changed})
         else:
             raise unknown_name("setting", name, {*SETTABLE, *NAMES, *SWITCHES})
 
@@ -260,14 +263,10 @@ class Chat:
             click.echo(f"{mark} {known}", err=True)
 
     def _save(self, name: str) -> None:
-        if not name:
-            raise InvalidRequest("/save: expected a file to write", "as in /save talk.session")
         self.conversation.save(Path(name).expanduser())
         click.echo(f"saved {_count(len(self.conversation.messages), 'message')} in {name}", err=True)
 
     def _load(self, name: str) -> None:
-        if not name:
-            raise InvalidRequest("/load: expected a file of /save or --session", "as in /load talk.session")
         self.conversation.messages = self.engine.restore_session(Path(name).expanduser())
         for message in self._turns():
             click.echo(f"{'you> ' if message['role'] == 'user' else ''}{text_of(message['content'])}", err=True)
@@ -295,10 +294,8 @@ class Chat:
         conversation = self.conversation
         seen = len(conversation.messages) - conversation.left_out
         left = f", {conversation.left_out} are not seen any more" if conversation.left_out else ""
-        click.echo(
-            f"{conversation.tokens()} of {self.engine.context} tokens, {_count(seen, 'message')}{left}",
-            err=True,
-        )
+        used = f"{conversation.tokens()} of {self.engine.context} tokens"
+        click.echo(f"{used}, {_count(seen, 'message')}{left}", err=True)
 
     def _bench(self, _: str) -> None:
         """Compare the methods on the last question, with the conversation before it."""
@@ -317,13 +314,7 @@ class Chat:
         entry = BenchEntry(self.engine, [name for name in self.engine.methods if name != AR])
         settings = self.settings.changed(max_new_tokens=BENCH_TOKENS, temperature=0.0)
         with progress() as report:
-            found = bench_all(
-                [entry],
-                [prompt],
-                settings,
-                BENCH_REPEATS,
-                progress=lambda done, of, what: report("bench", done, of, what),
-            )
+            found = bench_all([entry], [prompt], settings, BENCH_REPEATS, progress=partial(report, "bench"))
         table = Table("method", "tokens/s", "speed-up", "tokens/round", "same text", box=None, pad_edge=False)
         for one in found:
             row = one.as_dict()
@@ -337,8 +328,6 @@ class Chat:
         table_console().print(table)
 
     def _image(self, name: str) -> None:
-        if not name:
-            raise InvalidRequest("/image: expected a picture's file", "as in /image photo.jpg")
         require_sight(self.engine)
         self.images += read_images([Path(name).expanduser()])
         click.echo(f"{_count(len(self.images), 'picture')} in front of your next question", err=True)
@@ -346,8 +335,6 @@ class Chat:
     def _audio(self, name: str) -> None:
         from edgespec.runtimes.audio.audio import Audio
 
-        if not name:
-            raise InvalidRequest("/audio: expected a recording's file", "as in /audio talk.mp3")
         require_sight(self.engine, "audio")
         self.images.append(Audio.open(Path(name).expanduser()))
         click.echo(f"{_count(len(self.images), 'recording')} in front of your next question", err=True)
@@ -373,10 +360,18 @@ COMMANDS = {
     "/undo": Command("", "forget the last question and its answer", Chat._undo),
     "/tokens": Command("", "say how full the context is", Chat._tokens),
     "/bench": Command("", "compare the methods on the last question", Chat._bench),
-    "/save": Command("FILE", "keep the conversation and its cache in a file", Chat._save),
-    "/load": Command("FILE", "go on with a saved conversation", Chat._load),
-    "/image": Command("FILE", "put a picture in front of the next question", Chat._image),
-    "/audio": Command("FILE", "put a recording in front of the next question", Chat._audio),
+    "/save": Command(
+        "FILE", "keep the conversation and its cache in a file", Chat._save, "a file to write", "talk.session"
+    ),
+    "/load": Command(
+        "FILE", "go on with a saved conversation", Chat._load, "a file of /save or --session", "talk.session"
+    ),
+    "/image": Command(
+        "FILE", "put a picture in front of the next question", Chat._image, "a picture's file", "photo.jpg"
+    ),
+    "/audio": Command(
+        "FILE", "put a recording in front of the next question", Chat._audio, "a recording's file", "talk.mp3"
+    ),
     "/reset": Command("", "forget what was said; the system message stays", Chat._reset),
     "/exit": Command("", "end the chat; Ctrl-D does as well, and Ctrl-C twice", Chat._exit),
 }

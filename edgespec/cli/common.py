@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgespec.cli.method_settings import NAMES, apply, read_settings
 from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS
 
 if TYPE_CHECKING:
@@ -101,122 +102,13 @@ class GroupedCommand(click.Command):
         return found | {OUTPUT: found.pop(OUTPUT)}  # last
 
 
-LIST = "list"
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (name.strip() for name in text.split(","))))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number or several with commas between, like 2 or 3,2,1") from None
-
-
-def _early(text: str) -> bool | str:
-    return {"true": True, "false": False}.get(text, text)
-
-
-# name -> (how its text is read, what it is); the values are those of DraftOptions, SamplingParams, Accept and Settings
-NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
-    "branch": (
-        _numbers,
-        "speculative, swift, eagle, mtp: guesses in a tree; 2 = two at every node along the first choices, "
-        "3,2,1 = by depth",
-    ),
-    "nodes": (int, "medusa: most guesses of a tree, 1 to 64; else what is predicted to be fastest"),
-    "threshold": (
-        float,
-        "paradecode: how sure an early exit must be, 0 to 1; else what the export found best. dspark: how sure a guess "
-        "must be; else as sure as is worth a row",
-    ),
-    "cycles": (int, "blockwise: passes that refine a block before it is verified, 0 to 16; else 0"),
-    "kind": (str, "swift: the kind of text, such as chat or code; a skip set is kept for each; else text"),
-    "search": (float, "swift: most time that its search may take, as a share; else 0.02"),
-    "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
-    "verification": (str, "rejection of sampled guesses: token (the default), or block, which accepts more"),
-    "guidance-scale": (
-        float,
-        "guidance: by how much the prompt counts beside the negative one; 1 = none",
-    ),
-    "negative-prompt": (str, "guidance: what the text is to be unlike; else the prompt's last token"),
-    "length-penalty": (float, "beams: score of a text over its length to this power; else the model's own, or 1"),
-    "early-stopping": (_early, "beams: true, false or never, when a search ends; else the model's own, or false"),
-    "min-block": (int, "lossy: at least so many guesses of a chain are accepted; else 0"),
-    "shadow": (int, "compare one round in so many with plain decoding, 0 = none; else 16 where acceptance is lossy"),
-}
-BEAM_NAMES = ("length-penalty", "early-stopping")
-_KNOWN = "\n".join(f"  {name:<16}{what}" for name, (_, what) in NAMES.items())
-
-
-def read_setting(item: str) -> tuple[str, Any]:
-    """(name, value) of NAME=VALUE.
-
-    Raises:
-        ValueError: it is not that, the name is unknown, or the library refuses the value.
-    """
-    from edgespec.decoding.settings import Settings
-    from edgespec.errors import InvalidRequest
-
-    name, equals, text = item.partition("=")
-    if not equals or name not in NAMES:
-        what = f"no setting {name!r}" if equals else f"{item!r}: expected NAME=VALUE"
-        raise ValueError(f"{what}; the names are\n{_KNOWN}")
-    try:
-        value = NAMES[name][0](text)
-        apply(Settings(), {name: value})
-    except (ValueError, InvalidRequest) as error:
-        raise ValueError(f"{item}: {error}; {name} is\n  {NAMES[name][1]}") from None
-    return name, value
-
-
-def _read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Read settings by their Python names.
-
-    Raises:
-        click.BadParameter: no NAME=VALUE, an unknown name, or a value that the library refuses.
-    """
-    if LIST in given and not ctx.resilient_parsing:
-        click.echo(_KNOWN)
-        ctx.exit()
-    found: dict[str, Any] = {}
-    for item in given:
-        try:
-            name, value = read_setting(item)
-        except ValueError as error:
-            raise click.BadParameter(str(error), ctx, param) from None
-        found[name] = value
-    return found
-
-
-def apply(settings: Any, given: Mapping[str, Any]) -> Any:
-    """Change ``Settings`` by these.
-
-    Raises:
-        InvalidRequest: a value outside its range.
-    """
-    from dataclasses import replace
-
-    from edgespec.decoding.beams import BeamOptions
-
-    rest = dict(given)
-    searched = {name.replace("-", "_"): rest.pop(name) for name in BEAM_NAMES if name in rest}
-    if searched:
-        settings = settings.changed(beams=replace(settings.beams or BeamOptions(), **searched))
-    if "min-block" in rest:
-        settings = settings.changed(accept=replace(settings.accept, min_block=rest.pop("min-block")))
-    return settings.changed(**{name.replace("-", "_"): value for name, value in rest.items()})
-
-
 set_option = option(
     "--set",
     f"A setting of one method or rule; may be repeated.  Names: {', '.join(NAMES)}.  `--set list` explains them.",
     dest="method_settings",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=_read,
+    callback=read_settings,
     is_eager=True,
 )
 
@@ -246,26 +138,20 @@ def _bundles(ctx: click.Context, param: click.Parameter, values: tuple[Path, ...
     return tuple(_bundle(ctx, param, value) for value in values)
 
 
-bundles_argument = click.argument(
-    "bundles", type=click.Path(path_type=Path), nargs=-1, required=True, callback=_bundles
-)
-bundle_argument = click.argument("bundle", type=click.Path(path_type=Path), callback=_bundle)
+bundles_argument = click.argument("bundles", type=PATH, nargs=-1, required=True, callback=_bundles)
+bundle_argument = click.argument("bundle", type=PATH, callback=_bundle)
 threads_option = option("--threads", "Threads to compute with.  [default: all]", THREADS)
 operators_option = option(
-    "--operators",
-    "native: edgespec's own; stock: ONNX Runtime's.",
-    ["auto", "native", "stock"],
-    "auto",
+    "--operators", "native: edgespec's own; stock: ONNX Runtime's.", ["auto", "native", "stock"], "auto"
 )
+GRAMMARS = ("json_schema", "regex", "grammar")
+WORDS = {"template": "template-option", "images": "image"}  # of options whose parameters are called otherwise
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
 attention_option = option(
     "--attention", "Format of keys in the KV cache of native operators.  [default: the bundle's]", ATTENTIONS
 )
 precision_option = option(
-    "--precision",
-    "int8 weights: full, or high: only their upper 4 bits, half the memory.",
-    ["full", "high"],
-    "full",
+    "--precision", "int8 weights: full, or high: only their upper 4 bits, half the memory.", ["full", "high"], "full"
 )
 check_option = option("--no-check", "Do not compare the files' SHA-256.", bool)
 prompts_option = option("--prompts", "File of prompts: one a line, or .jsonl.  [default: the bundle's]", PATH)
@@ -290,14 +176,10 @@ loading_options = group(
     precision_option,
     attention_option,
     option(
-        "--draft-attention",
-        "Coarser keys that only self-drafting reads; the text does not change.",
-        DRAFT_ATTENTIONS,
+        "--draft-attention", "Coarser keys that only self-drafting reads; the text does not change.", DRAFT_ATTENTIONS
     ),
     option(
-        "--strict/--no-strict",
-        "Give rows the same bits in every pass: exactly plain decoding's text.",
-        default=True,
+        "--strict/--no-strict", "Give rows the same bits in every pass: exactly plain decoding's text.", default=True
     ),
     check_option,
 )
@@ -307,11 +189,7 @@ sampling_options = group(
     "Sampling",
     option("--temperature", "Sampling temperature; 0 is greedy.  [default: the model's own, else 0]", float),
     option("--top-k", "Draw from the k most likely tokens; 0 is off.  [default: the model's own, else 0]", int),
-    option(
-        "--top-p",
-        "Draw from this much probability; 1 is off.  [default: the model's own, else 1]",
-        float,
-    ),
+    option("--top-p", "Draw from this much probability; 1 is off.  [default: the model's own, else 1]", float),
     option(
         "--min-p",
         "Leave out tokens below this share of the most likely; 0 is off.  [default: the model's own, else 0]",
@@ -412,18 +290,29 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
         raise click.UsageError("--set proposers belongs to --method chain")
     from edgespec.decoding.settings import Settings
 
-    drawn = {name: options[name] for name in SAMPLING if options[name] is not None}
-    languages = {name: options.get(name) for name in ("source_language", "target_language")}
-    same = languages | {
-        name: options[name] for name in ("seed", "acceptance", "max_new_tokens", "gamma", "accept", "stop")
-    }
-    fallback = not options["no_fallback"]
-    settings = (defaults or Settings()).changed(method=method, fallback=fallback, **drawn, **same)
-    grammars = [found for name in ("json_schema", "regex", "grammar") if (found := options.get(name))]
+    grammars = [found for name in GRAMMARS if (found := options.get(name))]
     if len(grammars) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
-    settings = settings.changed(grammar=next(iter(grammars), None), beams=options.get("beams"))
+    settings = (defaults or Settings()).changed(
+        method=method,
+        fallback=not options["no_fallback"],
+        grammar=next(iter(grammars), None),
+        **{name: options[name] for name in SAMPLING if options[name] is not None},
+        **{name: options[name] for name in ("seed", "acceptance", "max_new_tokens", "gamma", "accept", "stop")},
+        **{name: options.get(name) for name in ("source_language", "target_language", "beams")},
+    )
     return apply(settings, options["method_settings"])
+
+
+def refuse_beside(what: str, names: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Refuse options that do not go with another one.
+
+    Raises:
+        click.UsageError: the first that was given is named.
+    """
+    for name in names:
+        if options.get(name):
+            raise click.UsageError(f"--{WORDS.get(name, name.replace('_', '-'))} does not go with {what}")
 
 
 def ask_words(manifest: Manifest) -> str:

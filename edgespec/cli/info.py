@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,6 @@ def _show(console: Console, rows: list[tuple[str, str]]) -> None:
 
 def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> list[tuple[str, str]]:
     """List what a bundle is, a row each; ``tried``: whether its rows were found exact with stock operators here."""
-    from edgespec.drafters.registry import needing
     from edgespec.drafters.skip_sets import stored_sets
     from edgespec.reports.advice import quality_words
     from edgespec.runtimes.files.kv import state_bytes
@@ -93,6 +92,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
             f"{facts.layers} layers, hidden {facts.hidden}, {facts.heads}/{facts.kv_heads} heads of {facts.head_dim}, "
             f"vocabulary {facts.vocab}",
         ),
+        *_beside(manifest),
         *(("", trait) for trait in manifest.provenance.get("traits", [])),
         *(("differs", line) for line in manifest.provenance.get("approximations", [])),
         ("format", _format(manifest.target)),
@@ -110,12 +110,18 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
         *(("unseen", words) for words in quality_words(manifest.parity).split("; ") if words),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
-    if manifest.target.origin == "optimum":
-        rows.insert(
-            2, ("graph", f"exported by optimum: methods {', '.join(needing('text', 'draft'))} alone, chains of guesses")
-        )
-    if manifest.target.heads:
-        rows.insert(2, ("heads", _heads(manifest)))
+    source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
+    return [*rows, ("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-")]
+
+
+def _beside(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Rows of what guesses for the target, and of a graph that is not ours."""
+    from edgespec.drafters.registry import needing
+
+    if manifest.drafter:
+        drafter, tapped = manifest.drafter.facts, manifest.target.tapped
+        what = f"{drafter.architecture}, {drafter.parameters / 1e6:.2f}M parameters, after layers {tapped}"
+        yield "drafter", what + _cut(manifest.drafter)
     if manifest.draft:
         draft = manifest.draft.facts
         what = f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers"
@@ -123,13 +129,11 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> lis
             what += f", {manifest.draft.format}"
         if manifest.draft.origin == "optimum":
             what += ", exported by optimum"
-        rows.insert(2, ("draft", what + _cut(manifest.draft)))
-    if manifest.drafter:
-        drafter, tapped = manifest.drafter.facts, manifest.target.tapped
-        what = f"{drafter.architecture}, {drafter.parameters / 1e6:.2f}M parameters, after layers {tapped}"
-        rows.insert(2, ("drafter", what + _cut(manifest.drafter)))
-    source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
-    return [*rows, ("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-")]
+        yield "draft", what + _cut(manifest.draft)
+    if manifest.target.heads:
+        yield "heads", _heads(manifest)
+    if manifest.target.origin == "optimum":
+        yield "graph", f"exported by optimum: methods {', '.join(needing('text', 'draft'))} alone, chains of guesses"
 
 
 def _skipped(skip: SkipSetPart) -> str:

@@ -38,8 +38,7 @@ def typing() -> Iterator[None]:
 
 @contextmanager
 def line_editor(
-    history: Sequence[str] = (),
-    complete: Callable[[str], Iterable[str]] = lambda _: (),
+    history: Sequence[str] = (), complete: Callable[[str], Iterable[str]] = lambda _: ()
 ) -> Iterator[PromptSession[str]]:
     """Edit what is typed at the terminal, wherever stdout goes.
 

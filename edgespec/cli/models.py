@@ -74,7 +74,6 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     from edgespec.export.optimum.model import ForeignModel, is_foreign
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
-    from edgespec.planning.budget import show_bytes
     from edgespec.runtimes.files.formats import FORMATS
     from edgespec.runtimes.files.kv import state_bytes
 

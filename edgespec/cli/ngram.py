@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.common import PATH, emit_json, json_option, option, progress, table_console
-from edgespec.planning.budget import show_bytes
+from edgespec.planning.budget import parse_bytes, show_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,16 +17,7 @@ if TYPE_CHECKING:
 
     from edgespec.drafters.ngram_stores import StoreFacts
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PIECE = 1 << 16  # characters that are tokenized at once, up to the end of a line
-
-
-def _size(value: str) -> int:
-    """ "64MiB" -> 67108864."""
-    match = re.fullmatch(r"(\d+) ?(B|KiB|MiB|GiB)?", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r}: expected bytes like 500KiB, 64MiB or 1GiB", param_hint="'--max-size'")
-    return int(match[1]) * _UNITS[match[2] or "B"]
 
 
 @click.group("ngram")
@@ -52,7 +42,7 @@ def command() -> None:
 @option(
     "--max-size",
     "Largest store; what occurred least often is left out.",
-    _size,
+    parse_bytes,
     "64MiB",  # drafters/ngram_stores.py has it, too, which --help need not wait for
     metavar="SIZE",
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import conclude, end
-from edgespec.cli.common import PATH, emit_json, group, make_settings, option
+from edgespec.cli.common import GRAMMARS, PATH, emit_json, group, make_settings, option, refuse_beside
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ made_options = group(
     option("--voice", "Who speaks.  [default: the model's first voice]"),
 )
 BESIDE = ("chat", "session", "input", "images", "system", "tools", "mcp", "template", "stop", "show_drafts", "beams",
-          "json_schema", "regex", "grammar")  # fmt: skip
+          *GRAMMARS)  # fmt: skip
 
 
 def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -> None:
@@ -40,49 +40,41 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
         raise click.UsageError("this model writes text: leave -o out" if made else f"name a file: -o {usual}")
     if options.get("voice") and not (manifest.codes and manifest.codes.sound):
         raise click.UsageError("--voice is for models that speak, and this one does not")
-    for name in BESIDE if made else ():
-        if options.get(name):
-            raise click.UsageError(f"--{name.replace('_', '-')} does not go with -o")
+    refuse_beside("-o", BESIDE if made else (), options)
     if made and made.suffix != ending and str(made) != "-":
         raise click.UsageError(f"-o {made}: expected a name that ends with {ending}, or -")
     if str(made) == "-" and options["as_json"]:
         raise click.UsageError("--json does not go with -o -: both would write to stdout")
 
 
-def produce(engine: Engine, texts: Sequence[str], method: str | None, options: dict[str, Any]) -> None:
+def produce(engine: Engine, bundle: str, texts: Sequence[str], method: str | None, options: dict[str, Any]) -> None:
     """Write the file, and say how it was decoded."""
     if len(texts) != 1:
         raise click.UsageError("give one --prompt TEXT: what is to be drawn or spoken")
+    text, made = texts[0], options["made"]
+    more: dict[str, Any] = {}
     if engine.bundle.manifest.codes and engine.bundle.manifest.codes.image:
-        _draw(engine, texts[0].strip(), make_settings(method, options, engine.defaults), options)
-        return
-    made, settings = options["made"], make_settings(method, options, engine.speaking)
-    seconds, result = _speak(engine, texts[0].rstrip("\r\n"), options["voice"], settings, made)
-    if options["as_json"]:
-        emit_json({"bundle": options["bundle"], "prompt": texts[0], "file": str(made), "seconds": seconds}
-                  | result.as_dict())  # fmt: skip
+        text, settings = text.strip(), make_settings(method, options, engine.defaults)
+        drawing = engine.draw(text, settings)
+        _write(made, drawing.png())
+        height, width, _ = drawing.pixels.shape
+        what, result = f"{width} x {height} pixels", drawing.result
     else:
-        click.echo(f"{made}: {seconds:.1f} s of speech", err=True)
+        settings = make_settings(method, options, engine.speaking)
+        seconds, result = _speak(engine, text.rstrip("\r\n"), options["voice"], settings, made)
+        what, more = f"{seconds:.1f} s of speech", {"seconds": seconds}
+    if options["as_json"]:
+        emit_json({"bundle": bundle, "prompt": text, "file": str(made)} | more | result.as_dict())
+    else:
+        click.echo(f"{made}: {what}", err=True)
         conclude(engine, result, settings, options["show_stats"])
     end(engine, result, settings)
 
 
-def _draw(engine: Engine, text: str, settings: Settings, options: dict[str, Any]) -> None:
-    """Write a PNG file, to stdout if it is called so."""
-    made, drawing = options["made"], engine.draw(text, settings)
-    if str(made) == "-":
-        sys.stdout.buffer.write(drawing.png())
-    else:
-        _write(made, drawing.png())
-    if options["as_json"]:
-        emit_json({"bundle": options["bundle"], "prompt": text, "file": str(made)} | drawing.result.as_dict())
-    else:
-        height, width, _ = drawing.pixels.shape
-        click.echo(f"{made}: {width} x {height} pixels", err=True)
-        conclude(engine, drawing.result, settings, options["show_stats"])
-
-
 def _write(file: Path, data: bytes) -> None:
+    if str(file) == "-":
+        sys.stdout.buffer.write(data)
+        return
     try:
         file.write_bytes(data)
     except OSError as error:

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from edgespec.cli.common import (
     COUNT,
     OUTPUT,
     PATH,
+    WORDS,
     GroupedCommand,
     emit_json,
     group,
@@ -41,7 +43,6 @@ from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
-    from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
     from edgespec.engine.result import Result
@@ -112,15 +113,7 @@ if TYPE_CHECKING:
 )
 @group(OUTPUT, option("--stats", "Print all statistics: method, acceptance, speed, work.", bool, dest="show_stats"))
 @json_option
-def command(
-    bundle: str,
-    prompts: tuple[str, ...],
-    chat: bool,
-    method: str | None,
-    session: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options: Any) -> None:
     """Generate text from a bundle, or chat with it; text streams to stdout, one line about it goes to stderr.
 
     A MODEL (folder, .gguf file, hub id, builtin:NAME) is pulled and exported first, in the format that fits the memory,
@@ -156,10 +149,11 @@ def command(
     from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.files.manifest import read_manifest
 
+    chat = options["chat"]
     if options["audio"] is not None and not chat:
-        transcribe(bundle, prompts, method, as_json, options | {"chat": chat, "session": session})
+        transcribe(bundle, prompts, method, options)
         return
-    typed = _check(prompts, chat, as_json, options)
+    typed = _check(prompts, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     options["images"] = read_images(options["images"])
     if options["audio"] is not None:
@@ -171,37 +165,39 @@ def command(
         folder = ready(bundle, report)
     manifest = read_manifest(folder)
     template = manifest.tokenizer.chat_template
-    check_made(manifest, options["made"], options | {"chat": chat, "session": session, "as_json": as_json})
+    check_made(manifest, options["made"], options)
     if typed and not chat and not template:
         raise click.UsageError("give --prompt TEXT: this model has no chat template")
     chat = chat or bool(options["images"] and template)  # what is said of a picture is an answer
     with typing() if typed else nullcontext():
         engine = open_engine(folder, options)
         if options["made"]:
-            produce(engine, texts, method, options | {"as_json": as_json, "bundle": bundle})
+            produce(engine, bundle, texts, method, options)
             return
         settings = make_settings(method, options, engine.defaults)
-        if options["images"]:
-            for one in options["images"]:
-                require_sight(engine, one.kind)
+        for one in options["images"]:
+            require_sight(engine, one.kind)
         if options["input"]:
             many = settings.changed(batch=options["batch"])
             if by_line and engine.sources is not None:
-                write_lines(engine, options["input"], options["output"], many, as_json)
+                write_lines(engine, options["input"], options["output"], many, options["as_json"])
                 return
-            answer_file(engine, asked, options["input"], options["output"], many, as_json)
-        elif chat or typed:
-            _chat(engine, texts, settings, session, bundle, as_json, options)
+            answer_file(engine, asked, options["input"], options["output"], many, options["as_json"])
+            return
+        request = _Request(engine, bundle, settings, options)
+        if chat or typed:
+            request.chat(texts)
         else:
-            _complete(engine, texts[0], settings, session, bundle, as_json, options)
+            request.complete(texts[0])
 
 
-def _check(prompts: tuple[str, ...], chat: bool, as_json: bool, options: dict[str, Any]) -> bool:
+def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> bool:
     """Refuse options that do not fit together; gives whether questions are typed.
 
     Raises:
         click.UsageError: what does not fit is named.
     """
+    chat, as_json = options["chat"], options["as_json"]
     if (options["input"] is None) != (options["output"] is None):
         raise click.UsageError("--input and --output belong together")
     if options["input"] is not None:
@@ -219,144 +215,119 @@ def _check(prompts: tuple[str, ...], chat: bool, as_json: bool, options: dict[st
         raise click.UsageError("--mcp belongs to a chat at a terminal, where each call can be asked for")
     for name in ("system", "tools", "template"):
         if options[name] and not (chat or typed):
-            raise click.UsageError(f"--{'template-option' if name == 'template' else name} belongs to --chat")
+            raise click.UsageError(f"--{WORDS.get(name, name)} belongs to --chat")
     return typed
 
 
-def _chat(
-    engine: Engine,
-    texts: list[str],
-    settings: Settings,
-    session: Path | None,
-    bundle: str,
-    as_json: bool,
-    options: dict[str, Any],
-) -> None:
-    """Answer questions, or what is typed where there are none."""
-    if settings.beams is not None:
-        raise InvalidRequest("--beams searches one text, and this is a chat", "leave --beams out")
-    kept = _restore(engine, session)
-    first = [{"role": "system", "content": options["system"]}] if options["system"] else []
-    if kept and first and kept[:1] != first:
-        raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
-    tools, template = read_tools(options["tools"]), template_options(options["template"])
-    conversation = engine.conversation(kept or first, settings, tools=tools, template_options=template)
-    # no template: say so before the first question
-    hello = [*first, {"role": "user", "content": "hello"}]
-    engine.codec.chat(hello, conversation.tools, options=conversation.options)
-    switches = {"drafts": options["show_drafts"], "stats": options["show_stats"], "markdown": not texts}
-    talk = Chat(engine, conversation, settings, {name for name, on in switches.items() if on})
-    talk.images = options["images"]
-    try:
-        if not texts:
-            with mcp_tools(options["mcp"]) as talk.tools:
-                if talk.tools is not None:
-                    conversation.tools = [*(tools or ()), *talk.tools.schemas]
-                talk.talk()
-        elif as_json:
-            _answer_json(engine, conversation, texts[0], settings, bundle, talk.images)
+@dataclass(frozen=True)
+class _Request:
+    """A request, and what its command was given."""
+
+    engine: Engine
+    bundle: str
+    settings: Settings
+    options: dict[str, Any]
+
+    def chat(self, texts: list[str]) -> None:
+        """Answer questions, or what is typed where there are none."""
+        engine, settings, options, session = self.engine, self.settings, self.options, self.options["session"]
+        if settings.beams is not None:
+            raise InvalidRequest("--beams searches one text, and this is a chat", "leave --beams out")
+        kept = self._restored()
+        first = [{"role": "system", "content": options["system"]}] if options["system"] else []
+        if kept and first and kept[:1] != first:
+            raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
+        tools, template = read_tools(options["tools"]), template_options(options["template"])
+        conversation = engine.conversation(kept or first, settings, tools=tools, template_options=template)
+        # no template: say so before the first question
+        hello = [*first, {"role": "user", "content": "hello"}]
+        engine.codec.chat(hello, conversation.tools, options=conversation.options)
+        switches = {"drafts": options["show_drafts"], "stats": options["show_stats"], "markdown": not texts}
+        talk = Chat(engine, conversation, settings, {name for name, on in switches.items() if on})
+        talk.images = options["images"]
+        try:
+            if not texts:
+                with mcp_tools(options["mcp"]) as talk.tools:
+                    if talk.tools is not None:
+                        conversation.tools = [*(tools or ()), *talk.tools.schemas]
+                    talk.talk()
+            elif options["as_json"]:
+                question = _question(texts[0], talk.images)
+                stream = conversation.stream(with_images(talk.images, question))
+                drain(stream)
+                conversation.take(stream.result)
+                self._end(stream.result, question)
+            else:
+                for text in texts:
+                    end(engine, talk.ask(_question(text, talk.images)), settings)
+        finally:
+            if session is not None:
+                conversation.save(session)
+
+    def complete(self, text: str) -> None:
+        """Go on with a text as it is; an encoder-decoder reads it and writes another one."""
+        engine, settings, images = self.engine, self.settings, self.options["images"]
+        self._restored()
+        if engine.sources is not None:
+            self._translate(text)
+            return
+        if settings.beams is not None:
+            self._end(engine.generate(text, settings), text)
+            return
+        stream = engine.stream([*images, text] if images else text, settings)
+        if not self.options["as_json"]:
+            if engine.codec.chat_template is not None:
+                hint = f"edgespec run {shlex.quote(self.bundle)} --chat"
+                click.echo(f"this is a chat model; to talk to it: {hint}", err=True)
+            if sys.stdout.isatty() and settings.grammar is None:
+                click.echo(text, nl=False)
+        self._show(stream, text)
+
+    def _translate(self, text: str) -> None:
+        """Write what an encoder-decoder makes of a text; one that is too long is cut into sentences."""
+        engine, settings = self.engine, self.settings
+        parts = parts_of(engine, text.rstrip("\r\n"), settings)
+        if len(parts) > 1:
+            click.echo(
+                f"the text is longer than this model reads: it goes by sentences, in {len(parts)} parts", err=True
+            )
+        elif settings.beams is None and not self.options["as_json"]:
+            self._show(engine.stream(parts[0], settings), text)
+            return
+        self._end(joined(engine.generate_batch(parts, settings)), text)
+
+    def _show(self, stream: Stream, prompt: str) -> None:
+        """Write a text as it comes, and save what was computed of it."""
+        if self.options["as_json"]:
+            drain(stream)
         else:
-            for text in texts:
-                end(engine, talk.ask(_question(text, talk.images)), settings)
-    finally:
-        if session is not None:
-            conversation.save(session)
+            show(self.engine, stream, self.options["show_drafts"])
+        if self.options["session"] is not None and self.engine.sources is None:
+            self.engine.save_session(self.options["session"], stream.tokens)
+        self._end(stream.result, prompt, shown=True)
+
+    def _end(self, result: Result, prompt: str, shown: bool = False) -> None:
+        """Write a text that was not shown yet, and what there is to say of it."""
+        as_json = self.options["as_json"]
+        if as_json:
+            emit_json({"bundle": self.bundle, "prompt": prompt} | result.as_dict())
+        else:
+            if not shown:
+                click.echo(result.text)
+            conclude(self.engine, result, self.settings, self.options["show_stats"])
+        end(self.engine, result, self.settings, told=not as_json)
+
+    def _restored(self) -> list[dict[str, Any]]:
+        """Take up what was saved before -> the messages of its conversation."""
+        session = self.options["session"]
+        return self.engine.restore_session(session) if session is not None and session.exists() else []
 
 
-def _complete(
-    engine: Engine,
-    text: str,
-    settings: Settings,
-    session: Path | None,
-    bundle: str,
-    as_json: bool,
-    options: dict[str, Any],
-) -> None:
-    """Go on with a text as it is."""
-    _restore(engine, session)
-    if engine.sources is not None:
-        _write(engine, text, settings, bundle, as_json, options)
-        return
-    if settings.beams is not None:
-        _tell(engine, engine.generate(text, settings), text, settings, bundle, as_json, options)
-        return
-    stream = engine.stream([*options["images"], text] if options["images"] else text, settings)
-    if as_json:
-        drain(stream)
-        _keep(engine, stream, session)
-        emit_json({"bundle": bundle, "prompt": text} | stream.result.as_dict())
-        end(engine, stream.result, settings, told=False)
-        return
-    if engine.codec.chat_template is not None:
-        click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(bundle)} --chat", err=True)
-    if sys.stdout.isatty() and settings.grammar is None:
-        click.echo(text, nl=False)
-    show(engine, stream, options["show_drafts"])
-    _keep(engine, stream, session)
-    conclude(engine, stream.result, settings, options["show_stats"])
-    end(engine, stream.result, settings)
-
-
-def _write(engine: Engine, text: str, settings: Settings, bundle: str, as_json: bool, options: dict[str, Any]) -> None:
-    """Let an encoder-decoder read a text and write another one; a text that is too long is cut into sentences."""
-    parts = parts_of(engine, text.rstrip("\r\n"), settings)
-    if len(parts) > 1:
-        click.echo(f"the text is longer than this model reads: it goes by sentences, in {len(parts)} parts", err=True)
-    elif settings.beams is None and not as_json:
-        stream = engine.stream(parts[0], settings)
-        show(engine, stream, options["show_drafts"])
-        conclude(engine, stream.result, settings, options["show_stats"])
-        end(engine, stream.result, settings)
-        return
-    result = joined(engine.generate_batch(parts, settings))
-    _tell(engine, result, text, settings, bundle, as_json, options)
-
-
-def _tell(
-    engine: Engine, result: Result, text: str, settings: Settings, bundle: str, as_json: bool, options: dict[str, Any]
-) -> None:
-    """Show a text that is there at once."""
-    if as_json:
-        emit_json({"bundle": bundle, "prompt": text} | result.as_dict())
-    else:
-        click.echo(result.text)
-        conclude(engine, result, settings, options["show_stats"])
-    end(engine, result, settings, told=not as_json)
-
-
-def _answer_json(
-    engine: Engine,
-    conversation: Conversation,
-    text: str,
-    settings: Settings,
-    bundle: str,
-    images: Sequence[Image | Audio],
-) -> None:
-    """Answer one question with one JSON object."""
-    question = _question(text, images)
-    stream = conversation.stream(with_images(images, question))
-    drain(stream)
-    conversation.take(stream.result)
-    emit_json({"bundle": bundle, "prompt": question} | stream.result.as_dict())
-    end(engine, stream.result, settings, told=False)
-
-
-def _question(text: str, images: Sequence[Image | Audio] = ()) -> str:
+def _question(text: str, images: Sequence[Image | Audio]) -> str:
     """Strip a question of the line end that `echo` puts behind it; a picture needs none."""
     if not text.strip() and not images:
         raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")
     return text.rstrip("\r\n")
-
-
-def _restore(engine: Engine, session: Path | None) -> list[dict[str, Any]]:
-    """Take up what was saved before -> the messages of its conversation."""
-    return engine.restore_session(session) if session is not None and session.exists() else []
-
-
-def _keep(engine: Engine, stream: Stream, session: Path | None) -> None:
-    """Save what was computed of a request."""
-    if session is not None:
-        engine.save_session(session, stream.tokens)
 
 
 def _read_stdin() -> str:

@@ -62,11 +62,7 @@ FORMAT = click.Choice(list(FORMATS))
     ),
     option("--no-page", "Serve only the API, no page at /.", bool),
     option("--no-log", "Do not log requests on stderr.", bool),
-    option(
-        "--share-prefixes",
-        "Share cached prompts between clients, who may notice it.",
-        bool,
-    ),
+    option("--share-prefixes", "Share cached prompts between clients, who may notice it.", bool),
 )
 @group(
     "Limits",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import click
 
+from edgespec.cli.batch import InOrder
 from edgespec.cli.common import emit_json, progress
 from edgespec.engine.sentences import pieces
 from edgespec.errors import InvalidRequest
@@ -64,22 +63,29 @@ def write_lines(engine: Engine, source: Path, output: Path, settings: Settings, 
         raise InvalidRequest(f"{source}: cannot be read: {error}") from error
     cut = [parts_of(engine, line, settings) if line.strip() else [] for line in lines]
     parts = [part for each in cut for part in each]
+    tokens = 0
     try:
         with output.open("x", encoding="utf-8") as file, progress() as report:
-            order = _InOrder(file, [len(each) for each in cut])
+
+            def write(results: Sequence[Result]) -> None:
+                texts = (one.text.strip().replace("\n", " ") for one in results)
+                file.write(f"{' '.join(filter(None, texts))}\n")
+                file.flush()
+
+            order: InOrder[Result] = InOrder([len(each) for each in cut], write)
 
             def take(number: int, result: Result) -> None:
+                nonlocal tokens
+                tokens += len(result.tokens)
                 order.take(number, result)
-                report("lines", len(order.made), len(parts), "")
+                report("lines", order.taken, len(parts), "")
 
             engine.generate_batch(parts, settings, on_result=take)
-            order.write()
     except FileExistsError as error:
         raise InvalidRequest(f"{output}: is there already", "name another file, or remove it") from error
     except OSError as error:
         raise InvalidRequest(f"{output}: cannot be written: {error.strerror}", "name another file") from error
     long = sum(len(each) > 1 for each in cut)
-    tokens = sum(len(one.tokens) for one in order.made.values())
     if as_json:
         count = {"lines": len(lines), "parts": len(parts), "tokens": tokens}
         emit_json({"input": str(source), "output": str(output), "cut": long} | count)
@@ -87,30 +93,3 @@ def write_lines(engine: Engine, source: Path, output: Path, settings: Settings, 
     click.echo(f"{output}: {len(lines)} lines, {tokens} tokens", err=True)
     if long:
         click.echo(f"{long} lines were longer than this model reads and went by sentences", err=True)
-
-
-class _InOrder:
-    """Writes a line as soon as its parts and all lines before it are there.
-
-    Args:
-        file: where.
-        parts: how many each line has, in order.
-    """
-
-    def __init__(self, file: IO[str], parts: Sequence[int]) -> None:
-        self._file = file
-        ends = list(accumulate(parts))
-        self._lines = deque(range(end - count, end) for count, end in zip(parts, ends, strict=True))
-        self.made: dict[int, Result] = {}
-
-    def take(self, number: int, result: Result) -> None:
-        """Take the result of a part."""
-        self.made[number] = result
-        self.write()
-
-    def write(self) -> None:
-        """Write what is complete."""
-        while self._lines and all(number in self.made for number in self._lines[0]):
-            texts = (self.made[number].text.strip().replace("\n", " ") for number in self._lines.popleft())
-            self._file.write(f"{' '.join(filter(None, texts))}\n")
-            self._file.flush()

@@ -15,6 +15,7 @@ from edgespec.server.drafts import Drafts
 from edgespec.server.scheduler import Event
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
+SAID = ("method_requested", "method_used", "reason", "lossless", "exact", "unproven", "finish")  # of each result
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,8 @@ class Choice:
         if item is None or item.logprobs is None:
             return []
         found = []
-        for text, value, token, likely in zip(
-            chunk.pieces, item.logprobs, item.tokens, item.top_logprobs, strict=False
-        ):
+        told = zip(chunk.pieces, item.logprobs, item.tokens, item.top_logprobs, strict=False)
+        for text, value, token, likely in told:
             before, codec = self._last, self.codec
             named = [(codec.continuation(before, [one]), score) for one, score in likely] if codec else []
             found.append(Scored(text, value, named))
@@ -122,25 +122,20 @@ class Choice:
     def _part(self, piece: Piece) -> Part:
         """Add a piece to its part."""
         if piece.kind == "call":
-            made = Part("call", "", piece.text, self.shape.new_call_id(), len(self.calls))
-            self.parts.append(made)
-        elif piece.kind in ("text", "reasoning"):
-            if not self.parts or self.parts[-1].kind != piece.kind:
-                self.parts.append(Part("text" if piece.kind == "text" else "reasoning"))
-            self.parts[-1].text += piece.text
-        else:
-            self.parts[-1].text += piece.text
+            self.parts.append(Part("call", "", piece.text, self.shape.new_call_id(), len(self.calls)))
+            return self.parts[-1]
+        if piece.kind in ("text", "reasoning") and (not self.parts or self.parts[-1].kind != piece.kind):
+            self.parts.append(Part("text" if piece.kind == "text" else "reasoning"))
+        self.parts[-1].text += piece.text
         return self.parts[-1]
 
     @property
     def text(self) -> str:
         """All text so far."""
-        return "".join(part.text for part in self.parts if part.kind == "text")
+        return self._all("text")
 
-    @property
-    def reasoning(self) -> str:
-        """All thoughts so far."""
-        return "".join(part.text for part in self.parts if part.kind == "reasoning")
+    def _all(self, kind: str) -> str:
+        return "".join(part.text for part in self.parts if part.kind == kind)
 
     @property
     def calls(self) -> list[Part]:
@@ -167,8 +162,8 @@ class Choice:
             for part in self.calls
         ]
         made: dict[str, Any] = {"role": "assistant", "content": self.text or (None if calls else "")}
-        if self.reasoning:
-            made["reasoning_content"] = self.reasoning
+        if thoughts := self._all("reasoning"):
+            made["reasoning_content"] = thoughts
         return made | ({"tool_calls": calls} if calls else {})
 
 
@@ -194,17 +189,9 @@ def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:
     """Write the field ``edgespec`` of an answer: how each choice was decoded."""
     return [
         {
-            "method_requested": result.method_requested,
-            "method_used": result.method_used,
-            "reason": result.reason,
-            "lossless": result.lossless,
-            "exact": result.exact,
-            "unproven": result.unproven,
-            "finish": result.finish,
+            **{name: getattr(result, name) for name in SAID},
             "late": choice.late,
-            "rounds": result.stats.rounds,
-            "drafted": result.stats.drafted,
-            "accepted": result.stats.accepted,
+            **{name: getattr(result.stats, name) for name in ("rounds", "drafted", "accepted")},
             "tokens_per_round": round(len(result.tokens) / max(1, result.stats.rounds), 3),
         }
         for choice in choices

@@ -25,24 +25,28 @@ class Api:
 
     Attributes:
         path: that is asked.
+        what: is answered, in words.
         request: what is asked.
+        answer: the name of its shape (openapi.py).
         writer: of its answers; None = no text is written.
         prefix: of their ids.
     """
 
     path: str
+    what: str
     request: Request
-    writer: type[Writer] | None
+    answer: str
+    writer: type[Writer] | None = None
     prefix: str = ""
 
 
 APIS: dict[Kind, Api] = {
-    "completion": Api("/v1/completions", CompletionRequest, CompletionWriter, "cmpl-"),
-    "chat": Api("/v1/chat/completions", ChatRequest, ChatWriter, "chatcmpl-"),
-    "message": Api("/v1/messages", MessagesRequest, MessageWriter, "msg_"),
-    "count": Api("/v1/messages/count_tokens", CountRequest, None),
-    "embedding": Api("/v1/embeddings", EmbeddingRequest, None),
-    "speech": Api("/v1/audio/speech", SpeechRequest, None),
-    "image": Api("/v1/images/generations", ImageRequest, None),
-    "response": Api("/v1/responses", ResponsesRequest, ResponseWriter, "resp_"),
+    "completion": Api("/v1/completions", "Texts", CompletionRequest, "Completion", CompletionWriter, "cmpl-"),
+    "chat": Api("/v1/chat/completions", "An answer", ChatRequest, "ChatCompletion", ChatWriter, "chatcmpl-"),
+    "message": Api("/v1/messages", "An answer", MessagesRequest, "Message", MessageWriter, "msg_"),
+    "count": Api("/v1/messages/count_tokens", "Tokens of a prompt", CountRequest, "Count"),
+    "embedding": Api("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, "Embeddings"),
+    "speech": Api("/v1/audio/speech", "Speech", SpeechRequest, "Failure"),
+    "image": Api("/v1/images/generations", "Pictures", ImageRequest, "Pictures"),
+    "response": Api("/v1/responses", "An answer", ResponsesRequest, "Response", ResponseWriter, "resp_"),
 }

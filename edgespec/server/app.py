@@ -7,8 +7,8 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,17 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.audio import MOST_FIELD, MOST_FIELDS, PATHS, TASKS, read_form
 from edgespec.server.audio import Kind as AudioKind
-from edgespec.server.errors import Refusal, failure, refused
+from edgespec.server.drawings import ImageRequest
+from edgespec.server.embeddings import Wanted
+from edgespec.server.errors import Failure, Gone, failure
 from edgespec.server.guard import BodyLimit, Guard, client_of
+from edgespec.server.jobs import Jobs
 from edgespec.server.models import Models
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
 from edgespec.server.reading import no_model
 from edgespec.server.requestlog import MODEL, RequestLog
 from edgespec.server.web import page_routes
-
-RETRY = {"Retry-After": "1"}
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,12 @@ class Access:
     keys: Sequence[str] = ()
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
-    _keys: tuple[bytes, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.keys):
             raise InvalidRequest(
                 "the API key is empty: expected one that clients send", "leave it out for a server without one"
             )
-        object.__setattr__(self, "_keys", tuple(key.encode() for key in self.keys))
 
     def client(self, request: Request) -> str:
         """Whose a request is: those of an address and a key take turns with others, and share what was computed.
@@ -72,24 +71,25 @@ class Access:
             HTTPException: it brings none of the keys.
         """
         address = client_of(request.client.host if request.client else "")
-        if not self._keys:
+        if not self.keys:
             return address
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         own = request.headers.get("x-api-key")  # as Anthropic's clients send it
         given = (sent if own is None else own).strip().encode("latin-1")
-        matches = [secrets.compare_digest(given, key) for key in self._keys]  # all: how long it takes tells nothing
+        # all of them: how long it takes tells nothing
+        matches = [secrets.compare_digest(given, key.encode()) for key in self.keys]
         if (scheme.lower() != "bearer" and own is None) or not any(matches):
             raise HTTPException(
                 401,
                 "expected this server's API key as a bearer token, or in x-api-key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return f"{hashlib.sha256(self._keys[matches.index(True)]).hexdigest()} {address}"
+        return f"{hashlib.sha256(self.keys[matches.index(True)].encode()).hexdigest()} {address}"
 
     def owner(self, request: Request) -> str:
         """Whose what a request stores is: of whoever has its key, or without keys of its address."""
         client = self.client(request)
-        return client.partition(" ")[0] if self._keys else client
+        return client.partition(" ")[0] if self.keys else client
 
 
 class _Routes:
@@ -103,6 +103,7 @@ class _Routes:
         self.started = int(time.time())
 
     def routes(self) -> list[Route]:
+        own = {"count": self.count, "embedding": self.embeddings, "image": self.images, "speech": self.speech}
         return [
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
@@ -110,14 +111,9 @@ class _Routes:
             Route("/v1/models", self.models),
             Route("/v1/models/{wanted:path}", self.model),
             *(
-                Route(api.path, partial(self._answer, kind), methods=["POST"])
+                Route(api.path, own.get(kind) or partial(self._answer, kind), methods=["POST"])
                 for kind, api in APIS.items()
-                if api.writer
             ),
-            Route(APIS["count"].path, self.count, methods=["POST"]),
-            Route(APIS["embedding"].path, self.embeddings, methods=["POST"]),
-            Route(APIS["image"].path, self.images, methods=["POST"]),
-            Route(APIS["speech"].path, self.speech, methods=["POST"]),
             *(Route(path, partial(self.audio, kind), methods=["POST"]) for kind, path in PATHS.items()),
             Route("/v1/responses/{wanted}", self.response),
             Route("/v1/responses/{wanted}", self.forget, methods=["DELETE"]),
@@ -135,21 +131,7 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         self.access.client(request)
-        found = []
-        for model in self.served.all.values():
-            own = {
-                "methods": list(model.manifest.methods),
-                "context": model.run.context,
-                "operators": model.run.operators,
-                "chat": model.manifest.tokenizer.chat_template,
-                "embeddings": model.embeds,
-                "hears": model.hears,
-                "sees": model.sees,
-                "speaks": model.speaks,
-                "draws": model.draws,
-                "loaded": model.jobs is not None,
-            }
-            found.append(self._described(model.name) | {"edgespec": own})
+        found = [self._described(name) | {"edgespec": model.about} for name, model in self.served.all.items()]
         return JSONResponse({"object": "list", "data": found})
 
     async def model(self, request: Request) -> Response:
@@ -159,16 +141,30 @@ class _Routes:
             raise no_model(wanted, self.served.all)
         return JSONResponse(self._described(wanted))
 
-    async def _answer(self, kind: Kind, request: Request) -> Response:
-        client, owner, model = self.access.client(request), self.access.owner(request), ""
+    @asynccontextmanager
+    async def _counting(self, request: Request) -> AsyncIterator[str]:
+        """Give whose a request is, and count it where it is refused."""
+        client = self.access.client(request)
         try:
-            read = await self.readers.read(client, kind, await request.body(), partial(self._earlier, owner))
-            request.scope[MODEL] = model = read.model
-            async with self.served.lent(model) as jobs:
-                job = await jobs.start(kind, read, client, owner)
-        except EdgespecError as error:
-            self._refused(model, error)
+            yield client
+        except Gone:
             raise
+        except EdgespecError as error:
+            why = "invalid" if failure(error).status < 429 else "refused"
+            self.served.metrics.refused(request.scope.get(MODEL, ""), why)
+            raise
+
+    def _jobs(self, request: Request, model: str) -> AbstractAsyncContextManager[Jobs]:
+        request.scope[MODEL] = model
+        return self.served.lent(model)
+
+    async def _answer(self, kind: Kind, request: Request) -> Response:
+        async with self._counting(request) as client:
+            owner = self.access.owner(request)
+            body = await request.body()
+            read = await self.readers.read(client, kind, body, lambda wanted: self._stored(owner, wanted)[1])
+            async with self._jobs(request, read.model) as jobs:
+                job = await jobs.start(kind, read, client, owner)
         if not read.stream:
             return await jobs.whole(job, request)
         return StreamingResponse(
@@ -176,67 +172,44 @@ class _Routes:
         )
 
     async def count(self, request: Request) -> Response:
-        client = self.access.client(request)
-        return JSONResponse({"input_tokens": await self.readers.count(client, await request.body())})
+        found, _ = await self.readers.ask(self.access.client(request), "count", await request.body())
+        return JSONResponse({"input_tokens": found["count"]})
 
     async def embeddings(self, request: Request) -> Response:
-        client, model = self.access.client(request), ""
-        try:
-            wanted, texts = await self.readers.embedding(client, await request.body())
-            request.scope[MODEL] = model = wanted.model
-            async with self.served.lent(model) as jobs:
+        async with self._counting(request) as client:
+            found, texts = await self.readers.ask(client, "embedding", await request.body())
+            wanted = Wanted(**found["wanted"])
+            async with self._jobs(request, wanted.model) as jobs:
                 return await jobs.embed(client, texts, wanted, request)
-        except EdgespecError as error:
-            self._refused(model, error)
-            raise
 
     async def speech(self, request: Request) -> Response:
-        client, model = self.access.client(request), ""
-        try:
-            asked, prompt = await self.readers.speech(client, await request.body())
-            request.scope[MODEL] = model = asked["model"]
-            async with self.served.lent(model) as jobs:
-                return await jobs.speak(client, prompt, asked, request)
-        except EdgespecError as error:
-            self._refused(model, error)
-            raise
+        async with self._counting(request) as client:
+            found, (prompt,) = await self.readers.ask(client, "speech", await request.body())
+            async with self._jobs(request, found["speech"]["model"]) as jobs:
+                return await jobs.speak(client, prompt, found["speech"], request)
 
     async def images(self, request: Request) -> Response:
-        client, model = self.access.client(request), ""
-        try:
-            asked = await self.readers.image(client, await request.body())
-            request.scope[MODEL] = model = asked.model
-            async with self.served.lent(model) as jobs:
+        async with self._counting(request) as client:
+            found, _ = await self.readers.ask(client, "image", await request.body())
+            asked = ImageRequest(**found["image"])
+            async with self._jobs(request, asked.model) as jobs:
                 return await jobs.draw(client, asked, request)
-        except EdgespecError as error:
-            self._refused(model, error)
-            raise
 
     async def audio(self, kind: AudioKind, request: Request) -> Response:
-        client, model = self.access.client(request), ""
-        try:
+        async with self._counting(request) as client:
             async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=MOST_FIELD) as form:
                 asked, sound = await read_form(form, kind)
             if asked.model not in self.served.all:
                 raise no_model(asked.model, self.served.all)
-            request.scope[MODEL] = model = asked.model
-            if why := why_deaf(self.served.all[model].manifest):
+            if why := why_deaf(self.served.all[asked.model].manifest):
                 raise InvalidRequest(why)
-            async with self.served.lent(model) as jobs:
+            async with self._jobs(request, asked.model) as jobs:
                 return await jobs.transcribe(client, sound, asked, TASKS[kind], request)
-        except EdgespecError as error:
-            self._refused(model, error)
-            raise
-
-    def _refused(self, model: str, error: EdgespecError) -> None:
-        self.served.metrics.refused(model, "invalid" if failure(error).status < 429 else "refused")
 
     async def response(self, request: Request) -> Response:
         self.access.client(request)
-        found = self.served.stored.response(self.access.owner(request), request.path_params["wanted"])
-        if found is None:
-            raise _unknown(request.path_params["wanted"])
-        return Response(found, media_type="application/json")
+        response, _ = self._stored(self.access.owner(request), request.path_params["wanted"])
+        return Response(response, media_type="application/json")
 
     async def forget(self, request: Request) -> Response:
         self.access.client(request)
@@ -245,10 +218,8 @@ class _Routes:
             raise _unknown(wanted)
         return JSONResponse({"id": wanted, "object": "response", "deleted": True})
 
-    def _earlier(self, owner: str, wanted: str) -> bytes:
-        """Messages of a stored response."""
-        found = self.served.stored.conversation(owner, wanted)
-        if found is None:
+    def _stored(self, owner: str, wanted: str) -> tuple[bytes, bytes]:
+        if (found := self.served.stored.get(owner, wanted)) is None:
             raise _unknown(wanted)
         return found
 
@@ -256,15 +227,12 @@ class _Routes:
         return {"id": name, "object": "model", "created": self.started, "owned_by": "edgespec"}
 
 
-def _unknown(wanted: str) -> Refusal:
-    return Refusal(f"no response {wanted[:80]!r} is stored here", 404, param="previous_response_id")
+def _unknown(wanted: str) -> Failure:
+    return Failure(f"no response {wanted[:80]!r} is stored here", 404, param="previous_response_id")
 
 
 def make_app(
-    models: Models,
-    access: Access | None = None,
-    page: bool = True,
-    log: Callable[[str], None] | None = None,
+    models: Models, access: Access | None = None, page: bool = True, log: Callable[[str], None] | None = None
 ) -> Starlette:
     """Make an ASGI application that serves bundles.
 
@@ -308,9 +276,7 @@ def make_app(
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    found = failure(error)
-    headers = RETRY if found.status in (429, 503) else None
-    return JSONResponse(found.body(request.url.path), found.status, headers=headers)
+    return failure(error).response(request.url.path)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
@@ -319,4 +285,4 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refused(error.status_code, str(error.detail), request.url.path, dict(error.headers or {}))
+    return Failure(str(error.detail), error.status_code).response(request.url.path, error.headers)

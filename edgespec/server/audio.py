@@ -1,13 +1,11 @@
-"""OpenAI's transcriptions and translations: what is asked, whose recording is next, and how transcripts are written."""
+"""OpenAI's transcriptions and translations: what is asked, and how transcripts are written."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -18,10 +16,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.runtimes.files.speech import Task
-from edgespec.server.errors import Busy, Refusal, Stopped
-from edgespec.server.queues import OneByOne
+from edgespec.server.errors import Failure, misread
+from edgespec.server.queues import Turns
 from edgespec.server.requests import Name, Strict
-from edgespec.server.scheduler import Limits
 from edgespec.server.writer import as_json, sse
 
 MOST_BODY = 25 << 20  # bytes of a form with a recording, as OpenAI takes
@@ -30,6 +27,7 @@ MOST_WAITING, MOST_OF_ONE = 16, 12  # recordings that wait for a model; of one c
 Form = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Kind = Literal["transcriptions", "translations"]
 PATHS: dict[Kind, str] = {kind: f"/v1/audio/{kind}" for kind in ("transcriptions", "translations")}
+Tell = Callable[[Segment], object]
 TASKS: dict[Kind, Task] = {"transcriptions": "transcribe", "translations": "translate"}
 
 
@@ -58,116 +56,64 @@ async def read_form(form: FormData, kind: Kind) -> tuple[AudioRequest, bytes]:
     """Read a form: what is asked, and the recording.
 
     Raises:
-        Refusal: no recording, or a field that is unknown or has no such value.
+        Failure: no recording, or a field that is unknown or has no such value.
     """
     fields: dict[str, Any] = {}
     sound: bytes | None = None
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name != "file" or sound is not None:
-                raise Refusal(f"{name[:80]}: expected one recording, as the file `file`", param=name[:80])
+                raise Failure(f"{name[:80]}: expected one recording, as the file `file`", param=name[:80])
             sound = await value.read()
         elif name == "timestamp_granularities[]":
             fields.setdefault("timestamp_granularities", []).append(value)
         else:
             fields[name] = value
     if sound is None:
-        raise Refusal("expected a recording, as the file `file` of a form", param="file")
+        raise Failure("expected a recording, as the file `file` of a form", param="file")
     if kind == "translations" and "language" in fields:
-        raise Refusal("language: a translation is always into English", param="language")
+        raise Failure("language: a translation is always into English", param="language")
     try:
         return AudioRequest(**fields), sound
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part)[:80] for part in first["loc"])
-        hint = "; times of words are not told" if where.startswith("timestamp_granularities") else ""
-        raise Refusal(f"{where}: {first['msg'][:200]}{hint}", param=where) from error
+        found = misread(error)
+        hint = "; times of words are not told" if (found.param or "").startswith("timestamp_granularities") else ""
+        raise Failure(f"{found.message}{hint}", param=found.param) from error
 
 
-@dataclass(eq=False)
-class _Work:
-    sound: bytes
-    asked: AudioRequest
-    task: Task
-    deadline: float
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    events: asyncio.Queue[Segment | Transcript | Exception] = field(default_factory=asyncio.Queue)
-    cancel: threading.Event = field(default_factory=threading.Event)
+def run_of(
+    engine: Engine, sound: bytes, asked: AudioRequest, task: Task, tell: Tell = lambda _: None
+) -> Callable[[threading.Event], Transcript]:
+    """Give what transcribes a recording; ``tell`` takes its segments, in a thread."""
 
-    def tell(self, event: Segment | Transcript | Exception) -> None:
-        """Hand over what came, from any thread."""
+    def run(cancel: threading.Event) -> Transcript:
+        running = engine.transcription(sound, asked.settings(task), Settings(method=asked.method), cancel=cancel)
+        for segment in running:
+            tell(segment)
+        return running.transcript
+
+    return run
+
+
+async def as_it_comes(
+    turns: Turns, client: str, make: Callable[[Tell], Callable[[threading.Event], Transcript]]
+) -> AsyncIterator[Segment | Transcript]:
+    """Yield segments as they come, and the whole transcript at the end; leaving ends it."""
+    segments: asyncio.Queue[Segment | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def tell(segment: Segment) -> None:
         with suppress(RuntimeError):  # the loop has ended: nobody waits
-            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+            loop.call_soon_threadsafe(segments.put_nowait, segment)
 
-
-@dataclass(eq=False)
-class Transcriber:
-    """Transcribes recordings, one at a time, of each client in turn; beside it texts are decoded.
-
-    Attributes:
-        engine: of the model.
-        limits: of the server.
-    """
-
-    engine: Engine
-    limits: Limits
-    _waiting: OneByOne[_Work] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._waiting = OneByOne(self._do)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a recording is not transcribed yet."""
-        return self._waiting.busy
-
-    async def run(
-        self, client: str, sound: bytes, asked: AudioRequest, task: Task
-    ) -> AsyncIterator[Segment | Transcript]:
-        """Yield segments as they come, and the whole transcript at the end.  Leaving ends it.
-
-        Raises:
-            Busy: too many wait already, or it takes too long.
-            InvalidRequest, BudgetError: as of ``Engine.transcription``.
-        """
-        if len(self._waiting) >= MOST_WAITING or self._waiting.of(client) >= MOST_OF_ONE:
-            raise Busy(f"{len(self._waiting)} recordings wait already", "ask again in a moment")
-        work = _Work(sound, asked, task, time.monotonic() + self.limits.seconds)
-        self._waiting.add(client, "", work)
-        try:
-            while True:
-                left = work.deadline - time.monotonic()
-                event = await asyncio.wait_for(work.events.get(), max(0.0, left))
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-                if isinstance(event, Transcript):
-                    return
-        except asyncio.TimeoutError:
-            raise Busy(f"not transcribed in {self.limits.seconds:g} s", "send a shorter recording") from None
-        finally:
-            self._waiting.remove(work)
-            work.cancel.set()
-
-    def stop(self) -> None:
-        """End what waits and what runs."""
-        for work in [*self._waiting, *([self._waiting.doing] if self._waiting.doing else [])]:
-            work.cancel.set()
-            work.tell(Stopped("the server was stopped", "ask again in a moment"))
-
-    async def _do(self, work: _Work) -> None:
-        if not work.cancel.is_set():
-            await asyncio.to_thread(self._transcribe, work)
-
-    def _transcribe(self, work: _Work) -> None:
-        try:
-            how = Settings(method=work.asked.method)
-            running = self.engine.transcription(work.sound, work.asked.settings(work.task), how, cancel=work.cancel)
-            for segment in running:
-                work.tell(segment)
-            work.tell(running.transcript)
-        except Exception as error:
-            work.tell(error)
+    whole = asyncio.create_task(turns.results(client, [make(tell)]))
+    whole.add_done_callback(lambda _: segments.put_nowait(None))
+    try:
+        while (segment := await segments.get()) is not None:
+            yield segment
+        yield (await whole)[0]
+    finally:
+        whole.cancel()
 
 
 def written(found: Transcript, form: Form) -> tuple[str, str]:

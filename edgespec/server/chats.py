@@ -35,7 +35,6 @@ class CompletionWriter(Writer):
         return made | ({"completion_tokens_details": {"reasoning_tokens": used.thought}} if used.thought else {})
 
     def whole(self) -> Iterator[str]:
-        """See the base."""
         yield f'{as_json(self._body(self.kind))[:-1]}, "choices": ['
         for choice in self.choices:
             made = {"index": choice.index, "finish_reason": choice.finish} | self._said(choice)
@@ -44,11 +43,9 @@ class CompletionWriter(Writer):
         yield f"], {as_json({'usage': self._usage(), 'edgespec': extension(self.choices)})[1:]}"
 
     def opening(self) -> Iterator[bytes]:
-        """See the base."""
         yield from ()
 
     def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
-        """See the base."""
         own = [said] if chunk and choice.drafts and (said := choice.drafts.add(chunk)) else []
         deltas = [made for piece, part in found if (made := self._delta(piece, part))]
         if own and not deltas:
@@ -66,13 +63,11 @@ class CompletionWriter(Writer):
             yield sse(self._body(self.piece_kind) | {"choices": [last], "edgespec": extension([choice])})
 
     def closing(self) -> Iterator[bytes]:
-        """See the base."""
         if self.usage:
             yield sse(self._body(self.piece_kind) | {"choices": [], "usage": self._usage()})
         yield DONE
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
-        """See the base."""
         yield sse(failure.body())
         yield DONE
 
@@ -99,7 +94,6 @@ class ChatWriter(CompletionWriter):
     end: ClassVar[Body] = {"delta": {}}
 
     def opening(self) -> Iterator[bytes]:
-        """See the base."""
         begun = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         yield sse(self._body(self.piece_kind) | {"choices": [{"index": one.index} | begun for one in self.choices]})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from edgespec.errors import BudgetError, ContextFull, EdgespecError, InvalidRequest
 
@@ -23,34 +25,14 @@ class Gone(EdgespecError):
     """Nobody waits for a request any more."""
 
 
-class Refusal(EdgespecError):
-    """A request that cannot be answered.
-
-    Args:
-        message: why.
-        status: of HTTP.
-        kind: of the error, as the API names it.
-        param: the field.
-        code: of the error, as the API names it.
-    """
-
-    def __init__(
-        self, message: str, status: int = 400, kind: str = "", param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.kind = kind or "invalid_request_error"
-
-
 KINDS: list[tuple[type[Exception], int, str]] = [
     (Busy, 429, "rate_limit_error"),
+    (Gone, 499, "invalid_request_error"),
     (Stopped, 503, "server_error"),
     (BudgetError, 503, "server_error"),
     (InvalidRequest, 400, "invalid_request_error"),
     (EdgespecError, 500, "server_error"),
 ]
-
-
 MESSAGES = "/v1/messages"  # where Anthropic's shapes are spoken
 ANTHROPIC = {
     400: "invalid_request_error",
@@ -63,25 +45,29 @@ ANTHROPIC = {
     431: "request_too_large",
     503: "overloaded_error",
 }
+_TYPES = ("str", "int", "list", "dict")  # which pydantic names among the fields, where one may have several
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong.
+class Failure(EdgespecError):
+    """What a client is told of a request that cannot be answered.
 
-    Attributes:
+    Args:
+        message: why.
         status: of HTTP.
-        message: in words.
-        kind: as OpenAI's API names it.
+        kind, code: of the error, as OpenAI's API names them.
         param: the field.
-        code: as OpenAI's API names it.
     """
 
-    status: int
-    message: str
-    kind: str
-    param: str | None = None
-    code: str | None = None
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param, self.code = status, kind, param, code
 
     def body(self, path: str = "") -> dict[str, Any]:
         """Write it in the shape of the API at ``path``."""
@@ -92,19 +78,27 @@ class Failure:
             return {"type": "error", "error": {"type": kind, "message": message}}
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    def response(self, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """Answer a request to ``path``."""
+        from starlette.responses import JSONResponse  # of an extra that `edgespec serve --help` does not need
+
+        retry = {"Retry-After": "1"} if self.status in (429, 503) else {}
+        return JSONResponse(self.body(path), self.status, {**retry, **(headers or {})})
+
 
 def failure(error: Exception) -> Failure:
     """Say what an error is to a client."""
-    if isinstance(error, Refusal):
-        return Failure(error.status, str(error), error.kind, error.param, error.code)
+    if isinstance(error, Failure):
+        return error
     status, kind = next(((code, name) for cls, code, name in KINDS if isinstance(error, cls)), (500, "server_error"))
     message = str(error) if isinstance(error, EdgespecError) else f"{type(error).__name__}: {error}"
-    return Failure(status, message, kind, code="context_length_exceeded" if isinstance(error, ContextFull) else None)
+    return Failure(message, status, kind, code="context_length_exceeded" if isinstance(error, ContextFull) else None)
 
 
-def refused(status: int, message: str, path: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Answer a request that is not even looked at."""
-    from starlette.responses import JSONResponse  # processes that read requests need none
-
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(Failure(status, message, kind).body(path), status, headers)
+def misread(error: ValidationError) -> Failure:
+    """Say which field of a request has no such value."""
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max(wrong, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
+    parts = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _TYPES)]
+    where = ".".join(str(part)[:80] for part in parts[:8])
+    return Failure(f"{where or 'request'}: {first['msg'][:1000]}", param=where or None)

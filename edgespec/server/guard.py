@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.server.errors import refused
+from edgespec.server.errors import Failure
 
 JSON, FORM = "application/json", "multipart/form-data"
 FORMS = "/v1/audio/transcriptions", "/v1/audio/translations"  # where forms are sent, with recordings
@@ -35,30 +35,27 @@ class Guard:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] == "http" and (problem := self._problem(scope)):
-            status, message = problem
-            await refused(status, message, scope["path"])(scope, receive, send)
+            await problem.response(scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _problem(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and message of a refusal."""
+    def _problem(self, scope: Scope) -> Failure | None:
         headers: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value.decode("latin-1").strip())
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(hosts) != 1 or len(origins) > 1:
-            return 400, "expected one Host header, and at most one Origin"
+            return Failure("expected one Host header, and at most one Origin")
         if not self._known(hosts[0]):
             name = hosts[0][:80]
-            return 403, f"this server is not known as {name!r}; --allow-host lets clients call it by a name"
+            return Failure(f"this server is not known as {name!r}; --allow-host lets clients call it by a name", 403)
         if origins and not self._allowed(origins[0], hosts[0]):
-            return 403, f"pages of {origins[0][:80]!r} may not use this server; --allow-origin lets them"
+            return Failure(f"pages of {origins[0][:80]!r} may not use this server; --allow-origin lets them", 403)
         kinds = headers.get(b"content-type", [""])
         wanted = FORM if scope["path"].startswith(FORMS) else JSON
         if scope["method"] == "POST" and kinds[-1].partition(";")[0].strip().lower() != wanted:
-            return 415, f"expected a body of Content-Type: {wanted}"
+            return Failure(f"expected a body of Content-Type: {wanted}", 415)
         return None
 
     def _known(self, host: str) -> bool:
@@ -70,13 +67,8 @@ class Guard:
             return False
         if found.username is not None or found.path or found.query or found.fragment:
             return False
-        return (
-            "*" in self._hosts
-            or name in self._hosts
-            or name == "localhost"
-            or name.endswith(".localhost")
-            or is_address(name)
-        )
+        local = name == "localhost" or name.endswith(".localhost")
+        return local or "*" in self._hosts or name in self._hosts or is_address(name)
 
     def _allowed(self, origin: str, host: str) -> bool:
         """Whether a page may ask: one of this server's own, or of an origin that was named."""
@@ -125,13 +117,11 @@ class BodyLimit:
         self._app, self._most = app, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        taken = 0
-        begun = False
+        taken, begun = 0, False
 
         async def limited() -> Message:
             nonlocal taken
@@ -153,4 +143,4 @@ class BodyLimit:
         except _TooLarge:
             if not begun:
                 text = f"the body is larger than {self._most} bytes, this server's limit"
-                await refused(413, text, scope["path"])(scope, receive, send)
+                await Failure(text, 413).response(scope["path"])(scope, receive, send)

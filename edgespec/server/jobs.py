@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
@@ -19,17 +20,16 @@ from edgespec.engine.speaking import sound_part
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.runtimes.files.speech import Task
 from edgespec.runtimes.text.call_syntax import Event as Piece
-from edgespec.server import drawings, embeddings, pictures
+from edgespec.server import audio, drawings, embeddings, pictures
 from edgespec.server.answers import Choice, Part
 from edgespec.server.apis import APIS, Kind
-from edgespec.server.audio import AudioRequest, Transcriber, events
-from edgespec.server.audio import written as transcript_text
+from edgespec.server.audio import AudioRequest
 from edgespec.server.drafts import Drafts
 from edgespec.server.drawings import ImageRequest, drawn
 from edgespec.server.embeddings import Wanted, written
-from edgespec.server.errors import failure
+from edgespec.server.errors import Gone, Stopped, failure
 from edgespec.server.metrics import Metrics
-from edgespec.server.queues import Turns
+from edgespec.server.queues import Turns, refuse
 from edgespec.server.reading import Read
 from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
@@ -43,14 +43,18 @@ LOOK = 0.2  # seconds between two looks whether a client that waits is still the
 Found = TypeVar("Found")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found | None:
-    """Wait for some work; None = its client has gone, and it is cancelled."""
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+    """Wait for some work.
+
+    Raises:
+        Gone: its client has gone, and it is cancelled.
+    """
     task = asyncio.create_task(work)
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=LOOK)
             if not task.done() and await request.is_disconnected():
-                return None
+                raise Gone("its client has gone")
         return task.result()
     finally:
         task.cancel()
@@ -73,11 +77,6 @@ class Job:
     tickets: list[Ticket]
     events: asyncio.Queue[tuple[int, Event]]
     owner: str
-
-    @property
-    def choices(self) -> list[Choice]:
-        """The texts."""
-        return self.writer.choices
 
     def cancel(self) -> None:
         """Nobody waits for the rest."""
@@ -111,7 +110,8 @@ class Jobs:
         self.engine, self.name, self.shared = engine, name, shared
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
-        self.transcriber, seconds = Transcriber(engine, limits), limits.seconds
+        seconds = limits.seconds
+        self.transcriber = Turns("recordings", seconds, audio.MOST_WAITING, audio.MOST_OF_ONE)
         self.embedder = Turns("texts to be embedded", seconds, embeddings.MOST_WAITING)
         self.viewer = Turns("requests with pictures to be read", seconds, pictures.MOST_WAITING, pictures.MOST_OF_ONE)
         self.drawer = Turns("pictures to be drawn", seconds, drawings.MOST_WAITING)
@@ -127,6 +127,9 @@ class Jobs:
         self.scheduler.stop(grace)
         for queue in (self.embedder, self.transcriber, self.viewer, self.drawer):
             queue.stop()
+        if (work := self.transcriber.doing) is not None:  # which may go on for minutes
+            work.cancel.set()
+            refuse([work.done], Stopped("the server was stopped", "ask again in a moment"))
 
     def close(self) -> None:
         """End the decoding thread, and all that is left of requests."""
@@ -148,14 +151,13 @@ class Jobs:
             InvalidRequest: a method that the bundle does not have.
         """
         self.engine.choose_for(read.settings)
-        if read.settings.grammar is not None:  # readers have tried what it takes
+        if (grammar := read.settings.grammar) is not None:  # readers have tried what it takes
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._compiling, self._compile, read.settings)
-        prompts: list[Sequence[int]] = list(read.prompts)
-        whose = None if self.shared else client
+            await loop.run_in_executor(self._compiling, lambda: self.engine.guidance.require(grammar))
+        prompts: Sequence[Sequence[int]] = read.prompts
         if read.pictures:
-            look = pictures.placed(self.engine, read.prompts[0], list(read.pictures), whose)
-            prompts = list(await self.viewer.results(client, "", [look]))
+            look = pictures.placed(self.engine, read.prompts[0], list(read.pictures), self._owner(client))
+            prompts = await self.viewer.results(client, [look])
             read.pictures.clear()  # they are rows now, and large
         pairs = [(prompt, settings) for prompt in prompts for settings in read.each()]
         codec = self.engine.codec
@@ -175,37 +177,53 @@ class Jobs:
             read.echo,
         )
         job = Job(writer, [], asyncio.Queue(), owner)
-        loop = asyncio.get_running_loop()
         for index, (prompt, settings) in enumerate(pairs):
 
-            def sink(event: Event, index: int = index) -> None:
-                if event.chunk is None:
-                    self.metrics.ended(self.name, event)
-                with suppress(RuntimeError):  # the loop has ended: nobody waits
-                    loop.call_soon_threadsafe(job.events.put_nowait, (index, event))
+            def put(event: Event, index: int = index) -> None:
+                job.events.put_nowait((index, event))
 
             try:
-                job.tickets.append(self.scheduler.submit(prompt, settings, sink, client, writer.id, whose))
+                job.tickets.append(self._submit(prompt, settings, put, client, writer.id))
             except BaseException:
                 job.cancel()
                 raise
         return job
 
-    def _compile(self, settings: Settings) -> None:
-        assert settings.grammar is not None
-        self.engine.guidance.require(settings.grammar)
+    def _submit(
+        self, prompt: Sequence[int], settings: Settings, put: Callable[[Event], None], client: str, request: str
+    ) -> Ticket:
+        """Line up a text whose events are put, by the loop, where they are waited for."""
+        loop = asyncio.get_running_loop()
+
+        def sink(event: Event) -> None:
+            if event.chunk is None:
+                self.metrics.ended(self.name, event)
+            with suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(put, event)
+
+        return self.scheduler.submit(prompt, settings, sink, client, request, self._owner(client))
+
+    def _owner(self, client: str) -> str | None:
+        """Whose what is computed is: of one client, or of all."""
+        return None if self.shared else client
+
+    async def _waited(self, request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+        """Wait for work that is no text; texts are counted where they end."""
+        try:
+            return await unless_gone(request, work)
+        except Gone:
+            self.metrics.refused(self.name, "cancelled")
+            raise
 
     async def whole(self, job: Job, request: Request) -> Response:
         """Answer in one piece."""
 
-        async def gather() -> bool:
+        async def gather() -> None:
             async for _ in self._events(job):
                 pass
-            return True
 
         try:
-            if await unless_gone(request, gather()) is None:
-                return JSONResponse({}, 499)
+            await unless_gone(request, gather())
         finally:
             job.cancel()
         self._keep(job)
@@ -214,10 +232,7 @@ class Jobs:
     async def embed(self, client: str, texts: Sequence[Sequence[int]], wanted: Wanted, request: Request) -> Response:
         """Answer with embeddings."""
         runs = [embeddings.run_of(self.engine, text, wanted) for text in texts]
-        embedding = self.embedder.results(client, secrets.token_hex(12), runs)
-        if (found := await unless_gone(request, embedding)) is None:
-            self.metrics.refused(self.name, "cancelled")
-            return JSONResponse({}, 499)
+        found = await self._waited(request, self.embedder.results(client, runs))
         tokens = sum(map(len, texts))
         self.metrics.embedded(self.name, tokens)
         return await in_pieces(written(found, wanted, tokens))
@@ -225,53 +240,31 @@ class Jobs:
     async def draw(self, client: str, asked: ImageRequest, request: Request) -> Response:
         """Answer with pictures."""
         self.engine.choose_for(self.engine.defaults.changed(**asked.changes()))
-        drawing = self.drawer.results(
-            client, secrets.token_hex(12), [asked.run_of(self.engine, at) for at in range(asked.n)]
-        )
-        found = await unless_gone(request, drawing)
-        if found is None:
-            self.metrics.refused(self.name, "cancelled")
-            return JSONResponse({}, 499)
-        return await in_pieces(drawn(found))
+        runs = [asked.run_of(self.engine, at) for at in range(asked.n)]
+        return await in_pieces(drawn(await self._waited(request, self.drawer.results(client, runs))))
 
     async def speak(self, client: str, prompt: Sequence[int], asked: dict[str, Any], request: Request) -> Response:
         """Answer with sound, as its codes come."""
         settings = speech_settings(self.engine, asked, self.scheduler.limits.tokens)
         self.engine.choose_for(settings)
         events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def sink(event: Event) -> None:
-            if event.chunk is None:
-                self.metrics.ended(self.name, event)
-            with suppress(RuntimeError):  # the loop has ended: nobody waits
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
         form, rate = asked["response_format"], sound_part(self.engine.bundle.manifest)[1].rate
         require_coder(form)
-        whose = None if self.shared else client
-        ticket = self.scheduler.submit(prompt, settings, sink, client, secrets.token_hex(12), whose)
+        ticket = self._submit(prompt, settings, events.put_nowait, client, secrets.token_hex(12))
         pieces = spoken(self.engine, asked["seed"], events, ticket.cancel)
-        return await unless_gone(request, answered(pieces, form, rate)) or JSONResponse({}, 499)
+        return await unless_gone(request, answered(pieces, form, rate))
 
     async def transcribe(
         self, client: str, sound: bytes, asked: AudioRequest, task: Task, request: Request
     ) -> Response:
         """Answer with a transcript, as a stream of its segments or in one piece."""
-        running = self.transcriber.run(client, sound, asked, task)
+        make = partial(audio.run_of, self.engine, sound, asked, task)
         if asked.stream:
+            running = audio.as_it_comes(self.transcriber, client, make)
             return StreamingResponse(self._heard(running), media_type="text/event-stream")
-
-        async def whole() -> Transcript:
-            *_, found = [one async for one in running]
-            assert isinstance(found, Transcript)
-            return found
-
-        if (found := await unless_gone(request, whole())) is None:
-            self.metrics.refused(self.name, "cancelled")
-            return JSONResponse({}, 499)
+        (found,) = await self._waited(request, self.transcriber.results(client, [make()]))
         self.metrics.transcribed(self.name, found.how)
-        text, kind = transcript_text(found, asked.response_format)
+        text, kind = audio.written(found, asked.response_format)
         return Response(text.encode("utf-8", "replace"), media_type=kind)
 
     async def _heard(self, running: AsyncIterator[Segment | Transcript]) -> AsyncIterator[bytes]:
@@ -279,7 +272,7 @@ class Jobs:
             async for found in running:
                 if isinstance(found, Transcript):
                     self.metrics.transcribed(self.name, found.how)
-                for event in events(found):
+                for event in audio.events(found):
                     yield event
         except Exception as error:
             yield sse(failure(error).body())
@@ -309,13 +302,13 @@ class Jobs:
 
     async def _events(self, job: Job) -> AsyncIterator[tuple[Choice, Sequence[tuple[Piece, Part]], Event]]:
         """Yield the events of a job until every text has ended; an error of one ends all.  Leaving cancels it."""
-        left = len(job.choices)
+        left = len(job.tickets)
         try:
             while left:
                 index, event = await job.events.get()
                 if event.error is not None:
                     raise event.error
-                choice = job.choices[index]
+                choice = job.writer.choices[index]
                 found = choice.add(event)
                 if choice.enough:
                     job.tickets[index].cancel()

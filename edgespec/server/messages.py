@@ -18,12 +18,11 @@ from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_STOPS,
     MOST_TOOLS,
+    NO_TOOLS,
     TEXT_AND_PICTURES,
     ChatRequest,
     Count,
-    Extension,
-    Name,
-    Number,
+    Sampled,
     Stop,
     Strict,
 )
@@ -41,27 +40,22 @@ class Turn(Strict):
     content: Blocks
 
 
-class MessagesRequest(Strict):
+class MessagesRequest(Sampled):
     """``POST /v1/messages``; ``max_tokens`` beyond the server's limit is that limit."""
 
-    ignored: ClassVar[tuple[str, ...]] = (
-        *("metadata", "service_tier", "context_management", "inference_geo", "cache_control", "betas", "speed"),
-        *("diagnostics", "user_profile_id", "workspace_id"),
-    )
-    model: Name
+    ignored: ClassVar[Sequence[str]] = (
+        "metadata", "service_tier", "context_management", "inference_geo", "cache_control", "betas", "speed",
+        "diagnostics", "user_profile_id", "workspace_id",
+    )  # fmt: skip
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Annotated[Count, Field(ge=1)]
     system: Blocks | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Count | None = None
     stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    stream: bool | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    edgespec: Extension = Extension()
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
         """Make the chat that it is.
@@ -71,15 +65,11 @@ class MessagesRequest(Strict):
         """
         output = self.output_config or {}
         thinks = {"enabled": True, "adaptive": True, "disabled": False}.get(str((self.thinking or {}).get("type")))
-        made: dict[str, Any] = {
-            "model": self.model,
+        made = self.common | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
             "top_k": self.top_k,
             "stop": self.stop_sequences,
-            "stream": self.stream,
             "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
             "reasoning_effort": output.get("effort"),
             "chat_template_kwargs": None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
@@ -90,7 +80,7 @@ class MessagesRequest(Strict):
             named = {"type": "function", "function": {"name": choice.get("name")}}
             made["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")), "?")
             made["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
-        chat = ChatRequest.model_validate({**made, "edgespec": self.edgespec})
+        chat = ChatRequest.model_validate(made)
         last = made["messages"][-1]
         return chat.how(continued=last["role"] == "assistant" and bool(last["content"]), at_most=True)
 
@@ -189,15 +179,9 @@ def _assistant(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Itera
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if (kind := tool.get("type") or "custom") != "custom":
-        raise InvalidRequest(
-            f"a tool of type {str(kind)[:80]!r}: expected custom ones", "this server runs no tools itself"
-        )
-    function = {
-        "name": tool.get("name"),
-        "description": tool.get("description"),
-        "parameters": tool.get("input_schema"),
-    }
-    return {"type": "function", "function": function}
+        raise InvalidRequest(f"a tool of type {str(kind)[:80]!r}: expected custom ones", NO_TOOLS)
+    names = {"name": "name", "description": "description", "parameters": "input_schema"}
+    return {"type": "function", "function": {ours: tool.get(theirs) for ours, theirs in names.items()}}
 
 
 class MessageWriter(Writer):
@@ -206,19 +190,16 @@ class MessageWriter(Writer):
     _open: Part | None = None  # of a stream
 
     def whole(self) -> Iterator[str]:
-        """See the base."""
         (choice,) = self.choices
         blocks = [_block(part) for part in choice.parts]
         yield as_json(self._message(blocks) | self._end(choice) | {"usage": self._usage()} | self._own(choice))
 
     def opening(self) -> Iterator[bytes]:
-        """See the base."""
         usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
         yield _event("message_start", message=self._message([]) | {"usage": usage})
         yield _event("ping")
 
     def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
-        """See the base."""
         for piece, part in found:
             if part is not self._open:
                 yield from self._close(choice)
@@ -231,11 +212,9 @@ class MessageWriter(Writer):
             yield _event("message_delta", delta=self._end(choice), usage=self._usage(), **self._own(choice))
 
     def closing(self) -> Iterator[bytes]:
-        """See the base."""
         yield _event("message_stop")
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
-        """See the base."""
         yield sse(failure.body(MESSAGES), "error")
 
     def _close(self, choice: Choice) -> Iterator[bytes]:
@@ -272,9 +251,9 @@ def _event(kind: str, **fields: Any) -> bytes:
 def _empty(part: Part) -> Body:
     if part.kind == "call":
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-    return (
-        {"type": "text", "text": ""} if part.kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
-    )
+    if part.kind == "text":
+        return {"type": "text", "text": ""}
+    return {"type": "thinking", "thinking": "", "signature": ""}
 
 
 def _block(part: Part) -> Body:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgespec.drafters.registry import complete
 from edgespec.engine.admission import held
@@ -77,12 +78,8 @@ class Model:
         sampling = own_sampling(manifest.sampling, temperature=TEMPERATURE)
         plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
         vocab, eos = manifest.target.facts.vocab, tuple(manifest.tokenizer.eos)
-        source, form = self.manifest.target.source, self.manifest.text
-        text = form.model_dump(mode="json") if form is not None and source and source.kind == "text" else None
-        most = source.most if source and text else 0
-        sense = manifest.target.sense
-        told = None if sense is None else sense.model_dump_json()
-        seen, heard = (told, None) if manifest.target.image else (None, told)
+        source = manifest.target.source
+        text, most = (manifest.text, source.most) if source and source.kind == "text" else (None, 0)
         self.known = Known(
             str(folder),
             name,
@@ -91,42 +88,33 @@ class Model:
             eos,
             plain,
             tokens,
-            calls,
-            text,
-            most,
-            seen,
-            pictures,
-            manifest.codes.model_dump_json() if manifest.codes else None,
-            heard,
+            calls=calls,
+            text=text,
+            most=most,
+            sense=manifest.target.sense,
+            pictures=pictures,
+            codes=manifest.codes,
         )
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
         self.loading: asyncio.Future[None] | None = None
 
     @property
-    def embeds(self) -> bool:
-        """Whether it gives embeddings."""
-        return why_no_embeddings(self.manifest.target.final_norm, self.run.operators) is None
-
-    @property
-    def hears(self) -> bool:
-        """Whether it transcribes recordings."""
-        return self.manifest.hears
-
-    @property
-    def sees(self) -> bool:
-        """Whether it reads pictures."""
-        return self.known.image is not None
-
-    @property
-    def draws(self) -> bool:
-        """Whether it draws."""
-        return self.manifest.codes is not None and self.manifest.codes.image is not None
-
-    @property
-    def speaks(self) -> bool:
-        """Whether it speaks."""
-        return self.manifest.codes is not None and self.manifest.codes.sound is not None
+    def about(self) -> dict[str, Any]:
+        """What ``/v1/models`` says of it under ``edgespec``."""
+        manifest, codes = self.manifest, self.manifest.codes
+        return {
+            "methods": list(manifest.methods),
+            "context": self.run.context,
+            "operators": self.run.operators,
+            "chat": manifest.tokenizer.chat_template,
+            "embeddings": why_no_embeddings(manifest.target.final_norm, self.run.operators) is None,
+            "hears": manifest.hears,
+            "sees": manifest.target.image is not None,
+            "speaks": codes is not None and codes.sound is not None,
+            "draws": codes is not None and codes.image is not None,
+            "loaded": self.jobs is not None,
+        }
 
     @property
     def busy(self) -> bool:
@@ -337,10 +325,8 @@ def named_bundles(folders: list[Path], names: tuple[str, ...] = ()) -> dict[str,
     """
     if names and len(names) != len(folders):
         raise InvalidRequest(f"{len(names)} names for {len(folders)} bundles: expected one for each, in their order")
-    found: dict[str, Path] = {}
-    for at, folder in enumerate(folders):
-        name = names[at] if names else folder.resolve().name
-        if name in found:
+    chosen = names or [folder.resolve().name for folder in folders]
+    for name in chosen:
+        if chosen.count(name) > 1:
             raise InvalidRequest(f"two bundles are called {name!r}", "give each a --name, in their order")
-        found[name] = folder
-    return found
+    return dict(zip(chosen, folders, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -15,12 +16,12 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-async def answer(done: asyncio.Future[Found], run: Callable[[], Found]) -> None:
-    """Run something in a thread and tell a future what came of it, unless nobody waits for it any more."""
+async def answer(done: asyncio.Future[Found], work: Callable[[], Awaitable[Found]]) -> None:
+    """Do something and tell a future what came of it, unless nobody waits for it any more."""
     if done.done():
         return
     try:
-        found = await asyncio.to_thread(run)
+        found = await work()
     except Exception as error:
         refuse([done], error)
     else:
@@ -152,12 +153,10 @@ class Turns(OneByOne[Work[Any]]):
     """
 
     def __init__(self, what: str, seconds: float, most: int, of_one: int | None = None) -> None:
-        super().__init__(lambda work: answer(work.done, lambda: work.run(work.cancel)))
+        super().__init__(lambda work: answer(work.done, lambda: asyncio.to_thread(work.run, work.cancel)))
         self._what, self._seconds, self._most, self._of_one = what, seconds, most, of_one or most
 
-    async def results(
-        self, client: str, request: str, runs: Sequence[Callable[[threading.Event], Found]]
-    ) -> list[Found]:
+    async def results(self, client: str, runs: Sequence[Callable[[threading.Event], Found]]) -> list[Found]:
         """Line up the works of a request -> their results, in order; what is not done when this ends is dropped.
 
         Raises:
@@ -166,7 +165,7 @@ class Turns(OneByOne[Work[Any]]):
         """
         if len(self) + len(runs) > self._most or self.of(client) + len(runs) > self._of_one:
             raise Busy(f"{len(self)} {self._what} wait already", "ask again in a moment")
-        loop = asyncio.get_running_loop()
+        loop, request = asyncio.get_running_loop(), secrets.token_hex(12)
         works = [Work(run, loop.create_future()) for run in runs]
         for work in works:
             self.add(client, request, work)

@@ -13,17 +13,15 @@ from array import array
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
-from edgespec.server.drawings import ImageRequest
-from edgespec.server.embeddings import Wanted
-from edgespec.server.errors import Busy, Refusal, Stopped
-from edgespec.server.queues import OneByOne, refuse
+from edgespec.server.errors import Busy, Failure, Stopped
+from edgespec.server.queues import OneByOne, answer, refuse
 from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
 
 SMALL = 1 << 14  # bytes of a small request
@@ -88,35 +86,16 @@ class Readers:
             look_up: gives the messages of an earlier response by its id, as JSON.
 
         Raises:
-            Refusal: it cannot be answered, or takes too much to read.
+            Failure: it cannot be answered, or takes too much to read.
             Busy: too many wait to be read.
         """
-        found, prompts = await self._ask(client, kind, body)
+        found, prompts = await self.ask(client, kind, body)
         if (previous := found.get("previous")) is not None and look_up is not None:
-            found, prompts = await self._ask(client, kind, body, look_up(previous))
+            found, prompts = await self.ask(client, kind, body, look_up(previous))
         return understood(self._known, found, prompts)
 
-    async def count(self, client: str, body: bytes) -> int:
-        """Count the tokens of a prompt; arguments and errors as of ``read``."""
-        found, _ = await self._ask(client, "count", body)
-        return int(found["count"])
-
-    async def embedding(self, client: str, body: bytes) -> tuple[Wanted, list[array[int]]]:
-        """Read what is to be embedded; arguments and errors as of ``read``."""
-        found, texts = await self._ask(client, "embedding", body)
-        return Wanted(**found["wanted"]), texts
-
-    async def speech(self, client: str, body: bytes) -> tuple[dict[str, Any], array[int]]:
-        """Read what is to be spoken; arguments and errors as of ``read``."""
-        found, (prompt,) = await self._ask(client, "speech", body)
-        return found["speech"], prompt
-
-    async def image(self, client: str, body: bytes) -> ImageRequest:
-        """Read what is to be drawn; arguments and errors as of ``read``."""
-        found, _ = await self._ask(client, "image", body)
-        return ImageRequest(**found["image"])
-
-    async def _ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
+    async def ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
+        """Read what is asked, as ``Reader.read`` gives it; errors as of ``read``."""
         found: dict[str, Any] = {"elsewhere": True}
         prompts: list[array[int]] = []
         if len(body) + len(earlier) <= SMALL:
@@ -126,19 +105,14 @@ class Readers:
         return found, prompts
 
 
-@dataclass(eq=False)
 class _Lane:
     """One process, and who waits for it."""
 
-    models: Sequence[Known]
-    seconds: int
-    grammars: bool
-    _waiting: OneByOne[_Work] = field(init=False)
-    _process: Process | None = None
-    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        self._waiting = OneByOne(self._do)
+    def __init__(self, models: Sequence[Known], seconds: int, grammars: bool) -> None:
+        self._command, self._seconds = command(models, grammars), seconds
+        self._waiting: OneByOne[_Work] = OneByOne(lambda work: answer(work.done, lambda: self._exchange(work)))
+        self._process: Process | None = None
+        self._starting = asyncio.Lock()
 
     async def ask(self, client: str, kind: Kind, body: bytes, earlier: bytes) -> Told:
         waiting = [len(work.body) for work in self._waiting]
@@ -160,14 +134,12 @@ class _Lane:
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return self._process
-            environment = os.environ | _ONE_THREAD
-            words: Sequence[str] = command(self.models, self.grammars)
             made = await asyncio.create_subprocess_exec(
-                *words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment
+                *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=os.environ | _ONE_THREAD
             )
             self._process = made
             try:
-                found, _ = await asyncio.wait_for(_answer(made), WAIT)
+                found, _ = await asyncio.wait_for(_receive(made), WAIT)
             except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
                 await self.close()
                 raise EdgespecError("the process that reads requests could not be started") from error
@@ -189,38 +161,24 @@ class _Lane:
                 process.kill()
             await process.wait()
 
-    async def _do(self, work: _Work) -> None:
-        """Read what is asked."""
-        if work.done.done():
-            return
-        try:
-            answer = await self._exchange(work)
-        except EdgespecError as error:
-            if not work.done.done():
-                work.done.set_exception(error)
-        else:
-            if not work.done.done():
-                work.done.set_result(answer)
-
     async def _exchange(self, work: _Work) -> Told:
         process = await self.start()
         assert process.stdin is not None
-        head = HEAD.pack(self.seconds, list(APIS).index(work.kind), len(work.body), len(work.earlier))
+        head = HEAD.pack(self._seconds, list(APIS).index(work.kind), len(work.body), len(work.earlier))
         try:
             process.stdin.write(head + work.body + work.earlier)
             await process.stdin.drain()
-            found, prompts = await asyncio.wait_for(_answer(process), WAIT)
+            found, prompts = await asyncio.wait_for(_receive(process), WAIT)
         except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
             await self._end()
-            limit = f"{self.seconds} s of processor time or {MEMORY >> 20} MiB"
-            raise Refusal(f"reading this request needs more than {limit}: expected a smaller one") from error
+            limit = f"{self._seconds} s of processor time or {MEMORY >> 20} MiB"
+            raise Failure(f"reading this request needs more than {limit}: expected a smaller one") from error
         if refused := found.get("refused"):
-            message, status, kind, param, code = refused
-            raise Refusal(message, status, kind, param, code)
+            raise Failure(*refused)
         return found, prompts
 
 
-async def _answer(process: Process) -> Told:
+async def _receive(process: Process) -> Told:
     """Receive what a process says."""
     stdout = process.stdout
     assert stdout is not None

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
@@ -39,7 +39,7 @@ from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import EmbeddingRequest, Wanted
-from edgespec.server.errors import Refusal, failure
+from edgespec.server.errors import Failure, failure, misread
 from edgespec.server.pictures import Given, Sight
 from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
@@ -49,7 +49,6 @@ from edgespec.server.tooling import Plan, plan_chat
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
 MEMORY = 3 << 29  # bytes that the process may have
 HEAD = struct.Struct("<IBQQ")  # before a request: seconds, its kind, bytes of its body, and of what it goes on from
-_KINDS = ("str", "int", "list", "dict")
 TRIM_EVERY = 5.0  # seconds between two times that what large requests took goes back to the system
 STARTING = 60  # seconds of processor time to open a tokenizer
 
@@ -65,12 +64,11 @@ class Known:
         sampling: what decides where a request says nothing.
         tokens: most new ones of a text.
         calls: the notation of calls; None = that of the model's template.
-        text: of an encoder-decoder that reads text: what stands around its texts, as in the manifest.
+        text: of an encoder-decoder that reads text: what stands around its texts.
         most: tokens of its longest source.
-        image: how it sees, as JSON of the manifest; None = it reads text alone.
+        sense: how it sees, or hears recordings in chats; None = it reads text alone.
         pictures: folder whose pictures requests may name; empty = none.
-        codes: what its tokens become, as JSON of the manifest; None = it writes text.
-        sound: how it hears recordings in chats, likewise.
+        codes: what its tokens become; None = it writes text.
     """
 
     bundle: str
@@ -81,12 +79,14 @@ class Known:
     sampling: dict[str, Any]
     tokens: int
     calls: str | None = None
-    text: dict[str, Any] | None = None
+    text: TextForm | None = None
     most: int = 0
-    image: str | None = None
+    sense: ImagePart | SoundPart | None = None
     pictures: str = ""
-    codes: str | None = None
-    sound: str | None = None
+    codes: CodesPart | None = None
+
+
+MODELS = TypeAdapter(list[Known])
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,8 @@ class _Tokens:
         self.codec = TextCodec(Path(known.bundle))
         self.sources: SourceTexts | None = None
         if known.text is not None:
-            self.sources = SourceTexts(Path(known.bundle), TextForm.model_validate(known.text), self.codec)
-        self.sight: Sight | None = None
-        if known.image or known.sound:
-            kind: type[ImagePart | SoundPart] = ImagePart if known.image else SoundPart
-            self.sight = Sight(kind.model_validate_json(known.image or known.sound or ""), known.pictures)
+            self.sources = SourceTexts(Path(known.bundle), known.text, self.codec)
+        self.sight = None if known.sense is None else Sight(known.sense, known.pictures)
 
     @cached_property
     def guidance(self) -> Guidance:
@@ -197,7 +194,7 @@ class Reader:
             return _texts(self._tokens(sent.model), sent)
         if isinstance(sent, ImageRequest):
             codes = self._tokens(sent.model).known.codes
-            if codes is None or CodesPart.model_validate_json(codes).image is None:
+            if codes is None or codes.image is None:
                 raise InvalidRequest(f"model {sent.model!r} does not draw", "ask for one like builtin:glyphs")
             return {"image": sent.model_dump()}, []
         if isinstance(sent, SpeechRequest):
@@ -281,12 +278,12 @@ def _compile(guidance: Guidance, grammar: Grammar) -> None:
         ) from error
 
 
-def no_model(name: str, models: Iterable[str]) -> Refusal:
+def no_model(name: str, models: Iterable[str]) -> Failure:
     """Refuse the name of a model that is not served, with the nearest one that is."""
     has = ", ".join(map(repr, models))
     near = get_close_matches(name, list(models), 1) if "," in has else []
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    return Refusal(f"no model {name[:MOST_NAME]!r}: this server has {has}{meant}", 404, param="model")
+    return Failure(f"no model {name[:MOST_NAME]!r}: this server has {has}{meant}", 404, param="model")
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -370,16 +367,16 @@ def _told() -> Iterator[dict[str, Any]]:
     try:
         yield told
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False, include_input=False)
-        first = max(wrong, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
-        parts = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _KINDS)]
-        where = ".".join(str(part)[:80] for part in parts[:8])
-        told["refused"] = [f"{where or 'request'}: {first['msg'][:1000]}", 400, "", where or None, None]
+        told["refused"] = _refused(misread(error))
     except EdgespecError as error:
-        found = failure(error)
-        told["refused"] = [found.message[:4000], found.status, found.kind, found.param, found.code]
+        told["refused"] = _refused(failure(error))
     except (MemoryError, RecursionError) as error:
-        told["refused"] = [f"reading this request failed: {type(error).__name__}", 400, "", None, None]
+        told["refused"] = _refused(Failure(f"reading this request failed: {type(error).__name__}"))
+
+
+def _refused(found: Failure) -> list[Any]:
+    """List the arguments of a failure, for the process that answers."""
+    return [found.message[:4000], found.status, found.kind, found.param, found.code]
 
 
 def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -> None:
@@ -393,12 +390,7 @@ def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -
 
 
 def command(models: Sequence[Known], grammars: bool) -> list[str]:
-    """Start the process."""
-    start = "import json, sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import Known, serve; "
-    return [
-        sys.executable,
-        "-c",
-        f"{start}models, grammars = json.loads(sys.argv[1]); serve([Known(**one) for one in models], grammars)",
-        json.dumps([[asdict(one) for one in models], grammars]),
-        *sys.path,
-    ]
+    """Write what starts the process."""
+    start = "import sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import MODELS, serve; "
+    start += f"serve(MODELS.validate_json(sys.argv[1]), {grammars})"
+    return [sys.executable, "-c", start, MODELS.dump_json(list(models)).decode(), *sys.path]

@@ -34,7 +34,6 @@ class RequestLog:
             self._say(self._lines.get())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -5,6 +5,7 @@ Every field has a bound, which the description of the API (openapi.py) and docs/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
@@ -34,6 +35,9 @@ Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST)]
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
+# settings that are the model's own where a request does not choose; what `edgespec` says counts before the rest
+CHOSEN = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+          "source_language", "target_language")  # fmt: skip
 Source = Annotated[str, StringConstraints(max_length=MOST_GRAMMAR)]
 
 
@@ -84,26 +88,29 @@ class Extension(Strict):
     reasoning: bool = True
 
 
-class Asked(Strict):
-    """What completions and chats have in common."""
+class Sampled(Strict):
+    """What every API of texts asks in the same words."""
 
-    ignored: ClassVar[tuple[str, ...]] = (  # fields that change nothing of an answer
-        *(
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-        ),
-        *("verbosity", "cache_prompt", "usage"),
-    )
     model: Name
     temperature: Annotated[Number, Field(ge=0)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
+    edgespec: Extension = Extension()
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """These fields, for a chat."""
+        return {name: getattr(self, name) for name in Sampled.model_fields}
+
+
+class Asked(Sampled):
+    """What completions and chats have in common."""
+
+    ignored: ClassVar[Sequence[str]] = (  # fields that change nothing of an answer
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "verbosity", "cache_prompt", "usage",
+    )  # fmt: skip
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     seed: Annotated[int, Field(ge=-SEED, le=SEED)] | None = None
@@ -114,7 +121,7 @@ class Asked(Strict):
     top_k: Count | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
-    edgespec: Extension = Extension()
+    max_tokens: Count | None = None
 
     @property
     def choices(self) -> int:
@@ -127,19 +134,18 @@ class Asked(Strict):
         return False
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the log-probability of each token is asked for."""
-        raise NotImplementedError
-
-    @property
-    def likeliest(self) -> int:
-        """How many likeliest tokens are told for each."""
+    def likeliest(self) -> int | None:
+        """How many likeliest tokens are told beside the log-probability of each; None = not even that."""
         raise NotImplementedError
 
     @property
     def most_tokens(self) -> int | None:
         """Most new tokens; None = not said."""
-        raise NotImplementedError
+        return self.max_tokens
+
+    def asked(self, earlier: bytes = b"") -> Asked:
+        """Make the request that it is; other APIs make a chat of theirs."""
+        return self
 
     @property
     def grammar(self) -> Grammar | None:
@@ -181,27 +187,17 @@ class Asked(Strict):
         if not 1 <= tokens <= most:
             raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}, this server's limit")
         own = self.edgespec
-        sampling: dict[str, Any] = {
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k if own.top_k is None else own.top_k,
-            "min_p": self.min_p if own.min_p is None else own.min_p,
-            "repetition_penalty": (
-                self.repetition_penalty if own.repetition_penalty is None else own.repetition_penalty
-            ),
-        }
-        sampling |= {name: getattr(own, name) for name in ("source_language", "target_language")}
-        return {name: value for name, value in sampling.items() if value is not None} | {
+        said = self.model_dump(include=set(CHOSEN), exclude_none=True)
+        said |= own.model_dump(include=set(CHOSEN), exclude_none=True)
+        return said | {
             "method": own.method,
             "max_new_tokens": tokens,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
             "gamma": own.gamma,
             "adaptive": own.adaptive,
             "fallback": own.fallback,
-            "logprobs": self.wants_logprobs,
-            "top_logprobs": self.likeliest,
+            "logprobs": self.likeliest is not None,
+            "top_logprobs": self.likeliest or 0,
             "acceptance": own.acceptance or ("rejection" if self.seed is None else "coupled"),
         }
 
@@ -215,30 +211,14 @@ class CompletionRequest(Asked):
         | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
         | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
-    max_tokens: Count | None = None
     logprobs: Likeliest | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        """See the base."""
-        return self.logprobs is not None
-
-    @property
-    def likeliest(self) -> int:
-        """See the base."""
-        return self.logprobs or 0
-
-    @property
-    def most_tokens(self) -> int | None:
-        """See the base."""
-        return self.max_tokens
-
-    def asked(self, earlier: bytes = b"") -> CompletionRequest:
-        """Make the request that it is."""
-        return self
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -307,7 +287,6 @@ class ChatRequest(Asked):
     """
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
@@ -321,25 +300,17 @@ class ChatRequest(Asked):
     _at_most: bool = PrivateAttr(False)
 
     @property
-    def wants_logprobs(self) -> bool:
-        """See the base."""
+    def likeliest(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest(f"top_logprobs {self.top_logprobs} without logprobs: expected true for logprobs")
-        return bool(self.logprobs)
-
-    @property
-    def likeliest(self) -> int:
-        """See the base."""
-        return self.top_logprobs or 0
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def most_tokens(self) -> int | None:
-        """See the base."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def forces_call(self) -> bool:
-        """See the base."""
         return bool(self.tool_choice) and self.tool_choice not in ("auto", "none")
 
     @property
@@ -353,12 +324,7 @@ class ChatRequest(Asked):
         self._continued, self._at_most = continued, at_most
         return self
 
-    def asked(self, earlier: bytes = b"") -> ChatRequest:
-        """Make the chat that it is."""
-        return self
-
     def changes(self, most: int, default: int) -> dict[str, Any]:
-        """See the base."""
         if self._at_most and self.max_completion_tokens is not None:
             self.max_completion_tokens = min(self.max_completion_tokens, most, default)
         return super().changes(most, default) | {"prediction": self.prediction.text if self.prediction else None}

@@ -17,13 +17,12 @@ from edgespec.server.pictures import part as picture
 from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
+    NO_TOOLS,
     TEXT_AND_PICTURES,
     ChatRequest,
     Count,
-    Extension,
     Name,
-    Number,
-    Strict,
+    Sampled,
 )
 from edgespec.server.writer import Body, Writer, as_json, sse
 
@@ -34,32 +33,27 @@ LEFT_OUT = ("web_search",)  # tools of services that agents offer without being 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(Sampled):
     """``POST /v1/responses``."""
 
-    ignored: ClassVar[tuple[str, ...]] = (
-        *("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "include"),
-        *("client_metadata",),
-    )
-    model: Name
+    ignored: ClassVar[Sequence[str]] = (
+        "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "include",
+        "client_metadata",
+    )  # fmt: skip
     input: str | Items
     instructions: str | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    edgespec: Extension = Extension()
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
         """Make the chat that it is.
@@ -70,13 +64,10 @@ class ResponsesRequest(Strict):
         Raises:
             InvalidRequest: something that is no text, or a tool that is not the client's.
         """
-        made: dict[str, Any] = {
-            "model": self.model,
-            "messages": [*self._instructed(), *self.conversation(earlier)],
+        instructed = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        made = self.common | {
+            "messages": [*instructed, *self.conversation(earlier)],
             "max_completion_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "stream": self.stream,
             "tools": None if self.tools is None else [made for tool in self.tools for made in _tools(tool)],
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": (self.reasoning or {}).get("effort"),
@@ -88,7 +79,7 @@ class ResponsesRequest(Strict):
         form = (self.text or {}).get("format")
         if isinstance(form, dict) and form.get("type") != "text":
             made["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
-        return ChatRequest.model_validate({**made, "edgespec": self.edgespec})
+        return ChatRequest.model_validate(made)
 
     def conversation(self, earlier: bytes = b"") -> list[dict[str, Any]]:
         """List the messages of a chat, without the instructions."""
@@ -120,9 +111,6 @@ class ResponsesRequest(Strict):
                 "truncation": "disabled",
             },
         }
-
-    def _instructed(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": self.instructions}] if self.instructions else []
 
 
 def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
@@ -190,9 +178,7 @@ def _tools(tool: dict[str, Any], namespace: str | None = None) -> Iterator[dict[
         fields = {name: value for name, value in tool.items() if name != "type"}
         yield {"type": "function", "function": fields | {"name": _flat(namespace, tool.get("name"))}}
     elif kind not in LEFT_OUT:
-        raise InvalidRequest(
-            f"a tool of type {str(kind)[:80]!r}: expected functions", "this server runs no tools itself"
-        )
+        raise InvalidRequest(f"a tool of type {str(kind)[:80]!r}: expected functions", NO_TOOLS)
 
 
 def _flat(namespace: Any, name: Any) -> Any:
@@ -206,17 +192,14 @@ class ResponseWriter(Writer):
     _number = 0
 
     def whole(self) -> Iterator[str]:
-        """See the base."""
         yield as_json(self.response())
 
     def opening(self) -> Iterator[bytes]:
-        """See the base."""
         begun = self._response("in_progress", [])
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
 
     def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
-        """See the base."""
         for piece, part in found:
             if part is not self._open:
                 yield from self._close(choice, "completed")
@@ -231,12 +214,10 @@ class ResponseWriter(Writer):
             yield from self._close(choice, "incomplete" if cut else "completed")
 
     def closing(self) -> Iterator[bytes]:
-        """See the base."""
         made = self.response()
         yield self._event(f"response.{made['status']}", response=made)
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
-        """See the base."""
         error = {"code": failure.code or "server_error", "message": failure.message}
         yield self._event("response.failed", response=self._response("failed", []) | {"error": error})
 

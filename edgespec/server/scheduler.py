@@ -54,11 +54,6 @@ class Limits:
             if not getattr(self, each.name) >= least:
                 raise InvalidRequest(f"{each.name} {getattr(self, each.name)}: expected at least {least:g}")
 
-    @property
-    def queue_of_one(self) -> int:
-        """Texts of one client that may wait: somebody else's find a place."""
-        return self.queue - self.queue // 4
-
 
 @dataclass(frozen=True)
 class Event:
@@ -182,7 +177,8 @@ class Scheduler:
             waiting, room = len(self._waiting), max(0, self._batch.room)
             if waiting >= self.limits.queue + room:
                 raise Busy(f"{waiting} texts wait already", "ask again in a moment")
-            if (own := self._waiting.of(client)) >= self.limits.queue_of_one + room:
+            part = self.limits.queue - self.limits.queue // 4  # somebody else's find a place
+            if (own := self._waiting.of(client)) >= part + room:
                 raise Busy(f"{own} texts of this client wait already", "ask again when some of them are there")
             self._waiting.add(client, request, ticket)
             self._changed.notify()
@@ -267,15 +263,17 @@ class Scheduler:
             waiting = list(self._waiting)
         for ticket in waiting:
             late = now > ticket.deadline
-            why: EdgespecError = Gone("cancelled before its turn")
-            if not (late or stopped or ticket.cancelled.is_set()):
-                continue
-            with self._changed:
-                self._waiting.remove(ticket)
+            why: EdgespecError
             if stopped:
                 why = Stopped("the server stopped before its turn", "ask again in a moment")
             elif late:
                 why = Busy("its turn did not come in time", "ask again in a moment")
+            elif ticket.cancelled.is_set():
+                why = Gone("cancelled before its turn")
+            else:
+                continue
+            with self._changed:
+                self._waiting.remove(ticket)
             ticket.end(Event(error=why, late=late))
 
     def _deliver(self, stream: Stream, answer: Chunk | Exception) -> None:

@@ -71,7 +71,6 @@ class Connection(HttpToolsProtocol):
     open: ClassVar[Open]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self.cut = False
@@ -85,7 +84,6 @@ class Connection(HttpToolsProtocol):
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self.open.all.pop(self, None)
         self.open.freed.set()
         for timer in (self._arriving, self._reading):
@@ -105,7 +103,6 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         if self.cut:  # what is still on its way is thrown away, so that the client reads why
             self._behind += len(data)
             if self._behind > 4 * self.open.limits.body:
@@ -136,7 +133,6 @@ class Connection(HttpToolsProtocol):
     # -- the parser's callbacks ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         super().on_message_begin()
         self._begun, self._headed, self._whole = True, False, False
         self._pieces = self._body = 0
@@ -144,13 +140,11 @@ class Connection(HttpToolsProtocol):
             self._stop(400, f"more than {MOST_PIPELINED} requests behind one that is not answered yet")
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         super().on_headers_complete()
         self._headed = True
         self._cycles = [one for one in self._cycles if not one.response_complete] + [self.cycle]
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._pieces += 1
         self._body += len(body)
         if self._pieces > FREE_PIECES + self._body // PIECE:
@@ -158,7 +152,6 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         super().on_message_complete()
         self._begun, self._whole, self._taken = False, True, 0
         if self._arriving is not None:
@@ -221,7 +214,7 @@ class Connection(HttpToolsProtocol):
             return
         if not any(one.response_started and not one.response_complete for one in self._cycles):
             path = self.url.decode("latin-1") if self._begun else ""  # of the request that is cut
-            body = json.dumps(Failure(status, message, "invalid_request_error").body(path)).encode()
+            body = json.dumps(Failure(message, status).body(path)).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)

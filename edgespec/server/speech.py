@@ -51,21 +51,22 @@ class SpeechRequest(Strict):
     seed: Annotated[int, Field(ge=-SEED, le=SEED)] | None = None
     method: Name | None = None
 
-    def read(self, codes: str | None, codec: TextCodec, vocab: int, context: int) -> tuple[dict[str, Any], array[int]]:
-        """Read it for a model whose manifest has such codes -> plain data, and the token ids of its prompt.
+    def read(
+        self, codes: CodesPart | None, codec: TextCodec, vocab: int, context: int
+    ) -> tuple[dict[str, Any], array[int]]:
+        """Read it for a model with such codes -> plain data, and the token ids of its prompt.
 
         Raises:
             InvalidRequest: the model does not speak, or not this.
         """
-        sound = CodesPart.model_validate_json(codes).sound if codes else None
+        sound = codes.sound if codes else None
         if sound is None:
             raise InvalidRequest(f"model {self.model!r} does not speak", "ask for one like Orpheus")
         voice = self.voice.id if isinstance(self.voice, Voice) else self.voice
         prompt = speech_prompt(sound, codec, self.input, voice)
         check_prompt(prompt, SamplingParams(), vocab, context)
-        return self.model_dump(include={"model", "response_format", "temperature", "seed", "method"}), array(
-            "i", prompt
-        )
+        told = self.model_dump(include={"model", "response_format", "temperature", "seed", "method"})
+        return told, array("i", prompt)
 
 
 def speech_settings(engine: Engine, asked: dict[str, Any], tokens: int) -> Settings:

@@ -21,13 +21,9 @@ class Stored:
         while self._bytes() > MOST_BYTES:
             self._kept.popitem(last=False)
 
-    def response(self, owner: str, id_: str) -> bytes | None:
-        """Look one up; None = it is not kept, or it is somebody else's."""
-        return self._kept.get((owner, id_), (None, b""))[0]
-
-    def conversation(self, owner: str, id_: str) -> bytes | None:
-        """Look up the conversation that ends with one."""
-        return self._kept[owner, id_][1] if (owner, id_) in self._kept else None
+    def get(self, owner: str, id_: str) -> tuple[bytes, bytes] | None:
+        """Look up a response, and the conversation; None = it is not kept, or it is somebody else's."""
+        return self._kept.get((owner, id_))
 
     def remove(self, owner: str, id_: str) -> bool:
         """Forget one -> whether it was there."""

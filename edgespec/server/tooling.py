@@ -52,17 +52,15 @@ def plan_chat(
         InvalidRequest: no template, one that refuses the conversation, pictures that cannot be read, or tools that
             cannot be asked for.
     """
-    called = _callable(asked)
-    tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or ()] if asked.tool_choice != "none" else None
-    tools = tools if asked.tools is not None else None
-    options = _options(asked)
+    offered = asked.tools if asked.tool_choice != "none" else None
+    if asked.forces_call and not offered:
+        raise InvalidRequest("tool_choice asks for a call, and there are no tools")
+    tools = None if offered is None else [tool.model_dump(exclude_none=True) for tool in offered]
+    called = [tool["function"] for tool in tools or ()]
     messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
+    goes_on = asked.continued
     prompt = codec.write_chat(
-        messages,
-        tools,
-        options=options,
-        generation_prompt=not asked.continued,
-        continue_final=asked.continued,
+        messages, tools, options=_options(asked), generation_prompt=not goes_on, continue_final=goes_on
     )
     template = choose_template(codec.templates, tools)
     shape = AnswerShape.of(template, prompt, called, asked.edgespec.tool_format or calls, asked.edgespec.reasoning)
@@ -82,15 +80,6 @@ def plan_chat(
         grammar = calls_grammar(shape, called, not single and not isinstance(asked.tool_choice, NamedTool), special)
     text = prompt if sight is None else sight.written(prompt, pictures)
     return codec.encode(text, special=False), Plan(shape, grammar, tuple(special), single, pictures)
-
-
-def _callable(asked: ChatRequest) -> list[dict[str, Any]]:
-    """List the functions that may be called."""
-    if asked.tool_choice == "none" or not asked.tools:
-        if asked.forces_call:
-            raise InvalidRequest("tool_choice asks for a call, and there are no tools")
-        return []
-    return [tool.function.model_dump(exclude_none=True) for tool in asked.tools]
 
 
 def _options(asked: ChatRequest) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,12 @@ def _make(path: Path) -> None:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        try:
-            os.link(part, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links
-            part.rename(path)
+        with suppress(FileExistsError):
+            try:
+                os.link(part, path)  # fails where there is one already
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links
+                part.rename(path)
     finally:
         part.unlink(missing_ok=True)

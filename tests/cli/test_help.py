@@ -19,8 +19,9 @@ from click.testing import CliRunner
 import edgespec
 from edgespec.cli.answer import summary
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
-from edgespec.cli.common import COMMON, NAMES, OUTPUT, SAMPLING, GroupedCommand
+from edgespec.cli.common import COMMON, OUTPUT, SAMPLING, GroupedCommand
 from edgespec.cli.export import default_output
+from edgespec.cli.method_settings import NAMES
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.export.options import ExportOptions

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.common import NAMES
+from edgespec.cli.method_settings import NAMES
 from edgespec.decoding.loop import Round
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.verify import Accept

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from edgespec.cli.app import COMMANDS, cli
-from edgespec.cli.common import NAMES as SETTINGS
+from edgespec.cli.method_settings import NAMES as SETTINGS
 from edgespec.errors import InvalidRequest
 from tests.docs.conftest import NAMES, commands, inline
 

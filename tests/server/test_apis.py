@@ -323,16 +323,12 @@ def test_what_is_stored_is_bounded_and_each_owners_own() -> None:
     for number in range(2 * BYTES_OF_ONE >> 20):
         kept.put("me", str(number), piece, b"")
     kept.put("you", "a", b"mine", b"said")
-    assert kept.response("me", "0") is None
-    assert kept.response("me", str((2 * BYTES_OF_ONE >> 20) - 1)) == piece
-    assert (kept.response("me", "a"), kept.response("you", "a"), kept.conversation("you", "a")) == (
-        None,
-        b"mine",
-        b"said",
-    )
+    assert kept.get("me", "0") is None
+    assert kept.get("me", str((2 * BYTES_OF_ONE >> 20) - 1)) == (piece, b"")
+    assert (kept.get("me", "a"), kept.get("you", "a")) == (None, (b"mine", b"said"))
     for number in range(2 * MOST_BYTES >> 20):
         kept.put(f"other {number}", "b", piece, b"")
-    assert kept.response("you", "a") is None
+    assert kept.get("you", "a") is None
     assert not kept.remove("you", "a")
 
 

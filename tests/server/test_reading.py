@@ -18,7 +18,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server import readers as module
-from edgespec.server.errors import Busy, Refusal
+from edgespec.server.errors import Busy, Failure
 from edgespec.server.readers import Readers
 from edgespec.server.reading import Known, Read, Reader, parsed
 from edgespec.server.requests import (
@@ -182,7 +182,7 @@ def test_what_takes_too_much_ends_alone(known: Known, monkeypatch: pytest.Monkey
         slow = asyncio.create_task(readers.read("one", "completion", body(response_format=heavy)))
         for _ in range(5):
             assert (await readers.read("two", "completion", body())).choices == 1
-        with pytest.raises(Refusal, match="processor time"):
+        with pytest.raises(Failure, match="processor time"):
             await slow
         assert (await readers.read("one", "completion", body(response_format=light))).settings.grammar is not None
 
