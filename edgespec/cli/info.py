@@ -34,7 +34,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --forget-skip-sets
     """
     from edgespec.drafters.skip_sets import forget_sets
-    from edgespec.engine.loaded import tried_rows
+    from edgespec.engine.stock_rows import tried_rows
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.files.operators import choose_operators
     from edgespec.runtimes.files.repack import repacked_bytes

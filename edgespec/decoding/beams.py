@@ -12,11 +12,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.sampling import SamplingParams, adjusted, not_finite
+from edgespec.decoding.sampling import Rules, SamplingParams, adjusted, best_of, check_fields, not_finite, whole
 from edgespec.errors import InvalidRequest
 
 _NEVER = np.float32(-1e9)  # the score of what is no candidate
 MOST_BEAMS = 64
+_RULES: Rules = {
+    "beams": (f"a whole number from 1 to {MOST_BEAMS}", lambda value: whole(value, 1, MOST_BEAMS)),
+    "length_penalty": ("a number from -100 to 100", lambda value: value is None or -100 <= value <= 100),
+    "early_stopping": ("true, false or never", lambda value: value in (True, False, "never", None)),
+}
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,7 @@ class BeamOptions:
     early_stopping: bool | Literal["never"] | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.beams, int) and 1 <= self.beams <= MOST_BEAMS):
-            raise InvalidRequest(f"beams is {self.beams!r}: expected a whole number from 1 to {MOST_BEAMS}")
-        penalty = self.length_penalty
-        if penalty is not None and not (isinstance(penalty, (int, float)) and -100 <= penalty <= 100):
-            raise InvalidRequest(f"length_penalty is {self.length_penalty!r}: expected a number from -100 to 100")
-        if self.early_stopping not in (True, False, "never", None):
-            raise InvalidRequest(f"early_stopping is {self.early_stopping!r}: expected true, false or never")
+        check_fields(self, _RULES)
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,10 @@ class BeamSearch:
         return 1.0 if self.options.length_penalty is None else self.options.length_penalty
 
     @property
+    def _full(self) -> bool:
+        return self.options.early_stopping is True and all(beam.finished for beam in self.done)
+
+    @property
     def best(self) -> Beam:
         """The best finished text; before there is one, the best of those that go on."""
         return self.done[0] if self.done[0].finished else self.going[0]
@@ -115,20 +118,19 @@ class BeamSearch:
         scores = np.stack([self._scores(beam, row) for beam, row in zip(self.going, logits, strict=True)])
         kept = max(2, 1 + len(self.eos)) * beams
         flat = scores.ravel()
-        order = _best(flat, kept)
+        order = best_of(flat, kept)
         vocab = scores.shape[1]
         found = [(int(at) // vocab, int(at) % vocab, flat[at]) for at in order]
         ends = [token in self.eos or length >= self.longest for _, token, _ in found]
         going = [item for item, ended in zip(found, ends, strict=True) if not ended][:beams]
         self._finish(found[:beams], ends, length)
-        if not going or flat[order[0]] == -np.inf:
+        if not going:
             self.over = True
             return
         self.parents = [parent for parent, _, _ in going]
         self.going = [Beam((*self.going[parent].tokens, token), score) for parent, token, score in going]
         self._improves = self._improves and self._can_improve(length)
-        full = all(beam.finished for beam in self.done) and self.options.early_stopping is True
-        self.over = not self._improves or full
+        self.over = not self._improves or self._full
 
     def _scores(self, beam: Beam, row: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [vocab]: the scores of a text with each token after it."""
@@ -146,12 +148,11 @@ class BeamSearch:
 
     def _finish(self, found: Sequence[tuple[int, int, np.float32]], ends: Sequence[bool], length: int) -> None:
         """Take up those of the best continuations that end."""
-        full = all(beam.finished for beam in self.done) and self.options.early_stopping is True
-        if full or not self._improves:
+        if self._full or not self._improves:
             return
         power = np.float32((length - self.counted) ** self._penalty)
         for (parent, token, score), ended in zip(found, ends, strict=False):
-            if ended and score > -np.inf:
+            if ended:
                 self.done.append(Beam((*self.going[parent].tokens, token), np.float32(score / power), True))
         self.done = sorted(self.done, key=lambda beam: -beam.score)[: self.options.beams]
 
@@ -161,11 +162,3 @@ class BeamSearch:
         hoped = (self.longest if never else length) - self.counted
         best = self.going[0].score / np.float32(hoped**self._penalty)
         return not all(beam.finished for beam in self.done) or bool(best > self.done[-1].score)
-
-
-def _best(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """int64 [count]: indices of the largest of ``values`` [k], the largest first, the lowest on a tie."""
-    count = min(count, len(values))
-    least = np.partition(values, len(values) - count)[len(values) - count]
-    found = np.flatnonzero(values >= least)
-    return found[np.argsort(-values[found], kind="stable")][:count]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import AuxHiddenTarget, HeadTarget, Pass, Target
+from edgespec.decoding.target import AuxHiddenTarget, Pass, Target
 
 NOTHING: frozenset[str] = frozenset()
 HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
@@ -335,13 +335,8 @@ class Guard:
 
     def __init__(self, drafter: Drafter, target: Target, eos: frozenset[int], stats: Stats) -> None:
         self._drafter: Drafter | None = drafter
-        # the hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
-        own = ((hook, getattr(drafter, hook)) for hook in ("begin", "absorb", "prefill", "observe", "timed"))
-        self._hooks = {hook: call for hook, call in own if getattr(call, "__func__", 0) is not getattr(Drafter, hook)}
-        self._target, self._eos, self._stats = target, eos, stats
-        self._trees = getattr(target, "trees", True)
-        self._heads = target if isinstance(target, HeadTarget) else None
-        self._tapped = target if isinstance(target, AuxHiddenTarget) else None
+        self._target: Any = target
+        self._eos, self._stats = eos, stats
         self._wants: frozenset[str] | None = None  # what the target was told last
         self.tapped: AuxHiddenTarget | None = None
         self.proposer = PLAIN
@@ -361,7 +356,7 @@ class Guard:
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Let the drafter read ahead -> tokens that are left to be read."""
-        return self._call("prefill", tokens, most) or 0 if "prefill" in self._hooks else 0
+        return self._call("prefill", tokens, most) or 0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Return the drafter's proposal within ``budget``, nothing below an EOS; the empty one where it failed."""
@@ -380,8 +375,6 @@ class Guard:
 
     def learn(self, proposal: Proposal, verdict: Verdict, output: Pass, time: RoundTime) -> None:
         """Let the drafter learn from a round and its time."""
-        if not self._hooks:
-            return
         stats, start = self._stats, perf_counter()
         self._call("observe", proposal, verdict, output)
         observed = perf_counter()
@@ -393,7 +386,7 @@ class Guard:
         """Refuse nonsense, and cut what cannot be written."""
         self.proposer = drafter.proposer if isinstance(drafter, Wrapper) else drafter.name
         proposal.check(self._target.vocab_size)
-        if proposal.parents is not None and not self._trees:
+        if proposal.parents is not None and not getattr(self._target, "trees", True):
             raise ValueError("a tree of guesses, but this target takes chains")
         proposal = proposal.truncated(budget)
         if self._eos and len(proposal):
@@ -404,24 +397,20 @@ class Guard:
         return proposal
 
     def _tell_target(self) -> None:
-        """Have the target's next pass keep the states that the drafter wants."""
+        """Have the target's next pass keep the states that the drafter wants, as far as it has them."""
         wants = NOTHING if self._drafter is None else self._drafter.wants
-        if wants == self._wants:
-            return
-        self._wants = wants
-        if self._heads is not None:
-            self._heads.keep_hidden = "hidden" in wants
-        if self._tapped is not None:
-            self._tapped.keep_aux_hidden = "aux_hidden" in wants
-            self.tapped = self._tapped if "aux_hidden" in wants else None
+        if wants != self._wants:
+            self._wants = wants
+            self._target.keep_hidden = "hidden" in wants
+            self._target.keep_aux_hidden = "aux_hidden" in wants
+            self.tapped = self._target if "aux_hidden" in wants else None
 
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
     # that failed below a self-draft, its next pass will say so.
     def _call(self, hook: str, *arguments: Any) -> Any:
-        """Call a hook of the drafter -> what it returns; None where it has none or failed."""
-        call = self._hooks.get(hook)
+        """Call a hook of the drafter -> what it returns; None where it failed, or was dropped before."""
         try:
-            return None if call is None else call(*arguments)
+            return None if self._drafter is None else getattr(self._drafter, hook)(*arguments)
         except Exception as error:
             self._drop(hook, error)
             return None
@@ -435,8 +424,7 @@ class Guard:
                 return
         except Exception as second:  # then the whole of it goes
             why = f"{why}; {type(second).__name__}: {second}"
-        self._drafter, self._hooks = None, {}
-        stats.dropped_reason = why
+        self._drafter, stats.dropped_reason = None, why
 
 
 class Proposer(Protocol):

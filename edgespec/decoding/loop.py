@@ -18,7 +18,7 @@ from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Guard, HeadS
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import GreedyTarget, Pass, Target
+from edgespec.decoding.target import Pass, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
@@ -136,7 +136,9 @@ def decode(
     guard = Guard(drafter, target, options.eos, stats)
     known = guard.begin(DraftRequest(tokens, params, noise, stats, options.source))
     yield from _read(target, guard, tokens, known, stats, pieces)
-    only_best, stats.shadow_every = _needs_only_best(target, options), options.shadow
+    # logits need not leave the LM head where nothing but the likeliest tokens is looked at
+    only_best = params.plain_greedy and options.accept.lossless and not options.logprobs
+    only_best, stats.shadow_every = only_best and hasattr(target, "forward_best"), options.shadow
     while finish is None:
         # one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
         budget = min(options.gamma, left - 1, target.context - len(tokens) - 1)
@@ -190,14 +192,12 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
             f"the prompt has {len(tokens)} tokens and the context {context}: no room for a new one",
             "shorten the prompt, or give more context where the bundle has it",
         )
-    known = f"the vocabulary has {vocab}"
-    largest = max(tokens)
-    if largest >= INSERTED:
-        largest = max((token for token in tokens if token < INSERTED), default=0)
-    if min(tokens) < 0 or largest >= vocab:
-        raise InvalidRequest(f"the prompt has a token id outside the vocabulary ({known})", "check the tokenizer")
+    if min(tokens) < 0 or any(vocab <= token < INSERTED for token in tokens):
+        raise InvalidRequest(
+            f"the prompt has a token id outside the vocabulary (the vocabulary has {vocab})", "check the tokenizer"
+        )
     if max(sampling.logit_bias, default=0) >= vocab:
-        raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; {known}")
+        raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; the vocabulary has {vocab}")
 
 
 Reading = Generator[PrefillRequest, Any, None]
@@ -240,12 +240,6 @@ def _read_ahead(guard: Guard, tokens: list[int], left: int, stats: Stats, pieces
         most = (yield PrefillRequest(left, draft=True)) if pieces else None
         before, left = left, guard.prefill(tokens, most or left)
     stats.draft_ms += 1000 * (perf_counter() - start)
-
-
-def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
-    """Whether logits need not leave the LM head: greedy decoding that looks at nothing but the likeliest tokens."""
-    bare = options.sampling.plain_greedy and not options.logprobs and not options.accept.ranks
-    return bare and isinstance(target, GreedyTarget)
 
 
 def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:

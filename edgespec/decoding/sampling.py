@@ -90,14 +90,7 @@ class SamplingParams:
     constraint: Constraint | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, (allowed, valid) in _ALLOWED.items():
-            value = getattr(self, name)
-            try:
-                found = valid(value)
-            except (AttributeError, OverflowError, TypeError):  # of another type, or an integer beyond every float
-                found = False
-            if not found:
-                raise InvalidRequest(f"{name} is {value!r}; allowed: {allowed}")
+        check_fields(self, _RULES)
 
     @property
     def greedy(self) -> bool:
@@ -135,9 +128,29 @@ class SamplingParams:
         return self.seed is not None and self.rejects
 
 
-_ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+Rules = Mapping[str, tuple[str, Callable[[Any], bool]]]  # by field: what it may be in words, and whether a value is
+
+
+def check_fields(options: object, rules: Rules) -> None:
+    """Refuse, by an ``InvalidRequest``, options with a field that is not what its rule says."""
+    for name, (expected, valid) in rules.items():
+        value = getattr(options, name)
+        try:
+            found = valid(value)
+        except (AttributeError, OverflowError, TypeError):  # of another type, or an integer beyond every float
+            found = False
+        if not found:
+            raise InvalidRequest(f"{name} is {value!r}: expected {expected}")
+
+
+def whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
+    """Tell whether a value is a whole number in a range."""
+    return isinstance(value, int) and least <= value <= most
+
+
+_RULES: Rules = {
     "temperature": ("a number >= 0 (0 = greedy)", lambda value: math.isfinite(value) and value >= 0),
-    "top_k": ("an integer >= 0 (0 = off)", lambda value: isinstance(value, int) and value >= 0),
+    "top_k": ("an integer >= 0 (0 = off)", whole),
     "top_p": ("0 < top_p <= 1 (1 = off)", lambda value: 0 < value <= 1),
     "min_p": ("0 <= min_p <= 1 (0 = off)", lambda value: 0 <= value <= 1),
     # logits are float32: a factor beyond this would make infinities of them

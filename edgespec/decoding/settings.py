@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from edgespec.decoding.beams import BeamOptions
 from edgespec.decoding.drafter import Proposer
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.sampling import Rules, SamplingParams, check_fields, whole
 from edgespec.decoding.verify import EXACT, Accept
 from edgespec.errors import InvalidRequest, unknown_name
 
@@ -21,12 +21,6 @@ MOST_LIKELIEST = 20  # tokens whose log-probabilities are told beside that of th
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is not lossless
 MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
-# what counts must be at least, and what else may be meant
-_LEAST: dict[str, tuple[str, str | None]] = {
-    "max_new_tokens": ("1", "None goes on until the answer ends"),
-    "batch": ("one sequence at once", None),
-    "gamma": ("1", "use method ar for decoding without drafts"),
-}
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -60,16 +54,57 @@ class Grammar:
         return cls("lark", grammar)
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "method": ((str, type(None)), "a name, or None"),
-    "prediction": ((str, type(None)), "text, or None"),
-    "source_language": ((str, type(None)), "a language, or None"),
-    "target_language": ((str, type(None)), "a language, or None"),
-    "beams": ((BeamOptions, type(None)), "a number of beams, BeamOptions, or None"),
-    "guidance_scale": ((int, float, type(None)), "a number, or None"),
-    "negative_prompt": ((str, tuple, type(None)), "text, token ids, or None"),
-    "accept": ((Accept,), "a rule of acceptance, or its text"),
-    "grammar": ((Grammar, type(None)), "a Grammar"),
+def _text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_branch(value: Any) -> bool:
+    return isinstance(value, tuple) and all(whole(width, 1) for width in value) and 0 < _nodes(value) <= MOST_NODES
+
+
+def _nodes(branch: tuple[int, ...]) -> int:
+    return sum(prod(branch[: depth + 1]) for depth in range(len(branch)))
+
+
+_DRAFTS: Rules = {
+    "nodes": (f"a whole number from 1 to {MOST_NODES}", lambda value: value is None or whole(value, 1, MOST_NODES)),
+    "cycles": (f"a whole number from 0 to {MOST_CYCLES}", lambda value: value is None or whole(value, 0, MOST_CYCLES)),
+    "threshold": ("a probability, 0 to 1", lambda value: value is None or 0 <= value <= 1),
+    "branch": (
+        f"one or several integers from 1, as in (2,) or (3, 2), whose tree has at most {MOST_NODES} guesses",
+        lambda value: value is None or _is_branch(value),
+    ),
+    "search": ("a share of the decoding time, 0 to 1: 0.02 is 2 %", lambda value: 0 <= value <= 1),
+}
+_LEAST_ONE = {
+    "batch": "sequences at once",
+    "max_new_tokens": "None goes on until the answer ends",
+    "gamma": "use method ar for decoding without drafts",
+}
+_RULES: Rules = {
+    "max_new_tokens": ("an integer, or None", lambda value: value is None or whole(value, 1)),
+    "gamma": ("an integer, or None", lambda value: value is None or whole(value, 1)),
+    "batch": ("an integer", lambda value: whole(value, 1)),
+    "shadow": ("a number of rounds, 0 for no comparison", lambda value: value is None or whole(value)),
+    "top_logprobs": (f"0 to {MOST_LIKELIEST}", lambda value: whole(value, 0, MOST_LIKELIEST)),
+    "method": ("a name, or None", _text_or_none),
+    "prediction": ("text, or None", _text_or_none),
+    "source_language": ("a language, or None", _text_or_none),
+    "target_language": ("a language, or None", _text_or_none),
+    "stop": (
+        "text, or several texts",
+        lambda value: isinstance(value, (tuple, list)) and all(isinstance(text, str) for text in value),
+    ),
+    "begin": ("token ids, at least one", lambda value: value is None or (value and all(map(whole, value)))),
+    "beams": ("a number of beams, BeamOptions, or None", lambda value: isinstance(value, (BeamOptions, type(None)))),
+    "guidance_scale": (f"0 to {MOST_GUIDANCE}, or None", lambda value: value is None or 0 <= value <= MOST_GUIDANCE),
+    "negative_prompt": ("text, token ids, or None", lambda value: isinstance(value, (str, tuple, type(None)))),
+    "accept": ("a rule of acceptance, or its text", lambda value: isinstance(value, Accept)),
+    "grammar": ("a Grammar", lambda value: isinstance(value, (Grammar, type(None)))),
+    "proposer": (
+        "an object with a method propose(tokens, budget): see docs/methods.md",
+        lambda value: value is None or callable(value.propose),
+    ),
 }
 
 
@@ -102,22 +137,7 @@ class DraftOptions:
     search: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, least, most in (("nodes", 1, MOST_NODES), ("cycles", 0, MOST_CYCLES)):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and least <= value <= most):
-                raise InvalidRequest(f"{name} is {value!r}: expected a whole number from {least} to {most}")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InvalidRequest(f"threshold is {self.threshold!r}: expected a probability, 0 to 1")
-        if self.branch is None:
-            return
-        if not (isinstance(self.branch, tuple) and self.branch and all(isinstance(b, int) for b in self.branch)):
-            raise InvalidRequest(f"branch is {self.branch!r}: expected one or several integers", "as in (2,) or (3, 2)")
-        nodes = sum(prod(self.branch[: depth + 1]) for depth in range(len(self.branch)))
-        if min(self.branch) < 1 or nodes > MOST_NODES:
-            raise InvalidRequest(
-                f"branch {self.branch} makes a tree of {nodes} guesses: expected numbers from 1, and at most "
-                f"{MOST_NODES} guesses"
-            )
+        check_fields(self, _DRAFTS)
 
 
 class SettingsChanges(TypedDict, total=False):
@@ -232,35 +252,10 @@ class Settings:
     negative_prompt: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, (least, hint) in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name != "batch":
-                continue
-            if not isinstance(value, int):
-                raise InvalidRequest(f"{name} is {value!r}: expected an integer")
-            if value < 1:
-                raise InvalidRequest(f"{name} {value}: expected at least {least}", hint)
-        for name, (kinds, expected) in _KINDS.items():
-            if not isinstance(value := getattr(self, name), kinds):
-                raise InvalidRequest(f"{name} is {value!r}: expected {expected}")
-        self._check_content()
-        if not (isinstance(self.top_logprobs, int) and 0 <= self.top_logprobs <= MOST_LIKELIEST):
-            raise InvalidRequest(f"top_logprobs is {self.top_logprobs!r}: expected 0 to {MOST_LIKELIEST}")
-        if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
-            raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
-        if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):
-            raise InvalidRequest(
-                f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",
-                "see docs/methods.md",
-            )
-
-    def _check_content(self) -> None:
-        if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
-            raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
-        if not 0 <= (self.guidance_scale or 0) <= MOST_GUIDANCE:
-            raise InvalidRequest(f"guidance_scale is {self.guidance_scale!r}: expected 0 to {MOST_GUIDANCE}")
-        if self.begin is not None and not (self.begin and all(isinstance(token, int) for token in self.begin)):
-            raise InvalidRequest(f"begin is {self.begin!r}: expected token ids, at least one")
+        for name, hint in _LEAST_ONE.items():
+            if isinstance(value := getattr(self, name), int) and value < 1:
+                raise InvalidRequest(f"{name} {value}: expected at least 1", hint)
+        check_fields(self, _RULES)
 
     @property
     def guided(self) -> bool:

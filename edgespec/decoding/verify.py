@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import ACCEPT, BLOCK, RESIDUAL, Noise
 from edgespec.decoding.sampling import (
+    Rules,
     SamplingParams,
-    Support,
     adjusted,
+    check_fields,
+    distribution,
     draw,
     likely_tokens,
     log_softmax_at,
     not_finite,
     support,
+    whole,
 )
 from edgespec.decoding.target import Target
 from edgespec.decoding.text import Prefix
@@ -33,8 +36,24 @@ from edgespec.errors import InvalidRequest
 
 Rule = Literal["exact", "typical", "top-k", "distance", "lantern", "all"]
 FORMS = "exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D, lantern, lantern:K,DELTA or all"
-
-LANTERN = 100, 0.2  # k and delta of a rule that says no more
+_LANTERN = ("100", "0.2")  # of a rule that says no more
+# what is written behind each rule's name
+_WRITTEN: dict[str, dict[str, type]] = {
+    "exact": {},
+    "typical": {"epsilon": float, "delta": float},
+    "top-k": {"k": int},
+    "distance": {"distance": int},
+    "lantern": {"k": int, "delta": float},
+    "all": {},
+}
+_RULES: Rules = {
+    "rule": (f"one of {', '.join(get_args(Rule))}", lambda value: value in get_args(Rule)),
+    "epsilon": ("a number > 0", lambda value: 0 < value < math.inf),
+    "delta": ("a number > 0", lambda value: 0 < value < math.inf),
+    "k": ("an integer >= 1", lambda value: whole(value, 1)),
+    "distance": ("an integer >= 0", whole),
+    "min_block": ("an integer >= 0", whole),
+}
 
 
 @dataclass(frozen=True)
@@ -70,47 +89,24 @@ class Accept:
     near: Callable[[int], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise InvalidRequest(f"acceptance rule {self.rule!r}: expected one of {', '.join(get_args(Rule))}")
-        for name, least in (("epsilon", 0), ("delta", 0)):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > least):
-                raise InvalidRequest(f"{name} of the acceptance rule is {value!r}: expected a number > {least}")
-        for name, least in (("k", 1), ("distance", 0), ("min_block", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InvalidRequest(f"{name} of the acceptance rule is {value!r}: expected an integer >= {least}")
+        check_fields(self, _RULES)
 
     @classmethod
     def parse(cls, text: str, min_block: int = 0) -> Accept:
         """Read a rule as the command line writes it: ``typical``, ``typical:0.09,0.3``, ``top-k:3``, ..."""
         rule, _, rest = text.partition(":")
+        numbers = rest.split(",") if rest else _LANTERN if rule == "lantern" else ()
         try:
-            if rule == "typical" and rest:
-                epsilon, delta = map(float, rest.split(","))
-                return cls("typical", epsilon=epsilon, delta=delta, min_block=min_block)
-            if rule == "lantern":
-                near, delta = map(float, rest.split(",")) if rest else LANTERN
-                return cls("lantern", k=int(near), delta=delta, min_block=min_block)
-            if rule == "top-k":
-                return cls("top-k", k=int(rest), min_block=min_block)
-            if rule == "distance":
-                return cls("distance", distance=int(rest), min_block=min_block)
-        except ValueError:
+            kinds = {} if text == "typical" else _WRITTEN[rule]
+            values = {name: kind(number) for (name, kind), number in zip(kinds.items(), numbers, strict=True)}
+        except (KeyError, ValueError):
             raise InvalidRequest(f"acceptance rule {text!r}: expected {FORMS}") from None
-        if rest or rule not in ("exact", "typical", "all"):
-            raise InvalidRequest(f"acceptance rule {text!r}: expected {FORMS}")
-        return cls(rule, min_block=min_block)  # type: ignore[arg-type]
+        return cls(rule, min_block=min_block, **values)  # type: ignore[arg-type]
 
     @property
     def lossless(self) -> bool:
         """Whether the text keeps the distribution of plain decoding."""
         return self.rule == "exact" and self.min_block == 0
-
-    @property
-    def ranks(self) -> bool:
-        """Whether it looks at more of a row than its likeliest token, even if decoding is greedy."""
-        return self.rule in ("top-k", "lantern")
 
     @property
     def approximations(self) -> list[str]:
@@ -201,24 +197,15 @@ class RowSampler:
         # mostly nothing reads the prefix
         return self.prefix(row) if self.params.reads_prefix else ()
 
-    def _support(self, row: int) -> Support:
-        return support(self.logits[row], self.params, self._seen(row))
-
     def choose(self, row: int) -> int:
         """Return the token that plain decoding emits at ``row``."""
         if self._plain:
             return self.likeliest(row)
-        return self._support(row).draw(self.noise, self.position(row))
+        return support(self.logits[row], self.params, self._seen(row)).draw(self.noise, self.position(row))
 
     def distribution(self, row: int) -> NDArray[np.float64]:
         """float64 [vocab]: p at ``row``, after temperature and truncation; one-hot where greedy."""
-        probs = np.zeros(self.logits.shape[1])
-        if self._plain:
-            probs[self.likeliest(row)] = 1
-        else:
-            found = self._support(row)
-            probs[found.ids] = found.probs()
-        return probs
+        return distribution(self.logits[row], self.params, self._seen(row))
 
     def chances(self, row: int) -> NDArray[np.float64]:
         """float64 [vocab]: as ``distribution``; where decoding is greedy, before the likeliest is taken."""
@@ -304,7 +291,7 @@ def _match(proposal: Proposal, rows: RowSampler, forced: int, accept: Accept) ->
         path = forced
         for guess in proposal.tokens[forced:].tolist():
             token = rows.choose(path)
-            if token != guess and (accept.rule == "exact" or token not in accept.alike(rows, path, guess)):
+            if token != guess and token not in accept.alike(rows, path, guess):
                 return Verdict(range(path), token)
             path += 1
         return Verdict(range(path), rows.choose(path))
@@ -314,7 +301,7 @@ def _match(proposal: Proposal, rows: RowSampler, forced: int, accept: Accept) ->
         token = rows.choose(node + 1)
         row, below = node + 1, proposal.children(node)
         node = next((i for i in below if proposal.tokens[i] == token), -1)
-        if node < 0 and accept.rule != "exact":
+        if node < 0:
             node = next((i for i in below if token in accept.alike(rows, row, int(proposal.tokens[i]))), -1)
         if node < 0:
             return Verdict(nodes, token)

@@ -21,7 +21,7 @@ from edgespec.drafters.draw import SiblingPolicy, draw_siblings
 from edgespec.drafters.registry import Parts
 from edgespec.drafters.self_spec import SelfSpec, skip_set
 from edgespec.drafters.skip_sets import OnlineSearch, SkipStore
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
 
@@ -249,8 +249,6 @@ def matches(target: ScoringTarget, skip: SkipSet) -> int:
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
     """Start from the set that the export wrote, or from what was found since."""
     target, manifest = parts.target, parts.manifest
-    if not 0 <= options.search <= 1:
-        raise InvalidRequest(f"search {options.search}: expected a share of the decoding time, 0 to 1", "0.02 is 2 %")
     found, last = skip_set(part.skip or SkipSetPart()), target.layers - 1
     if not target.planes and not len(found):
         found = SkipSet.every_other(target.layers)

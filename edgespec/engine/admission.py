@@ -26,20 +26,8 @@ def admit(
 ) -> tuple[MethodChoice, Admission, Place]:
     """How a request may run, and its session; it leaves its place with ``engine.places.leave``.
 
-    The session is taken here: what was counted of memory is what happens.
-
-    One without a length is let in with room for ``MAX_NEW_TOKENS``; ``extend`` gives it more.
-
-    Args:
-        engine: where.
-        choice: of the method.
-        prompt: token ids.
-        settings: as asked for.
-        sessions: where it takes its session from; None = it has one of its own.
-        owner: as for ``SessionPool.take``.
-
-    Returns:
-        the method, how it runs, and its place; its session is to be given back.
+    The session is taken here, from ``sessions``, if it has none of its own: what was counted of memory is what happens.
+    It is to be given back.  One without a length is let in with room for ``MAX_NEW_TOKENS``; ``Room`` gives it more.
 
     Raises:
         BudgetError: not even plain decoding fits beside what runs.
@@ -89,29 +77,6 @@ def admit(
     return replace(cheaper, reason=admission.reason), admission, place
 
 
-def extend(
-    engine: LoadedBundle, choice: MethodChoice, admission: Admission, place: Place, tokens: int, settings: Settings
-) -> Admission | None:
-    """Give a running request room for more tokens, of prompt and answer; None = there is none beside what runs."""
-    with engine.places.lock:
-        busy, idle = held(engine, place.method, place)
-        found = engine.allowance.extended(
-            admission,
-            tokens,
-            gamma=settings.gamma or choice.gamma,
-            greedy=settings.sampling.greedy and not settings.logprobs,
-            busy=busy + place.grammar + _beside(engine, choice, place.method, tokens),
-            idle=idle,
-        )
-        if found is not None:
-            place.tokens = tokens
-    if found is not None and found.crowded and found.spare is not None:
-        engine.forget_grammars()
-        with engine.lock:  # a pass over the memory of a batch must not be at work
-            engine.places.shrink(found.spare)
-    return found
-
-
 def held(engine: LoadedBundle, method: str = AR, own: Place | None = None) -> tuple[int, int]:
     """Bytes that requests other than ``own`` have or will come to need, and those that may be freed.
 
@@ -150,19 +115,7 @@ BLOCK = 64  # tokens: memory is counted by so many
 
 
 class Room:
-    """What a running request may write.
-
-    Args:
-        engine: where it runs.
-        choice: its method.
-        admission: how it runs.
-        place: its memory; ``tokens`` grows.
-        settings: of the request.
-
-    Attributes:
-        most: most new tokens.
-        admission: as given; ``predicted`` is of the tokens that there is room for now.
-    """
+    """What a running request may write: ``most`` new tokens, for which its place and its admission grow."""
 
     def __init__(
         self, engine: LoadedBundle, choice: MethodChoice, admission: Admission, place: Place, settings: Settings
@@ -173,19 +126,31 @@ class Room:
         self.most = settings.max_new_tokens or (engine.context if self._open else MAX_NEW_TOKENS)
 
     def lasts(self, engine: LoadedBundle, held: int) -> bool:
-        """Whether another round has room; more of it is asked for where the text has no length.
-
-        Args:
-            engine: where the request runs now.
-            held: tokens of prompt and answer so far.
-        """
+        """Whether another round has room behind ``held`` tokens; more is asked for where the text has no length."""
         after = held + (self._settings.gamma or self._choice.gamma) + 1  # the longest round
         if not self._open or self._place.tokens >= engine.context or after <= self._place.tokens:
             return True
-        for wanted in (held + max(held // 2, MAX_NEW_TOKENS), -(-after // BLOCK) * BLOCK):
-            tokens = min(engine.context, wanted)
-            found = extend(engine, self._choice, self.admission, self._place, tokens, self._settings)
-            if found is not None:
-                self.admission = found
-                return True
-        return False
+        wanted = held + max(held // 2, MAX_NEW_TOKENS), -(-after // BLOCK) * BLOCK
+        return any(self._grow(engine, min(engine.context, tokens)) for tokens in wanted)
+
+    def _grow(self, engine: LoadedBundle, tokens: int) -> bool:
+        """Take room for more tokens, of prompt and answer; False = there is none beside what runs."""
+        place, settings = self._place, self._settings
+        with engine.places.lock:
+            busy, idle = held(engine, place.method, place)
+            found = engine.allowance.extended(
+                self.admission,
+                tokens,
+                gamma=settings.gamma or self._choice.gamma,
+                greedy=settings.sampling.greedy and not settings.logprobs,
+                busy=busy + place.grammar + _beside(engine, self._choice, place.method, tokens),
+                idle=idle,
+            )
+            if found is None:
+                return False
+            self.admission, place.tokens = found, tokens
+        if found.crowded and found.spare is not None:
+            engine.forget_grammars()
+            with engine.lock:  # a pass over the memory of a batch must not be at work
+                engine.places.shrink(found.spare)
+        return True

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from time import perf_counter
-from typing import cast, overload
+from typing import TypeVar, cast
 
 from edgespec.decoding.loop import PassRequest, PrefillRequest, Round, run_pass
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
@@ -27,16 +26,12 @@ from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBat
 from edgespec.runtimes.slots.slot import Slot
 
 Answer = Chunk | Exception
+T = TypeVar("T")
 MOST_WIDTHS = 2  # of batches whose KV is kept
 
 
 class BatchSessions:
-    """Sessions over the slots of a batch, kept from batch to batch with what their drafters have learned.
-
-    Args:
-        engine: of native operators.
-        width: how many.
-    """
+    """``width`` sessions over the slots of a batch, kept from batch to batch with what their drafters have learned."""
 
     def __init__(self, engine: LoadedBundle, width: int) -> None:
         self.batch = NativeBatch(engine.model, width, context=engine.context)
@@ -76,14 +71,9 @@ class Batches:
         cancel: threading.Event | None = None,
         on_result: Callable[[int, Result], None] | None = None,
     ) -> list[Result]:
-        """Complete prompts, as many at a time as were asked for or fit the memory.
+        """Complete prompts, as many at a time as were asked for or fit the memory; see ``Engine.generate_batch``.
 
-        Args:
-            engine: where.
-            prompts: token ids, or sources.
-            settings: of each prompt; they differ in their seeds alone.
-            cancel: set it to end all after the round at hand.
-            on_result: called with the number of each prompt that has its answer, and the result.
+        ``settings``: of each prompt; they differ in their seeds alone.
         """
         engine = engine.usable
         if not prompts:
@@ -91,23 +81,30 @@ class Batches:
         width = _width(engine, prompts, settings[0])
         together = engine.operators.kind == "native" and len(prompts) > 1 and not settings[0].guided
         sessions = self._take(engine, width) if together else None
-        pool = sessions.pool if sessions else None
-
-        def start(number: int) -> Stream:
-            stream = Stream(engine.usable, prompts[number], settings[number], cancel, sessions=pool)
-            stream.keep_nothing()  # many texts, each read once
-            return stream
-
+        running, numbers = RunningBatch(engine, width, own=False, sessions=sessions), dict[Stream, int]()
+        results: dict[int, Result] = {}
+        waiting = list(range(len(prompts)))[::-1]
         try:
-            return run_batch(
-                len(prompts),
-                width,
-                start,
-                sessions.batch if sessions else None,
-                engine.lock,
-                on_result,
-            )
+            while len(results) < len(prompts):
+                while waiting and running.room:
+                    try:
+                        stream = running.join(prompts[waiting[-1]], settings[waiting[-1]], cancel)
+                    except BudgetError:
+                        if not running.streams:
+                            raise
+                        break  # when one of them has ended there is room
+                    numbers[stream] = waiting.pop()
+                for stream, answer in running.round(wait=True):
+                    if isinstance(answer, Exception):
+                        raise answer
+                    if stream.ended:
+                        number = numbers[stream]
+                        results[number] = stream.result
+                        if on_result:
+                            on_result(number, stream.result)
+            return [results[number] for number in range(len(prompts))]
         finally:
+            running.close()
             if sessions:
                 self._give_back(engine, width, sessions)
 
@@ -129,111 +126,130 @@ class Batches:
 
 def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int] | Source], settings: Settings) -> int:
     """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-    longest = max((len(begun(prompt)) for prompt in prompts), default=0) + (settings.max_new_tokens or MAX_NEW_TOKENS)
+    longest = max(len(begun(prompt)) for prompt in prompts) + (settings.max_new_tokens or MAX_NEW_TOKENS)
     method = heaviest(engine.choose_for(settings))
     tokens = engine.context if engine.ends_by_itself(settings) else min(engine.context, longest)
     return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
 
-def run_batch(
-    count: int,
-    width: int,
-    start: Callable[[int], Stream],
-    batch: NativeBatch | None,
-    lock: AbstractContextManager[object],
-    on_result: Callable[[int, Result], None] | None = None,
-) -> list[Result]:
-    """Complete requests, ``width`` at a time.
+class RunningBatch:
+    """Requests that are decoded together, a round of each at a time.  One thread drives it.
 
     Args:
-        count: how many requests.
-        width: most that are in memory at once.
-        start: begins a request, given its number.
-        batch: the batch whose slots the requests decode on; None = they take turns, a round each.
-        lock: held while the model is used.
-        on_result: called with the number of each request that has ended, and its result.
+        engine: of the bundle.
+        width: most requests at once.
+        own: whether it makes sessions of its own, and lets what is read of prompts be kept on the disk.
+        sessions: else those that requests decode on; None = they take turns, a round each.
 
-    Returns:
-        their results, in order.
+    Attributes:
+        streams: the requests in it.
+        width: as above.
     """
-    results: dict[int, Result] = {}
-    waiting = list(range(count))[::-1]
-    running: dict[int, Stream] = {}
-    try:
-        while len(results) < count:
-            while waiting and len(running) < width:
-                try:
-                    running[waiting[-1]] = start(waiting[-1])
-                except BudgetError:
-                    if not running:
-                        raise
-                    break  # when one of them has ended there is room
-                waiting.pop()
-            for _, answer in round_of(list(running.values()), batch, lock, wait=True):
-                if isinstance(answer, Exception):
-                    raise answer
-            for number, stream in list(running.items()):
-                if stream.ended:
-                    del running[number]
-                    stream.end()
-                    results[number] = stream.result
-                    stream.close()
-                    if on_result:
-                        on_result(number, stream.result)
-        return [results[number] for number in range(count)]
-    finally:
-        for stream in running.values():
-            stream.close()
 
+    def __init__(
+        self, engine: LoadedBundle, width: int, *, own: bool = True, sessions: BatchSessions | None = None
+    ) -> None:
+        self.width = width
+        self.streams: list[Stream] = []
+        self._engine, self._own, self._sessions = engine, own, sessions
+        if own and engine.operators.kind == "native" and width > 1:
+            self._sessions = BatchSessions(engine, width)
 
-def round_of(
-    streams: Sequence[Stream], batch: NativeBatch | None, lock: AbstractContextManager[object], wait: bool = False
-) -> list[tuple[Stream, Answer]]:
-    """Decode a round of every request that has read its prompt: its text, or the error that it met.
+    @property
+    def room(self) -> int:
+        """How many more requests may join now."""
+        return self.width - len(self.streams)
 
-    One of those that have not reads a piece of it, whichever has waited longest.
+    def join(
+        self,
+        prompt: Sequence[int] | Source,
+        settings: Settings,
+        cancel: threading.Event | None = None,
+        owner: str | None = None,
+    ) -> Stream:
+        """Begin a request, for which there is room; its first tokens come with the next round.
 
-    Args:
-        streams: requests that have not ended.
-        batch: whose slots they decode on; None = they take turns.
-        lock: held while the model is used.
-        wait: decode only what all can decode together, when every prompt is read.
-    """
-    reading = sorted((stream for stream in streams if stream.reading), key=lambda stream: stream.read_at)[:1]
-    decoding = [stream for stream in streams if not stream.reading]
-    if batch is None:
-        turns = reading if wait and reading else reading + decoding
-        took = ((stream, _tried(stream.step)) for stream in turns)
-        return [(stream, got) for stream, got in took if not isinstance(got, PrefillRequest)]
-    answers: list[tuple[Stream, Answer]] = []
-    with lock:
-        for stream in reading:
-            try:
-                asked = stream.read(len(streams))
-            except Exception as error:
-                answers.append((stream, error))
+        Args:
+            prompt: token ids; of an encoder-decoder those of a source.
+            settings: as for ``Engine.stream``.
+            cancel: set it to end the request after the round at hand.
+            owner: whose it is; what was computed of the texts of others is not taken up.
+
+        Raises:
+            InvalidRequest: as ``Engine.stream``.
+            BudgetError: it does not fit the memory beside the others.
+        """
+        pool = self._sessions.pool if self._sessions else None
+        if self._engine.encoding is not None and not isinstance(prompt, Source):
+            prompt = self._engine.source(prompt, settings)
+        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool, owner=owner)
+        if not self._own:
+            stream.keep_nothing()  # many texts, each read once
+        self.streams.append(stream)
+        return stream
+
+    def round(self, wait: bool = False) -> Iterator[tuple[Stream, Answer]]:
+        """One round of every request; those that have ended or failed are no longer in the batch.
+
+        Args:
+            wait: decode only what all can decode together, when every prompt is read.
+
+        Yields:
+            each request with the text of its round, or with the error that ended it, and it alone.
+        """
+        for stream, got in self._answers(wait):
+            if isinstance(got, Exception):
+                stream.close()
+            elif stream.ended:
+                got = Chunk(got.text + stream.end(), got.round, got.pieces)
+            else:
+                yield stream, got
                 continue
-            if asked is None:
-                answers.append((stream, Chunk("", None)))
-            elif isinstance(asked, PassRequest):
-                decoding.append(stream)
-        if wait and any(stream.reading and not stream.ended for stream in streams):
-            return answers
-        return answers + list(_joint(decoding, batch))
+            self.streams.remove(stream)
+            yield stream, got
+
+    def _answers(self, wait: bool) -> list[tuple[Stream, Answer]]:
+        """Decode a round of every request that has read its prompt: its text, or the error that it met.
+
+        One of those that have not reads a piece of it, whichever has waited longest.
+        """
+        reading = sorted((stream for stream in self.streams if stream.reading), key=lambda one: one.read_at)[:1]
+        decoding = [stream for stream in self.streams if not stream.reading]
+        if self._sessions is None:
+            turns = reading if wait and reading else reading + decoding
+            took = ((stream, _tried(stream.step)) for stream in turns)
+            return [(stream, got or _NOTHING) for stream, got in took if not isinstance(got, PrefillRequest)]
+        answers: list[tuple[Stream, Answer]] = []
+        with self._engine.lock:
+            for stream in reading:
+                asked = _tried(partial(stream.read, len(self.streams)))
+                if isinstance(asked, PassRequest):
+                    decoding.append(stream)
+                elif not isinstance(asked, PrefillRequest):
+                    answers.append((stream, asked or _NOTHING))
+            if wait and any(stream.reading and not stream.ended for stream in self.streams):
+                return answers
+            return answers + list(_joint(decoding, self._sessions.batch))
+
+    def close(self) -> None:
+        """End all requests where they stand."""
+        for stream in self.streams:
+            stream.close()
+        self.streams.clear()
+        if self._own:
+            self._engine.usable.prompts.finish()
+            if self._sessions is not None:
+                self._sessions.close()
+                self._sessions = None
 
 
-@overload
-def _tried(step: Callable[[], Chunk]) -> Answer: ...
+_NOTHING = Chunk("", None)  # of a request that was cancelled
 
 
-@overload
-def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | PrefillRequest: ...
-
-
-def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | PrefillRequest:
-    """Return what a round gives, or its error: a request that fails must not take others along."""
+def _tried(step: Callable[[], T]) -> T | Exception:
+    """Return what a step gives, or its error: a request that fails must not take others along."""
     try:
-        return step() or Chunk("", None)
+        return step()
     except Exception as error:
         return error
 
@@ -242,21 +258,15 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
     """Decode a round of requests whose passes are one."""
     gathered: list[tuple[Stream, PassRequest]] = []
     for stream in streams:
-        try:
-            asked = stream.ask(len(streams))
-        except Exception as error:
-            yield stream, error
-            continue
-        if asked is None:
-            yield stream, Chunk("", None)
-            continue
-        if isinstance(asked, PrefillRequest):
-            continue
+        asked = _tried(partial(stream.ask, len(streams)))
         assert not isinstance(asked, Round)
-        if asked.head_start is not None:  # the rest of a pass that began while drafting is another one than whole ones
-            yield stream, _tried(partial(_alone, stream, asked))
-        else:
-            gathered.append((stream, asked))
+        if isinstance(asked, PassRequest):
+            if asked.head_start is None:
+                gathered.append((stream, asked))
+            else:  # the rest of a pass that began while drafting is another one than whole ones
+                yield stream, _tried(partial(_alone, stream, asked))
+        elif not isinstance(asked, PrefillRequest):
+            yield stream, asked or _NOTHING
     while gathered:
         rows = taken = 0
         while taken < len(gathered) and rows + len(gathered[taken][1].tokens) <= LONGEST_PASS:
@@ -288,84 +298,3 @@ def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch
     for (stream, asked), output in zip(gathered, outputs, strict=True):
         asked.ms, asked.other_rows = ms, rows - len(asked.tokens)
         yield stream, _tried(partial(stream.answer, output))
-
-
-class RunningBatch:
-    """Requests that are decoded together, a round of each at a time.  One thread drives it.
-
-    Args:
-        engine: of the bundle.
-        width: most requests at once.
-
-    Attributes:
-        streams: the requests in it.
-        width: as above.
-    """
-
-    def __init__(self, engine: LoadedBundle, width: int) -> None:
-        self.width = width
-        self.streams: list[Stream] = []
-        self._engine = engine
-        native = engine.operators.kind == "native" and width > 1
-        self._sessions = BatchSessions(engine, width) if native else None
-
-    @property
-    def room(self) -> int:
-        """How many more requests may join now."""
-        return self.width - len(self.streams)
-
-    def join(
-        self,
-        prompt: Sequence[int] | Source,
-        settings: Settings,
-        cancel: threading.Event | None = None,
-        owner: str | None = None,
-    ) -> Stream:
-        """Begin a request; its first tokens come with the next round.
-
-        Args:
-            prompt: token ids; of an encoder-decoder those of a source.
-            settings: as for ``Engine.stream``.
-            cancel: set it to end the request after the round at hand.
-            owner: whose it is; what was computed of the texts of others is not taken up.
-
-        Raises:
-            InvalidRequest: as ``Engine.stream``, or there is no room.
-            BudgetError: it does not fit the memory beside the others.
-        """
-        if not self.room:
-            raise ValueError(f"expected room for a request, got {len(self.streams)} of {self.width} running")
-        pool = self._sessions.pool if self._sessions else None
-        if self._engine.encoding is not None and not isinstance(prompt, Source):
-            prompt = self._engine.source(prompt, settings)
-        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool, owner=owner)
-        self.streams.append(stream)
-        return stream
-
-    def round(self) -> Iterator[tuple[Stream, Answer]]:
-        """One round of every request; those that have ended or failed are no longer in the batch.
-
-        Yields:
-            each request with the text of its round, or with the error that ended it, and it alone.
-        """
-        batch = self._sessions.batch if self._sessions else None
-        for stream, got in round_of(list(self.streams), batch, self._engine.lock):
-            if isinstance(got, Exception):
-                stream.close()
-            elif stream.ended:
-                got = Chunk(got.text + stream.end(), got.round, got.pieces)
-            else:
-                yield stream, got
-                continue
-            self.streams.remove(stream)
-            yield stream, got
-
-    def close(self) -> None:
-        """End all requests where they stand."""
-        for stream in self.streams:
-            stream.close()
-        self.streams.clear()
-        self._engine.usable.prompts.finish()
-        if self._sessions is not None:
-            self._sessions.close()
-            self._sessions = None

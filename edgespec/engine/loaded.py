@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,21 +25,19 @@ from edgespec.engine.pool import Places, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
 from edgespec.engine.sessions import Session, Times
 from edgespec.engine.sharing import FairLock, PrefillBudget
+from edgespec.engine.stock_rows import stock_rows_exact
 from edgespec.errors import InvalidRequest
 from edgespec.planning.allowance import Allowance
-from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
-from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 from edgespec.runtimes.opening import open_draft, open_slot, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
-from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, depths_exact, rows_exact
+from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.inserted import Inserted
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -126,7 +122,7 @@ class LoadedBundle:
             name = graph or self.operators.graph(target, self.strict)
             precision, kv = options.device_precision, self.attention.kv
             model = open_target(bundle, run.device, precision, name, self.strict, run.threads, kv)
-        self._model: Model | None = model
+        self._model: Model | None = model  # None: closed
         self._process = os.getpid()
         self._drafts: dict[str, Model] = {}
         weights = "the high 4 bits of int8 weights" if target.high_alone else f"{target.format} weights"
@@ -197,8 +193,7 @@ class LoadedBundle:
         Raises:
             InvalidRequest: it was closed, or this process was forked from the one that loaded it with its threads.
         """
-        if self._model is None or (self._process != os.getpid() and self.run.threads > 1):
-            _ = self.model  # says that it was closed
+        if self.model and self._process != os.getpid() and self.run.threads > 1:
             raise InvalidRequest(
                 f"this process was forked after loading with {self.run.threads} threads, and they did not come along",
                 "load the bundle in each process, or with threads=1",
@@ -227,24 +222,23 @@ class LoadedBundle:
         """
         if settings.drafts.branch:
             check_branch(self.bundle.manifest, settings.drafts.branch)
-        if settings.proposer is None:
-            without = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
-            stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" or self.device != "cpu" else ()
-            without = (*without, *stock)
-            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, without)
-            if self.device != "cpu":
-                check_device(self.device, choice)
-            if stock and (lost := [name for name in choice.methods if name in stock]):
+        if settings.proposer is not None:
+            if settings.method is not None or settings.drafts.proposers:
                 raise InvalidRequest(
-                    f"the drafter of method {lost[0]} needs native operators, and this model runs on stock ones",
-                    "use another method, or native operators",
+                    "got a proposer of your own and a method: expected one of them", "leave out the method"
                 )
-            return choice
-        if settings.method is not None or settings.drafts.proposers:
+            return own_choice(proposer_name(settings.proposer))
+        stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" else ()
+        elsewhere = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
+        choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, (*elsewhere, *stock))
+        if self.device != "cpu":
+            check_device(self.device, choice)
+        if lost := [name for name in choice.methods if name in stock]:
             raise InvalidRequest(
-                "got a proposer of your own and a method: expected one of them", "leave out the method"
+                f"the drafter of method {lost[0]} needs native operators, and this model runs on stock ones",
+                "use another method, or native operators",
             )
-        return own_choice(proposer_name(settings.proposer))
+        return choice
 
     @cached_property
     def guidance(self) -> Guidance:
@@ -334,17 +328,8 @@ class LoadedBundle:
 
     def new_session(self, target: Slot | None = None) -> Session:
         """Make a session over a slot; None = a new one."""
-        bundle = self.bundle
-        session = Session(
-            bundle.path,
-            bundle.manifest,
-            self.model,
-            self._draft_model,
-            self.context,
-            self._times,
-            self.store,
-            target,
-        )
+        path, manifest, times = self.bundle.path, self.bundle.manifest, self._times
+        session = Session(path, manifest, self.model, self._draft_model, self.context, times, self.store, target)
         if self.encoding is not None:
             session.attend_by(self.encoding.attend)
         return session
@@ -406,12 +391,7 @@ class LoadedBundle:
         )
 
     def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
-        """Open a slot of the target that no session has, for measurements.
-
-        Args:
-            reserve: tokens to allocate for.
-            prompt: of an encoder-decoder: whose source it attends over; others attend over nothing in particular.
-        """
+        """Open a slot of the target that no session has, for measurements; of an encoder-decoder over a source."""
         slot = open_slot(self.model, context=self.context, reserve=reserve)
         if self.encoding is not None:
             self.encoding.attend("target", slot, prompt if isinstance(prompt, Source) else None)
@@ -443,47 +423,3 @@ class LoadedBundle:
             if self.images is not None and own.sense is not None and "inserted" in model.given:
                 model.inserted = self.images.beside(name)
         return self._drafts[name]
-
-
-SEALED = "rows"  # what the record of them is sealed for
-_KERNELS = ("ORT_GQA_DISABLE_FLASH_ATTENTION",)  # variables by which ONNX Runtime chooses attention's
-
-
-def stock_rows_exact(bundle: Bundle, model: Model) -> bool:
-    """Whether they have, of a strict graph; what was found before on this machine is taken from the cache."""
-    key, known = _key(bundle, model.threads), _known()
-    if key not in known:
-        known[key] = depths_exact(model)
-        with suppress(OSError):  # no cache: it is tried again next time
-            write_sealed(_file(), SEALED, known)
-    return known[key]
-
-
-def tried_rows(bundle: Bundle, threads: int) -> bool | None:
-    """Return what was found of the bundle's strict graph on this machine; None = it was not tried."""
-    return _known().get(_key(bundle, threads))
-
-
-def _key(bundle: Bundle, threads: int) -> str:
-    target, machine = bundle.manifest.target, this_machine()
-    facts = [
-        bundle.manifest.files[target.graphs[target.main].file].sha256,
-        machine.processor,
-        machine.onnxruntime,
-        min(threads, 2),  # one, or several
-        [os.environ.get(name, "") for name in _KERNELS],
-        [DEPTHS, SIZES],
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _file() -> Path:
-    return cache_folder() / "rows.json"
-
-
-def _known() -> dict[str, bool]:
-    try:
-        found = read_sealed(_file(), SEALED)
-    except (OSError, ValueError):  # absent, damaged or somebody else's: it is tried again
-        return {}
-    return {key: value for key, value in found.items() if isinstance(value, bool)}

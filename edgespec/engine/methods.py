@@ -47,9 +47,7 @@ class MethodChoice:
     def among(self, allowed: Collection[str], why: str) -> MethodChoice:
         """Auto with the allowed candidates alone; anything else, and auto without any, is as it was.
 
-        Args:
-            allowed: names of methods.
-            why: the others are not, in words.
+        ``why``: the others are not, in words.
         """
         kept = [one for one in self.candidates if one.name in allowed]
         if not kept or len(kept) == len(self.candidates):
@@ -116,19 +114,13 @@ def _auto(manifest: Manifest, without: Collection[str]) -> MethodChoice:
     return replace(chosen[0], gamma=max(one.gamma for one in chosen), candidates=chosen)
 
 
-def _fastest(manifest: Manifest) -> str | None:
-    """Name the method of the best predicted speed; None = nothing was predicted."""
-    predicted = {name: part.predicted_speedup for name, part in manifest.methods.items() if part.predicted_speedup}
-    return max(predicted, key=lambda name: predicted[name] or 0, default=None)
-
-
 def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
-    """Choose the proposers, or n-gram and the best other method of the bundle."""
+    """Choose the proposers, or n-gram and the other method of the best predicted speed."""
     usable = [name for name in manifest.methods if name != AR]
     if not proposers:
         others = [name for name in usable if name != NGRAM]
-        best = _fastest(manifest)
-        proposers = (NGRAM, best if best in others else others[0]) if others else (NGRAM,)
+        others.sort(key=lambda name: -(manifest.methods[name].predicted_speedup or 0))
+        proposers = (NGRAM, *others[:1])
     if unknown := [name for name in proposers if name not in usable]:
         raise InvalidRequest(
             f"proposer {unknown[0]!r} is not in this bundle; it has: {', '.join(usable)}",
@@ -138,48 +130,38 @@ def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
         raise InvalidRequest(f"proposers {', '.join(proposers)}: expected each one once")
     chosen = tuple(_choice(manifest, name, "") for name in proposers)
     gamma = max(choice.gamma for choice in chosen)
-    return MethodChoice(CHAIN, MethodPart(), gamma, f"{', then '.join(proposers)}", chosen)
+    return MethodChoice(CHAIN, MethodPart(), gamma, ", then ".join(proposers), chosen)
 
 
-def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
-    """Refuse trees of guesses that a graph of this bundle cannot run.
+def check_branch(manifest: Manifest, branch: tuple[int, ...]) -> None:
+    """Refuse, by an ``InvalidRequest``, trees of guesses that a graph of this bundle cannot run.
 
-    Raises:
-        InvalidRequest: the target takes chains alone, or the draft does and the tree has siblings below siblings.
+    The target may take chains alone, or the draft may, and the tree has siblings below siblings.
     """
-    if branch in (None, (1,)):
-        return
-    draft = manifest.draft is not None and manifest.draft.origin == "optimum" and len(branch or ()) > 1
-    if draft or manifest.target.origin == "optimum":
-        whose = "target" if manifest.target.origin == "optimum" else "draft"
+    target = manifest.target.origin == "optimum"
+    draft = manifest.draft is not None and manifest.draft.origin == "optimum" and len(branch) > 1
+    if branch != (1,) and (draft or target):
         raise InvalidRequest(
-            f"branch {','.join(map(str, branch or ()))}: the {whose}'s graph was exported by optimum, and trees need "
-            "one of edgespec's own",
+            f"branch {','.join(map(str, branch))}: the {'target' if target else 'draft'}'s graph was exported by "
+            "optimum, and trees need one of edgespec's own",
             "leave the branch out; architectures that edgespec emits itself: docs/architectures.md",
         )
 
 
 def check_device(device: str, choice: MethodChoice) -> None:
-    """Refuse a method that needs graphs which nobody can have written beforehand.
-
-    ``device``: another one than the CPU.
-
-    Raises:
-        InvalidRequest: one that chooses its layers as it goes, or is conditioned on hidden states.
-    """
-    conditioned = [name for name in choice.methods if name in needing("drafter")]
-    if conditioned:
-        raise InvalidRequest(
-            f"method {conditioned[0]} reads hidden states of the model, which stay on device {device}",
-            "use another method, or device cpu",
-        )
-    refused = [name for name in choice.methods if name in searching()]
-    if refused:
-        raise InvalidRequest(
-            f"method {refused[0]} chooses the layers it leaves out while it writes, but on device {device} a graph "
-            "leaves out what it was exported for",
-            "use self-spec, or device cpu",
-        )
+    """Refuse, by an ``InvalidRequest``, a method that cannot run on a device other than the CPU."""
+    for name in choice.methods:
+        if name in needing("drafter"):
+            raise InvalidRequest(
+                f"method {name} reads hidden states of the model, which stay on device {device}",
+                "use another method, or device cpu",
+            )
+        if name in searching():
+            raise InvalidRequest(
+                f"method {name} chooses the layers it leaves out while it writes, but on device {device} a graph "
+                "leaves out what it was exported for",
+                "use self-spec, or device cpu",
+            )
 
 
 def own_choice(name: str) -> MethodChoice:
@@ -188,7 +170,6 @@ def own_choice(name: str) -> MethodChoice:
 
 
 def _how_to_have(manifest: Manifest, name: str) -> str:
-    """Say what to do about a method that a bundle does not have."""
     if name not in METHODS:
         return "check the spelling"
     if manifest.target.origin == "optimum" and METHODS[name].needs not in ("text", "draft"):
@@ -210,27 +191,14 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def own_sampling(part: SamplingPart | None, temperature: float = 0.0) -> SamplingParams:
-    """Return the sampling of a request that says nothing.
-
-    Args:
-        part: what the bundle says of the model; None = nothing.
-        temperature: where the model does not say whether to sample.
-    """
+    """Return the sampling of a request that says nothing; ``temperature``: where the model does not, either."""
     part = part or SamplingPart()
     given = {name: getattr(part, name) for name in NAMES}
     return SamplingParams(**given | {"temperature": temperature if part.temperature is None else part.temperature})
 
 
 def kept_of_model(part: SamplingPart | None, used: SamplingParams) -> dict[str, float]:
-    """Collect by name the model's own settings that decide in a request: those that are not plain decoding's.
-
-    Args:
-        part: what the bundle says of the model; None = nothing.
-        used: the request's sampling.
-    """
-    if part is None:
-        return {}
-    off, greedy = SamplingParams(), ("repetition_penalty",)
-    names = greedy if used.greedy else NAMES
-    own = {name: getattr(part, name) for name in names}
+    """Collect by name the model's own settings that decide in a request: those that are not plain decoding's."""
+    off, names = SamplingParams(), ("repetition_penalty",) if used.greedy else NAMES
+    own = {name: getattr(part, name, None) for name in names}
     return {name: value for name, value in own.items() if value == getattr(used, name) != getattr(off, name)}

@@ -47,11 +47,8 @@ class _Found:
 class SessionPool:
     """Hands every request a session: the one of its conversation, or one that nobody is likely to come back to.
 
-    Args:
-        make: a new session.
-        most_idle: idle ones whose KV is kept.
-        most: sessions that there can be, busy ones included; None = any number.
-        together: whether one thread drives all requests, so that those that run lend what they have read, too.
+    ``most``: sessions that there can be, busy ones included; ``together``: whether one thread drives all requests, so
+    that those that run lend what they have read, too.
     """
 
     def __init__(
@@ -69,9 +66,7 @@ class SessionPool:
     def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
         """Take the idle session whose text the prompt goes on from, else a new one, else the least recently used.
 
-        Args:
-            prompt: token ids.
-            owner: whose request it is; what a session holds of another owner's texts is forgotten first.
+        ``owner``: whose request it is; what a session holds of another owner's texts is forgotten first.
         """
         return self.reserve(prompt, owner) or self.new(prompt, owner)
 
@@ -80,11 +75,7 @@ class SessionPool:
     ) -> Session | None:
         """Take an idle session, as ``take`` would; None = call ``new``.
 
-        Args:
-            prompt: token ids.
-            owner: as for ``take``.
-            room: whether memory allows a new one.
-            most: bytes of KV that it may have; None = any number.
+        ``room``: whether memory allows a new one; ``most``: bytes of KV that it may have.
         """
         with self._lock:
             session = self._next(prompt, owner, room)
@@ -148,11 +139,7 @@ class SessionPool:
         return [_Found(one, prompt, session.owner) for one in some]
 
     def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
-        """Let a busy session whose text is the beginning of a prompt hold what another one has read of it by now.
-
-        Returns:
-            tokens that it holds more.
-        """
+        """Let a busy session, which holds a prompt's beginning, hold what another one has read of it -> tokens more."""
         with self._lock:
             held = len(session.target.tokens)
             _take_over(session, held, self._lenders(session, prompt, held))
@@ -197,8 +184,7 @@ class SessionPool:
 
     def kv_bytes(self) -> int:
         """Bytes of KV of all sessions."""
-        with self._lock:
-            return sum(session.kv_bytes for session in [*self._idle, *self._busy])
+        return sum(self.held())
 
     def held(self) -> tuple[int, int]:
         """Bytes of KV of sessions in use, and of idle ones."""
@@ -223,7 +209,7 @@ class SessionPool:
     def longest(self) -> int:
         """Capacity of the longest target slot, in tokens."""
         with self._lock:
-            return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
+            return max((session.target.capacity for session in self.sessions), default=0)
 
     def clear(self) -> None:
         """Free the idle sessions."""
@@ -273,16 +259,11 @@ class Place:
 
 
 class Places:
-    """All requests of an engine that run, alone or in batches, and the sessions there are.
-
-    Attributes:
-        pools: of sessions: the engine's, and those of its batches.
-        taken: one for each request.
-    """
+    """All requests of an engine that run, alone or in batches, and the sessions there are."""
 
     def __init__(self, own: SessionPool) -> None:
-        self.pools = [own]
-        self.taken: list[Place] = []
+        self.pools = [own]  # the engine's, and those of its batches
+        self.taken: list[Place] = []  # one for each request
         self.lock = threading.Lock()  # held while a request is let in
 
     def kv_bytes(self) -> int:

@@ -63,17 +63,9 @@ def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
 
 
 class PromptCache:
-    """The prompts of a loaded bundle.
+    """The prompts of a loaded bundle, of which the target and drafts read so fast as ``paces`` say.
 
-    Args:
-        bundle: the opened bundle.
-        wanted: whether it was asked for.
-        lock: held while the model is used.
-        paces: how fast prompts are read, by the target and by a draft.
-        left: bytes of a budget that are left; None = there is none.
-
-    Attributes:
-        on: whether prompts are found and kept at all.
+    ``on``: whether prompts are found and kept at all.
     """
 
     def __init__(
@@ -82,7 +74,7 @@ class PromptCache:
         wanted: bool,
         lock: FairLock,
         paces: tuple[PrefillBudget, PrefillBudget],
-        left: Callable[[], int | None] = lambda: None,
+        left: Callable[[], int | None],
     ) -> None:
         self._bundle, self._paces, self._path = bundle, paces, str(bundle.path.resolve())
         limit = prompt_limit() if wanted else 0
@@ -98,17 +90,10 @@ class PromptCache:
     def take_up(
         self, slot: Slot, tokens: Sequence[int], owner: str | None, room: int, draft: bool = False
     ) -> KeptText | None:
-        """Let a slot hold the longest beginning of a text that it or a file has; the caller holds the lock.
+        """Let a slot hold the longest beginning of a text that it or a file has, but for its last token.
 
-        Args:
-            slot: the target's, or a draft's.
-            tokens: of the text; the last one is never taken up.
-            owner: whose text, as ``SessionPool.take`` has it: up to a space; the rest is forgotten.
-            room: tokens that the slot is to have room for.
-            draft: whether it is a draft's.
-
-        Returns:
-            what of it is on the disk; None = nothing is kept of this slot.
+        The caller holds the lock.  Of ``owner`` (``SessionPool.take``) counts what stands before a space.  The slot is
+        to have ``room`` for so many tokens.  Returns what is on the disk of it; None = nothing is kept of this slot.
         """
         if draft and slot.stateful:  # it reads again what it goes back to anyway
             return None
@@ -122,18 +107,7 @@ class PromptCache:
     def take_up_rows(
         self, drafter: HiddenStateDrafter, tokens: Sequence[int], names: Sequence[int], owner: str | None, room: int
     ) -> KeptText | None:
-        """Let a drafter hold the longest beginning of a text that it or a file has, and the target not less than it.
-
-        Args:
-            drafter: with rows of its own.
-            tokens: of the text.
-            names: of its rows, the pending token's among them.
-            owner: as for ``take_up``.
-            room: as for ``take_up``.
-
-        Returns:
-            as ``take_up``.
-        """
+        """Do the same with a drafter's own rows, of which the text has ``names``; the target holds not less of it."""
         slot, target = drafter.slot, drafter.target
         assert isinstance(target, Slot)
         folder = self._folder(slot.model, owner, target.model)
@@ -210,29 +184,14 @@ class States(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What a text lies in.
+    """What a text lies in."""
 
-    Attributes:
-        slot: its keys and values.
-        states: what else there is of it.
-    """
-
-    slot: Slot
-    states: States
+    slot: Slot  # its keys and values
+    states: States  # what else there is of it
 
 
 class KeptText:
-    """A slot's text, what of it is on the disk, and what is to come there.
-
-    Args:
-        writer: writes.
-        folder: where.
-        source: what it lies in.
-        tokens: of the text.
-        found: what is there; its hashes are those of the prompt.
-        pace: how fast it is read.
-        bundle: path of the bundle, which the folder names.
-    """
+    """A slot's text, what was ``found`` of it on the disk, and what is to come there."""
 
     def __init__(
         self,
@@ -252,10 +211,7 @@ class KeptText:
     def watch(self, tokens: int, ends: Sequence[int], behind: int = 0) -> None:
         """Keep what is read of a prompt as it is read, at the ends of turns, at the end, and every ``EVERY`` tokens.
 
-        Args:
-            tokens: of the prompt, all.
-            ends: of turns, in tokens.
-            behind: rows of a drafter that there are fewer than tokens.
+        ``behind``: rows of a drafter that there are fewer than tokens.
         """
         last = tokens - 1
         stops = {stop - behind for stop in (*ends, last, *range(EVERY, last, EVERY))}

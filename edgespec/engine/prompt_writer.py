@@ -27,30 +27,20 @@ _MOST = 256  # texts that may wait
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be written.
+    """What is to be written."""
 
-    Attributes:
-        folder: where.
-        slot: what holds it, or held it: a slot that went on to another text is left alone.
-        text: its tokens.
-        state: behind them; empty where there is none.
-        make: makes the folder.
-    """
-
-    folder: PromptFolder
-    slot: Slot
-    text: list[int]
-    state: Bytes
-    make: Callable[[], None]
+    folder: PromptFolder  # where
+    slot: Slot  # what holds it, or held it: a slot that went on to another text is left alone
+    text: list[int]  # its tokens
+    state: Bytes  # behind them; empty where there is none
+    make: Callable[[], None]  # makes the folder
 
 
 class PromptWriter:
     """Writes what is asked for in a thread that ends when nothing is left.
 
-    Args:
-        lock: held while a block is copied.
-        limit: bytes that all prompts may take on the disk.
-        left: bytes of memory that states which wait may take; None = any number.
+    It copies a block at a time under ``lock``.  ``limit``: bytes that all prompts may take on the disk; ``left``: bytes
+    of memory that states which wait may take, None = any number.
     """
 
     def __init__(self, lock: FairLock, limit: int, left: Callable[[], int | None]) -> None:

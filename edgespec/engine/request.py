@@ -42,11 +42,7 @@ _HANDOVER = 1e-4  # seconds
 
 
 def check_cancel(cancel: object) -> None:
-    """Refuse what cannot be asked whether it was set.
-
-    Raises:
-        InvalidRequest: no event.
-    """
+    """Refuse, by an ``InvalidRequest``, what cannot be asked whether it was set."""
     if not (cancel is None or (hasattr(cancel, "is_set") and hasattr(cancel, "set"))):
         raise InvalidRequest(f"cancel is {cancel!r}: expected a threading.Event")
 
@@ -101,7 +97,11 @@ class Stream:
         self._lost: str | None = None  # why the device was left
         self._images: list[Inserted] = []
         try:
-            self._see(prompt)
+            self._images = engine.hold_images(prompt)  # as long as the request runs: some may be read again
+            if self._images:
+                self._stats.image_rows = sum(token >= INSERTED for token in self._prompt)
+            if isinstance(prompt, Placed):
+                self._stats.encode_ms = prompt.encode_ms
             try:
                 self._begin()
             except DeviceError as error:
@@ -109,22 +109,15 @@ class Stream:
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop, settings.markers)
         except BaseException:
             engine.places.leave(self._place)
-            if self._images:
-                self._forget_images()
+            self._forget_images()
             self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
 
-    def _see(self, prompt: Sequence[int] | Source) -> None:
-        """Keep the rows of the prompt's images as long as the request runs: some may be read again."""
-        self._images = self._engine.hold_images(prompt)
-        self._stats.image_rows = sum(token >= INSERTED for token in self._prompt) if self._images else 0
-        if isinstance(prompt, Placed):
-            self._stats.encode_ms = prompt.encode_ms
-
     def _forget_images(self) -> None:
-        self._engine.reader().rows.let_go(self._images)
-        self._images = []
+        if self._images:
+            self._engine.reader().rows.let_go(self._images)
+            self._images = []
 
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
@@ -282,9 +275,7 @@ class Stream:
 
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine
-        shadow = settings.shadow
-        if shadow is None:  # rounds between two comparisons with plain decoding
-            shadow = 0 if settings.accept.lossless else SHADOW
+        usual = 0 if settings.accept.lossless else SHADOW
         return DecodeOptions(
             max_new_tokens=self._room.most - len(self._tokens),
             gamma=settings.gamma or self._choice.gamma,
@@ -292,7 +283,7 @@ class Stream:
             sampling=self._sampling,
             logprobs=settings.logprobs,
             top_logprobs=settings.top_logprobs,
-            shadow=shadow,
+            shadow=usual if settings.shadow is None else settings.shadow,
             accept=relaxed(engine, settings.accept),
             source=self._source.tokens if self._source else (),
         )
@@ -307,14 +298,8 @@ class Stream:
     def ask(self, width: int = 1) -> PassRequest | PrefillRequest | Round | None:
         """Go on to the next round, or to the pass that it wants where passes are joint; read some of the prompt.
 
-        Args:
-            width: requests whose passes run together, this one included.
-
-        Returns:
-            None: the request was cancelled; a ``PrefillRequest``: there is more to be read.
-
-        Raises:
-            InvalidRequest: the engine was closed.
+        ``width``: requests whose passes run together.  Returns None if the request was cancelled, a ``PrefillRequest``
+        if there is more to be read.
         """
         self._engine.require_open()
         if self._cancel.is_set():
@@ -413,8 +398,7 @@ class Stream:
                     self.keep_nothing()
                     if self._source is not None:
                         self._session.leave()  # its memory may make room for another one
-            if self._images:
-                self._forget_images()
+            self._forget_images()
             self._sessions.give_back(self._session)
 
     def _take(self, item: Round) -> Chunk:
@@ -435,16 +419,17 @@ class Stream:
         return Chunk("".join(pieces), item, tuple(pieces))
 
     def _reason(self) -> str:
-        left = f"went on on the CPU: {self._lost}" if self._lost else ""
+        parts = [self._choice.reason]
         if self._stats.dropped_reason:
-            dropped = f"drafter dropped: {self._stats.dropped_reason}"
-            return "; ".join(part for part in (self._choice.reason, dropped, left) if part)
-        attention = self._engine.attention
-        reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
-        drafts = reading if self._draft_attention else ""
-        won = zip(self._sure, self._chain.won, strict=False) if self._chain else ()
-        sure = [f"the {name} guessed in {rounds} rounds" for name, rounds in won]
-        speed = self._stats.request_speedup if self._stats.drafted else None
-        measured = "" if speed is None else f"measured {speed:.2f}x in this request"
-        parts = [self._choice.reason, drafts, *sure, self._drafter.reason, measured, left]
-        return "; ".join(part for part in parts if part)
+            parts.append(f"drafter dropped: {self._stats.dropped_reason}")
+        else:
+            if self._draft_attention:
+                parts.append(f"drafts read {self._draft_attention} keys, verification {self._engine.attention.name}")
+            won = zip(self._sure, self._chain.won, strict=False) if self._chain else ()
+            parts += [f"the {name} guessed in {rounds} rounds" for name, rounds in won]
+            parts.append(self._drafter.reason)
+            if self._stats.drafted and (speed := self._stats.request_speedup) is not None:
+                parts.append(f"measured {speed:.2f}x in this request")
+        if self._lost:
+            parts.append(f"went on on the CPU: {self._lost}")
+        return "; ".join(filter(None, parts))

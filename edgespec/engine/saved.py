@@ -121,13 +121,13 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
                 if draft.origin == origin_of(manifest, slot.model) and len(draft.tokens) <= slot.context:
                     _take_up(file, draft, saved.draft, slot)
 
-            session.open_draft_with(take_up)
+            session.begin_draft = take_up
     engine.sessions.add(session)
     return seeing(saved.header.messages, held)
 
 
 def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:
-    """Refuse a text that does not fit the memory."""
+    """Refuse, by a ``BudgetError``, a text that does not fit the memory."""
     settings = Settings(method=AR, max_new_tokens=1)
     *_, place = admit(engine, engine.choose(AR), tokens, settings, None)
     engine.places.leave(place)

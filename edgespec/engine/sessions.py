@@ -50,6 +50,7 @@ class Session:
         other: a second slot, of guidance's other half; None = it is no guided request's.
         batch: in which both slots are, if their passes can be one.
         inherit: gives what a drafter made for these options elsewhere has learned, for one that is made here.
+        begin_draft: called, once, with the slot of a draft when a method has asked for it.
         on_draft: called with the name and the slot of a draft or drafter when a method has asked for it.
     """
 
@@ -76,7 +77,7 @@ class Session:
         self.asked, self.shared, self.used = 0, 0, 0.0
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
-        self._begin_draft: Callable[[Slot], None] | None = None
+        self.begin_draft: Callable[[Slot], None] | None = None
         self.on_draft: Callable[[str, Slot], object] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
@@ -133,7 +134,6 @@ class Session:
     def _chain(
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
     ) -> Drafter:
-        """Several drafters asked in turn, each inside control of its own: what pays depends on who else may draft."""
         named = replace(options, proposers=tuple(one.name for one in choice.proposers))
 
         def make() -> Chain:
@@ -148,18 +148,15 @@ class Session:
 
         def make() -> Auto:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
-            load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
-            candidates = [
-                Candidate(one.name, one.promise, partial(load, one), needs == "text", needs == "drafter")
-                for one in choice.candidates
-                for needs in (METHODS[one.name].needs,)
-            ]
+            candidates = []
+            for one in choice.candidates:
+                load, needs = partial(self._loaded, one, gamma, fallback, options), METHODS[one.name].needs
+                candidates.append(Candidate(one.name, one.promise, load, needs == "text", needs == "drafter"))
             return Auto(candidates, fallback)
 
         return self._kept(("auto", promised, options, gamma, fallback), make)
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
-        """Build the drafter of a method inside control of its own."""
         return self._controlled(choice, self._bare(choice, options), gamma, fallback)
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
@@ -206,19 +203,17 @@ class Session:
         """List the slots: the target's, and those of a draft and a drafter once a method has asked for them."""
         return {"target": self.target} | {name: slot for name, (slot, _) in self._drafts.items()}
 
-    def open_draft_with(self, take_up: Callable[[Slot], None]) -> None:
-        """Do this with the draft's slot as soon as a method asks for it."""
-        self._begin_draft = take_up
-
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
-        slots = [*self.slots().values(), *([self.other] if self.other else [])]
-        return sum(slot.kv_bytes for slot in slots)
+        return sum(slot.kv_bytes for slot in self._all())
+
+    def _all(self) -> list[Slot]:
+        return [*self.slots().values(), *([self.other] if self.other else [])]
 
     def forget(self) -> None:
         """Hold no text any more: the next request must not be faster for what was asked before."""
-        for slot in (*self.slots().values(), *([self.other] if self.other else [])):
+        for slot in self._all():
             slot.follow([])
         self.foreign = ""
 
@@ -234,9 +229,9 @@ class Session:
             slot = open_slot(self._draft(name))
             if self._attend is not None:
                 self._attend(name, slot, self._source)
-            if name == "draft" and self._begin_draft is not None:
-                self._begin_draft(slot)
-                self._begin_draft = None
+            if name == "draft" and self.begin_draft is not None:
+                self.begin_draft(slot)
+                self.begin_draft = None
             if self.on_draft is not None:
                 self.on_draft(name, slot)
             self._drafts[name] = slot, slot.chunk

@@ -96,7 +96,7 @@ def test_a_wide_nucleus_of_a_large_vocabulary_widens_until_it_holds_the_mass() -
 )
 def test_parameters_out_of_range_are_refused_with_what_came(bad: dict[str, object]) -> None:
     (name, value) = next(iter(bad.items()))
-    with pytest.raises(InvalidRequest, match="allowed") as caught:
+    with pytest.raises(InvalidRequest, match="expected") as caught:
         SamplingParams(**bad)  # type: ignore[arg-type]
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)

@@ -1,0 +1,59 @@
+"""Whether rows of strict stock graphs have the same bits in every pass: tried once a machine, and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from edgespec.planning.profiles import this_machine
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
+from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, depths_exact
+from edgespec.runtimes.slots.shared import Model
+
+SEALED = "rows"  # what the record of them is sealed for
+_KERNELS = ("ORT_GQA_DISABLE_FLASH_ATTENTION",)  # variables by which ONNX Runtime chooses attention's
+
+
+def stock_rows_exact(bundle: Bundle, model: Model) -> bool:
+    """Whether they have, of a strict graph; what was found before on this machine is taken from the cache."""
+    key, known = _key(bundle, model.threads), _known()
+    if key not in known:
+        known[key] = depths_exact(model)
+        with suppress(OSError):  # no cache: it is tried again next time
+            write_sealed(_file(), SEALED, known)
+    return known[key]
+
+
+def tried_rows(bundle: Bundle, threads: int) -> bool | None:
+    """Return what was found of the bundle's strict graph on this machine; None = it was not tried."""
+    return _known().get(_key(bundle, threads))
+
+
+def _key(bundle: Bundle, threads: int) -> str:
+    target, machine = bundle.manifest.target, this_machine()
+    facts = [
+        bundle.manifest.files[target.graphs[target.main].file].sha256,
+        machine.processor,
+        machine.onnxruntime,
+        min(threads, 2),  # one, or several
+        [os.environ.get(name, "") for name in _KERNELS],
+        [DEPTHS, SIZES],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _file() -> Path:
+    return cache_folder() / "rows.json"
+
+
+def _known() -> dict[str, bool]:
+    try:
+        found = read_sealed(_file(), SEALED)
+    except (OSError, ValueError):  # absent, damaged or somebody else's: it is tried again
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, bool)}
