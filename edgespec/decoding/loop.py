@@ -136,9 +136,7 @@ def decode(
     guard = Guard(drafter, target, options.eos, stats)
     known = guard.begin(DraftRequest(tokens, params, noise, stats, options.source))
     yield from _read(target, guard, tokens, known, stats, pieces)
-    # logits need not leave the LM head where nothing but the likeliest tokens is looked at
-    only_best = params.plain_greedy and options.accept.lossless and not options.logprobs
-    only_best, stats.shadow_every = only_best and hasattr(target, "forward_best"), options.shadow
+    only_best, stats.shadow_every = _needs_only_best(target, options), options.shadow
     while finish is None:
         # one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
         budget = min(options.gamma, left - 1, target.context - len(tokens) - 1)
@@ -240,6 +238,12 @@ def _read_ahead(guard: Guard, tokens: list[int], left: int, stats: Stats, pieces
         most = (yield PrefillRequest(left, draft=True)) if pieces else None
         before, left = left, guard.prefill(tokens, most or left)
     stats.draft_ms += 1000 * (perf_counter() - start)
+
+
+def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
+    """Whether logits need not leave the LM head: nothing but the likeliest tokens is looked at."""
+    bare = options.sampling.plain_greedy and options.accept.lossless and not options.logprobs
+    return bare and hasattr(target, "forward_best")
 
 
 def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:
