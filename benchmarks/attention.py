@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.emit.graph import EDGESPEC, MICROSOFT
-from edgespec.runtimes.files.formats import CENTROIDS, KEYS
+from edgespec.runtimes.files.formats import CENTROIDS, LEARNT
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, padded_dim
 from edgespec.runtimes.files.manifest import ModelFacts
 from edgespec.runtimes.files.packing import Packed
@@ -212,7 +212,7 @@ def aligned(data: Any) -> Any:
 
 def _tables(kv: KvFormat, facts: ModelFacts, random: np.random.Generator) -> Any:
     dim = padded_dim(facts)
-    each = 2 * dim if kv.keys == "int4" else CENTROIDS * dim if KEYS[kv.keys].learnt else 0
+    each = 2 * dim if kv.keys == "int4" else CENTROIDS * dim if kv.keys in LEARNT else 0
     return np.abs(random.standard_normal(facts.layers * facts.kv_heads * each)).astype(np.float32) + 0.01
 
 

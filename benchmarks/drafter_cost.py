@@ -28,7 +28,7 @@ from benchmarks.common import alternate, conditions, show
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described
-from edgespec.export.drafters.dflash import assumed_dflash
+from edgespec.export.drafters.dflash import DFlash, assumed_blocks
 from edgespec.export.drafters.head_choice import cut_draft, write_tokens
 from edgespec.export.drafters.heads import FUSE, HeadPlan
 from edgespec.export.drafters.mtp import mtp_of
@@ -211,7 +211,7 @@ def _drafters(measured: Measured, target: Architecture, rows: int) -> None:
             name = f"{said}: {owed} entr{'ies' if owed > 1 else 'y'} and a guess"
             measured.add(name, whole, partial(slot.forward_inputs, given[:owed], False, True))
         measured.add(f"{said}: a step", whole - fused, partial(slot.forward_inputs, own, True, True))
-    blocks = assumed_dflash(target)[0]
+    blocks = assumed_blocks(DFlash, target, {"block_size": 16})[0]
     slot, sizes = measured.opened(f"dflash {rows}", blocks, HeadPlan(), rows)
     whole = sum(sizes.values()) - sizes[FUSE]
     given = np.ones((OWED, blocks.input_width), np.float32)

@@ -181,7 +181,7 @@ class Opened:
         size, facts = self.options.draft_vocab, self.target.facts
         if self.drafter is None or not isinstance(self.target, EmittedModel):
             return
-        own = self.drafter.own_head
+        own = self.drafter.arch.own_head
         if size is None and self.drafter.tokens is None and self.drafter.method != EAGLE:
             size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.tokens))
         if size == 0 and own and self.drafter.tokens is not None:

@@ -241,9 +241,9 @@ def _method(name: str, heads: Mapping[str, TrainedHeads], skip: SkipSetPart, lay
     if name == "swift":
         return MethodPart(skip=skip if skip.whole else SkipSetPart.of(SkipSet.every_other(layers)))
     if name == "paradecode":
-        return MethodPart(gamma=8, heads=[group.name for group in heads[name].groups])
+        return MethodPart(gamma=8, heads=[group.name for group in heads[name].file.groups])
     if name in heads:
-        (group,) = heads[name].groups
+        (group,) = heads[name].file.groups
         return MethodPart(gamma=group.count, heads=[group.name])
     return MethodPart()
 

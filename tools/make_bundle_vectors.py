@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from edgespec.drafters.registry import ASSISTANT, METHODS, needing
+from edgespec.drafters.registry import ASSISTANT, METHODS
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import FORMATS, Attention
 from edgespec.runtimes.files.kv import ATTENTION
@@ -31,6 +31,8 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"experts": {"count": 8, "chosen": 2, "inner": 32, "always": 1, "layers": [1, 2]}},
 )
 """Facts of several kinds of models, beside ``FACTS``."""
+DRAFTERS = ("eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", ASSISTANT)
+"""Kinds that runtimes read and some decode with: of a further one they have nothing more to show."""
 
 
 def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
@@ -87,12 +89,13 @@ SPEECH = {"start": 7, "languages": {"en": 8}, "tasks": {"transcribe": 9}, "no_ti
 
 def manifests() -> Iterator[dict[str, Any]]:
     """Manifests with every key: all formats, attentions, methods and kinds of models; bytes of keys and values."""
-    attentions, own = get_args(Attention), [kind for kind in needing("drafter") if kind != ASSISTANT]
+    attentions = get_args(Attention)
+    methods = [name for name, method in METHODS.items() if method.needs != "drafter" or name in DRAFTERS]
     for number in range(len(attentions)):
         facts = KINDS[number % len(KINDS)]
         target = _model(facts, FORMATS[number % len(FORMATS)], attentions[number])
         decoder = {
-            "kind": ASSISTANT if number == 5 else own[number % len(own)],
+            "kind": ASSISTANT if number == 5 else DRAFTERS[number % 6],
             "columns": 3 * FACTS["hidden"],
             "block": 8,
             "mask": 2,
@@ -121,7 +124,7 @@ def manifests() -> Iterator[dict[str, Any]]:
             "target": target | (_encoded(False) if number == 1 else {}),
             "draft": _model({}, "int4", "f16") | {"cut": True} | (_encoded(True) if number == 1 else {}),
             "drafter": drafter,
-            "methods": {name: method | more.get(name, {}) for name in METHODS},
+            "methods": {name: method | more.get(name, {}) for name in methods},
             "tokenizer": {"bos": 1, "eos": [2], "chat_template": True},
             "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1},
             "parity": {"top1_agreement": 1.0, "positions": 9, "perplexity": 9.0, "perplexity_source": 9.0},

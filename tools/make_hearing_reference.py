@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -37,19 +36,10 @@ from tests.support.hearing import (
     recordings,
     write_checkpoint,
 )
+from tests.support.saved import shapes_of, text_array, write_archive
 
 NEW, KEPT, RATE = 12, 6, 16_000
 KINDS = {"qwen3_asr": Qwen3ASRForConditionalGeneration, "voxtral": VoxtralForConditionalGeneration}
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    for name in CASES:
-        arrays = reference(name)
-        found |= {f"{name}/{key}": value for key, value in arrays.items()}
-        print(f"{name}: logits of {arrays['logits'].std():.2f}, {len(set(arrays['greedy'].tolist()))} tokens")
-    np.savez_compressed(ARCHIVE, **found)
 
 
 def prepared(config: Any, samples: Any) -> tuple[dict[str, Any], int]:
@@ -75,13 +65,11 @@ def reference(name: str) -> dict[str, Any]:
         folder = Path(text)
         kind(AutoConfig.for_model(**config)).float().save_pretrained(folder)
         written = json.loads((folder / "config.json").read_text("utf-8"))
-        with safe_open(folder / "model.safetensors", "np") as file:
-            shapes = {each: file.get_slice(each).get_shape() for each in sorted(file.keys())}
+        shapes = shapes_of(folder)
         write_checkpoint(folder, written, shapes)
         model = kind.from_pretrained(folder, attn_implementation="eager").float().eval()
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    saved = json.dumps({"config": written, "tensors": shapes}).encode()
-    found: dict[str, Any] = {"saved": np.frombuffer(saved, np.uint8)}
+    found: dict[str, Any] = {"saved": text_array({"config": written, "tensors": shapes})}
     rows = []
     with torch.no_grad():
         for at, samples in enumerate(recordings()):
@@ -113,4 +101,5 @@ def run(model: Any, ids: list[int], rows: Any) -> tuple[Any, list[int]]:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    write_archive(ARCHIVE, CASES, reference)

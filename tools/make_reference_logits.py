@@ -84,7 +84,7 @@ def keep(folder: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
             found = {key: old[key] for key in old.files}
     found |= {f"{name}/{key}": value for key, value in arrays.items()}
     np.savez_compressed(path, allow_pickle=False, **found)
-    saved.reference_arrays.cache_clear()
+    saved.arrays_of.cache_clear()
     saved.kept.cache_clear()
 
 

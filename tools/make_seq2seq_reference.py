@@ -13,25 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.support.saved import shapes_of, text_array, write_archive
 from tests.support.seq2seq import ARCHIVE, CASES, Config, write_checkpoint
 
 LENGTH, SOURCE, NEW = 300, 130, 200
 ROWS = [0, 1, 2, 3, 5, 8, 13, 40, 80, 150, 250, 299]
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    for name, config in CASES.items():
-        arrays = reference(config)
-        found |= {f"{name}/{key}": value for key, value in arrays.items()}
-        print(f"{name}: logits of {arrays['logits'].std():.2f}, {len(set(arrays['greedy'].tolist()))} tokens")
-    np.savez_compressed(ARCHIVE, **found)
 
 
 def reference(config: Config) -> dict[str, Any]:
@@ -43,8 +33,7 @@ def reference(config: Config) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         kind.from_config(described).float().save_pretrained(folder)
         written = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-        with safe_open(Path(folder) / "model.safetensors", "np") as file:
-            shapes = {each: file.get_slice(each).get_shape() for each in sorted(file.keys())}
+        shapes = shapes_of(Path(folder))
         shapes = {each: shape for each, shape in shapes.items() if not computed(each, config)}
         write_checkpoint(Path(folder), written, shapes)
         model = kind.from_pretrained(folder, attn_implementation="eager").float().eval()
@@ -62,7 +51,7 @@ def reference(config: Config) -> dict[str, Any]:
         for _ in range(NEW):
             step = model(**given, decoder_input_ids=torch.tensor([greedy]), use_cache=False)
             greedy.append(int(step.logits[0, -1].argmax()))
-    saved = np.frombuffer(json.dumps({"config": written, "tensors": shapes}).encode(), np.uint8)
+    saved = text_array({"config": written, "tensors": shapes})
     return {"saved": saved, "source": source, "tokens": np.asarray(tokens), "greedy": np.asarray(greedy[1:]),
             "encoded": out.encoder_last_hidden_state[0].numpy(), "rows": np.asarray(ROWS),
             "logits": out.logits[0, ROWS].numpy()}  # fmt: skip
@@ -74,4 +63,5 @@ def computed(tensor: str, config: Config) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    write_archive(ARCHIVE, CASES, lambda name: reference(CASES[name]))

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.image_processing_backends import TorchvisionBackend
@@ -34,7 +33,8 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support.sight import ARCHIVE, CASES, EVERY, IMAGE, SHOWN, WORDS, config_of, pictures, write_checkpoint
+from tests.support.saved import shapes_of, text_array, write_archive
+from tests.support.sight import ARCHIVE, CASES, EVERY, IMAGE, SHOWN, config_of, pictures, write_checkpoint
 
 NEW, ROWS = 12, 6
 BEFORE = "a picture ", " and another ", " what is it"
@@ -65,16 +65,6 @@ PROCESSORS: dict[str, tuple[type, type]] = {
     "qwen3_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_5": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
 }
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    for name in CASES:
-        arrays = reference(name)
-        found |= {f"{name}/{key}": value for key, value in arrays.items()}
-        print(f"{name}: logits of {arrays['logits'].std():.2f}, {len(set(arrays['greedy'].tolist()))} tokens")
-    np.savez_compressed(ARCHIVE, **found)
 
 
 def processed(kind: str, processor: Any, picture: Any) -> dict[str, Any]:
@@ -125,8 +115,7 @@ def reference(name: str) -> dict[str, Any]:
         folder = Path(text)
         AutoModelForImageTextToText.from_config(AutoConfig.for_model(**config)).float().save_pretrained(folder)
         written = json.loads((folder / "config.json").read_text("utf-8"))
-        with safe_open(folder / "model.safetensors", "np") as file:
-            shapes = {each: file.get_slice(each).get_shape() for each in sorted(file.keys())}
+        shapes = shapes_of(folder)
         write_checkpoint(folder, name, written, shapes)
         model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").float().eval()
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -135,9 +124,7 @@ def reference(name: str) -> dict[str, Any]:
     apart = [(one["pixel_values"] - processed(kind, other, Image.fromarray(picture))["pixel_values"]).abs().max()
              for one, picture in zip(given, pictures(), strict=True)]  # fmt: skip
     print(f"{name}: torchvision's pixels are {max(apart):.5f} apart")
-    found: dict[str, Any] = {
-        "saved": np.frombuffer(json.dumps({"config": written, "tensors": shapes}).encode(), np.uint8)
-    }
+    found: dict[str, Any] = {"saved": text_array({"config": written, "tensors": shapes})}
     with torch.no_grad():
         rows = [features(model, one) for one in given]
         texts = [text_of(kind, config, mine, one, len(own)) for one, own in zip(given, rows, strict=True)]
@@ -177,5 +164,5 @@ def run(model: Any, kind: str, ids: list[int], shown: Any, given: list[dict[str,
 
 
 if __name__ == "__main__":
-    assert WORDS
-    main()
+    torch.set_num_threads(1)
+    write_archive(ARCHIVE, CASES, reference)

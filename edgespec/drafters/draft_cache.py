@@ -158,7 +158,7 @@ class DraftCache:
 
     def _unnormed(self, output: Pass) -> Rows:
         """Take back what the last norm divided by, where a drafter has none (``DecoderPart``): logits [n, columns]."""
-        if self.decoder.kind != "eagle1":
+        if not self.decoder.fusing.unnormed:
             return output.logits
         assert output.hidden is not None
         rows = output.hidden[-len(output.logits) :]

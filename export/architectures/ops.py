@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from edgespec.export.architectures.rules import AttentionRule as AttentionRule
 from edgespec.export.architectures.rules import ConvolutionRule as ConvolutionRule
@@ -24,6 +24,8 @@ from edgespec.export.architectures.rules import RelativeRule as RelativeRule
 
 Kind = Literal["attention", "memory", "mlp", "embedding"]
 """Of sub-layers; "memory": attention over an encoder's rows, which is left out only together with "attention"."""
+OF_EACH_LAYER = "layers that share keys and values, or have embeddings of their own"
+OVER_ROWS, BLOCKS = "attention over an encoder's rows", "drafts of whole blocks"
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 
 
@@ -42,240 +44,29 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation; its fields are values, blocks, rules and names of tensors.
+    """One operation.
 
     Attributes:
         method: of the passes that handle it; its parameters have the names of the fields.
+        what: it computes, in the plural, for messages: "this model has ...".
+        fields: values, blocks, rules and names of tensors.
     """
 
-    method: ClassVar[str]
-
-    @property
-    def what(self) -> str:
-        """Name what it computes, in the plural, for messages: "this model has ..."."""
-        return f"operations of the kind {self.method}"
+    method: str
+    what: str
+    fields: dict[str, Any]
 
     @property
     def inputs(self) -> tuple[Value, ...]:
         """Values that it reads; of a block the one that it ends in."""
-        given = (each.result if isinstance(each, Block) else each for each in vars(self).values())
+        given = (each.result if isinstance(each, Block) else each for each in self.fields.values())
         several = (each if type(each) is tuple else (each,) for each in given)
         return tuple(one for each in several for one in each if isinstance(one, Value))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks inside it, in order."""
-        return tuple(each for each in vars(self).values() if isinstance(each, Block))
-
-
-@dataclass(frozen=True)
-class Embed(Operation):
-    method = "embed"
-    weight: str
-    scale: float = 1.0
-    positions: str | None = None
-
-
-@dataclass(frozen=True)
-class TokenEmbeddings(Operation):
-    method, what = "token_embeddings", "layers that share keys and values, or have embeddings of their own"
-    weight: str
-    scale: float
-
-
-@dataclass(frozen=True)
-class Normalize(Operation):
-    method = "norm"
-    x: Value
-    norm: Norm
-
-
-@dataclass(frozen=True)
-class Multiply(Operation):
-    method = "linear"
-    x: Value
-    parts: tuple[Linear, ...]
-    joined: bool = False
-
-
-@dataclass(frozen=True)
-class Attend(Operation):
-    method, what = "attention", "attention"
-    q: Value
-    k: Value
-    v: Value
-    rule: AttentionRule
-
-
-@dataclass(frozen=True)
-class AttendOver(Operation):
-    method, what = "attention_over", "layers that read the model's keys and values"
-    q: Value
-    rule: AttentionRule
-
-
-@dataclass(frozen=True)
-class AttendMemory(Operation):
-    method, what = "attend_memory", "attention over an encoder's rows"
-    q: Value
-    rule: MemoryRule
-
-
-@dataclass(frozen=True)
-class FillMemory(Operation):
-    method, what = "fill_memory", AttendMemory.what
-    memory: Block
-
-
-@dataclass(frozen=True)
-class AppendMemory(Operation):
-    method, what = "append_memory", AttendMemory.what
-    k: Value
-    v: Value
-    rule: MemoryRule
-
-
-@dataclass(frozen=True)
-class Place(Operation):
-    method, what = "place", "positions that are added to rows of numbers"
-    x: Value
-    positions: str
-
-
-@dataclass(frozen=True)
-class Convolve(Operation):
-    method, what = "convolution", "short convolutions"
-    x: Value
-    rule: ConvolutionRule
-
-
-@dataclass(frozen=True)
-class Recur(Operation):
-    method = "delta"
-    x: Value
-    z: Value
-    a: Value
-    b: Value
-    rule: DeltaRule
-
-    @property
-    def what(self) -> str:
-        return "state spaces" if self.rule.norm is None else "gated delta rules"
-
-
-@dataclass(frozen=True)
-class SigmoidGate(Operation):
-    method, what = "sigmoid_gate", "gates on the output of attention"
-    x: Value
-    gate: Value
-
-
-@dataclass(frozen=True)
-class GatedActivation(Operation):
-    method = "gated"
-    gate: Value
-    up: Value
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class Activate(Operation):
-    method = "activate"
-    x: Value
-    activation: Activation
-    numbers: str | None = None
-
-
-@dataclass(frozen=True)
-class MixExperts(Operation):
-    method, what = "experts", "mixtures of experts"
-    h: Value
-    rule: ExpertsRule
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class EmbedLayer(Operation):
-    method, what = "layer_embedding", TokenEmbeddings.what
-    gate: Value
-    base: Value
-    rule: LayerEmbedding
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class SubLayer(Operation):
-    method, what = "sublayer", "sub-layers"
-    kind: Kind
-    layer: int
-    x: Value
-    body: Block
-    scale: str | None = None
-    norm: Norm | None = None
-
-
-@dataclass(frozen=True)
-class Head(Operation):
-    method = "head"
-    x: Value
-    norm: Norm | None
-    head: Linear
-
-
-@dataclass(frozen=True)
-class Encoded(Operation):
-    method, what = "encoded", "an encoder"
-    x: Value
-    norm: Norm | None
-
-
-@dataclass(frozen=True)
-class Insert(Operation):
-    method, what = "insert", "rows of images that are added after layers"
-    x: Value
-    first: int
-
-
-@dataclass(frozen=True)
-class Plus(Operation):
-    method, what = "plus", "rows of numbers that are added to a product"
-    x: Value
-    product: Value
-
-
-@dataclass(frozen=True)
-class InputSlice(Operation):
-    method = "input_slice"
-    first: int
-    width: int
-
-
-@dataclass(frozen=True)
-class SelectInput(Operation):
-    method = "select_input"
-    fused: Block
-    recycled: Block
-
-
-@dataclass(frozen=True)
-class PrefillContext(Operation):
-    method, what = "prefill_context", "drafts of whole blocks"
-    context: Block
-
-
-@dataclass(frozen=True)
-class Append(Operation):
-    method, what = "append", PrefillContext.what
-    q: Value
-    k: Value
-    v: Value
-    rule: AttentionRule
-
-
-@dataclass(frozen=True)
-class Join(Operation):
-    method = "join"
-    parts: tuple[Value, ...]
+        return tuple(each for each in self.fields.values() if isinstance(each, Block))
 
 
 class Ops:
@@ -285,12 +76,16 @@ class Ops:
         self._steps: list[tuple[Operation, tuple[Value, ...]]] = []
         self._count = 0
 
-    def add(self, operation: Operation, results: int = 1) -> tuple[Value, ...]:
+    def record(self, operation: Operation, results: int) -> tuple[Value, ...]:
         """Record an operation; returns the values that it makes."""
         made = tuple(Value(self._count + number) for number in range(results))
         self._count += results
         self._steps.append((operation, made))
         return made
+
+    def add(self, method: str, what: str = "", **fields: Any) -> Value:
+        """Record an operation that makes one value, or none; for the arguments see ``Operation``."""
+        return self.record(Operation(method, what, fields), 1)[0]
 
     def block(self, body: Callable[[], Value | None]) -> Block:
         """Record what ``body`` says as a block of its own."""
@@ -301,15 +96,15 @@ class Ops:
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Value:
         """Look up the ids' rows of a matrix, times ``scale``, plus those of ``positions`` [context, hidden]."""
-        return self.add(Embed(weight, scale, positions))[0]
+        return self.add("embed", weight=weight, scale=scale, positions=positions)
 
     def token_embeddings(self, weight: str, scale: float) -> Value:
         """Look up token embeddings [1, T, hidden], even if the pass started from hidden states."""
-        return self.add(TokenEmbeddings(weight, scale))[0]
+        return self.add("token_embeddings", OF_EACH_LAYER, weight=weight, scale=scale)
 
     def norm(self, x: Value, norm: Norm) -> Value:
         """Norm over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
-        return self.add(Normalize(x, norm))[0]
+        return self.add("norm", x=x, norm=norm)
 
     def linear(self, x: Value, *parts: Linear, joined: bool = False) -> tuple[Value, ...]:
         """Compute x @ weight.T + bias for every part.
@@ -317,7 +112,8 @@ class Ops:
         Parts given together share their input, which an operator may use (one quantization of x, one fused kernel).
         ``joined`` ones are also consumed together: they may be stored and multiplied as one matrix.
         """
-        return self.add(Multiply(x, parts, joined), len(parts))
+        operation = Operation("linear", "", {"x": x, "parts": parts, "joined": joined})
+        return self.record(operation, len(parts))
 
     def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
         """Norm heads, rotate positions, then attend causally over the layer's keys and values, grouped by heads.
@@ -328,11 +124,13 @@ class Ops:
             v: [1, T, kv_heads * head_dim], appended to the layer's values.
             rule: how.  Without k and v the queries read what layer ``rule.layer`` has appended, of a drafter's target.
         """
-        return self.add(AttendOver(q, rule) if k is None or v is None else Attend(q, k, v, rule))[0]
+        if k is None or v is None:
+            return self.add("attention_over", "layers that read the model's keys and values", q=q, rule=rule)
+        return self.add("attention", "attention", q=q, k=k, v=v, rule=rule)
 
     def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
         """Convolve causally, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v)."""
-        return self.add(Convolve(x, rule))[0]
+        return self.add("convolution", "short convolutions", x=x, rule=rule)
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
         """Run a gated delta rule (linear attention), or a state space, over the tokens before a row.
@@ -343,27 +141,28 @@ class Ops:
             a: [1, T, values]: of how much is forgotten.
             b: [1, T, values]: of how much a token changes; state spaces do not read it.
         """
-        return self.add(Recur(x, z, a, b, rule))[0]
+        what = "state spaces" if rule.norm is None else "gated delta rules"
+        return self.add("delta", what, x=x, z=z, a=a, b=b, rule=rule)
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:
         """Compute x * sigmoid(gate), for x that attention gives; a gate [1, T, heads] is that of whole heads."""
-        return self.add(SigmoidGate(x, gate))[0]
+        return self.add("sigmoid_gate", "gates on the output of attention", x=x, gate=gate)
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
         """Compute activation(gate) * up."""
-        return self.add(GatedActivation(gate, up, activation))[0]
+        return self.add("gated", gate=gate, up=up, activation=activation)
 
     def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
         """Compute activation(x); ``numbers`` [3]: those of ``xielu``."""
-        return self.add(Activate(x, activation, numbers))[0]
+        return self.add("activate", x=x, activation=activation, numbers=numbers)
 
     def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
         """Sum what a row's experts make of it, weighted: down(activation(gate h) * up h), [1, T, hidden]."""
-        return self.add(MixExperts(h, rule, activation))[0]
+        return self.add("experts", "mixtures of experts", h=h, rule=rule, activation=activation)
 
     def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         """Compute activation(gate) * (base + the ids' rows of the layer), [1, T, width] each."""
-        return self.add(EmbedLayer(gate, base, rule, activation))[0]
+        return self.add("layer_embedding", OF_EACH_LAYER, gate=gate, base=base, rule=rule, activation=activation)
 
     def sublayer(
         self,
@@ -385,14 +184,23 @@ class Ops:
 
         ``scale`` is a tensor of one number, for a body that ends in a norm.
         """
-        return self.add(SubLayer(kind, layer, x, self.block(lambda: body(x)), scale, norm))[0]
+        return self.add(
+            "sublayer",
+            "sub-layers",
+            kind=kind,
+            layer=layer,
+            x=x,
+            body=self.block(lambda: body(x)),
+            scale=scale,
+            norm=norm,
+        )
 
     def head(self, x: Value, norm: Norm | None, head: Linear) -> Value:
         """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab].
 
         Without a norm ``x`` is what the head reads, made of the stream's rows behind their last norm.
         """
-        return self.add(Head(x, norm, head))[0]
+        return self.add("head", x=x, norm=norm, head=head)
 
     # -- of encoders, and of decoders that attend over what an encoder gave --------------------------------------------
 
@@ -401,53 +209,53 @@ class Ops:
 
         Without a norm the rows are as they are.
         """
-        return self.add(Encoded(x, norm))[0]
+        return self.add("encoded", "an encoder", x=x, norm=norm)
 
     def insert(self, x: Value, first: int) -> Value:
         """Add columns from ``first`` on of rows of images to where these stand in the stream."""
-        return self.add(Insert(x, first))[0]
+        return self.add("insert", "rows of images that are added after layers", x=x, first=first)
 
     def plus(self, x: Value, product: Value) -> Value:
         """Add a product to rows of numbers, [1, T, width] both, which begins a stream."""
-        return self.add(Plus(x, product))[0]
+        return self.add("plus", "rows of numbers that are added to a product", x=x, product=product)
 
     def place(self, x: Value, positions: str) -> Value:
         """Add the first rows of ``positions`` [context, hidden] to a stream that is made of float rows."""
-        return self.add(Place(x, positions))[0]
+        return self.add("place", "positions that are added to rows of numbers", x=x, positions=positions)
 
     def fill_memory(self, memory: Callable[[], None]) -> None:
         """Fill the memory: a pass of its own without logits, over what the encoder gave (``input_slice``).
 
         ``memory`` ends each layer in ``append_memory``; passes over tokens leave it out.
         """
-        self.add(FillMemory(self.block(memory)), 0)
+        self.add("fill_memory", OVER_ROWS, memory=self.block(memory))
 
     def append_memory(self, k: Value, v: Value, rule: MemoryRule) -> None:
         """Append to a layer's part of the memory, [1, S, kv_heads * head_dim] both, as they are."""
-        self.add(AppendMemory(k, v, rule), 0)
+        self.add("append_memory", OVER_ROWS, k=k, v=v, rule=rule)
 
     def attend_memory(self, q: Value, rule: MemoryRule) -> Value:
         """Attend over all rows of a layer's part of the memory: q [1, T, heads * head_dim], like the result."""
-        return self.add(AttendMemory(q, rule))[0]
+        return self.add("attend_memory", OVER_ROWS, q=q, rule=rule)
 
     # -- of decoders conditioned on another model's hidden states ------------------------------------------------------
 
     def input_slice(self, first: int, width: int) -> Value:
         """Take columns of the float rows that a drafter's pass reads -> [1, T, width]."""
-        return self.add(InputSlice(first, width))[0]
+        return self.add("input_slice", first=first, width=width)
 
     def select_input(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
         """Take fused target states on a drafter's first step, its own last state afterwards -> [1, T, hidden]."""
-        return self.add(SelectInput(self.block(fused), self.block(recycled)))[0]
+        return self.add("select_input", fused=self.block(fused), recycled=self.block(recycled))
 
     def prefill_context(self, context: Callable[[], None]) -> None:
         """Fill the drafter's KV cache from target states: a pass without logits."""
-        self.add(PrefillContext(self.block(context)), 0)
+        self.add("prefill_context", BLOCKS, context=self.block(context))
 
     def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
         """Append keys and values as ``attention`` makes them, without attending."""
-        self.add(Append(q, k, v, rule), 0)
+        self.add("append", BLOCKS, q=q, k=k, v=v, rule=rule)
 
     def join(self, *parts: Value) -> Value:
         """Put norms side by side -> [1, T, sum of their widths]."""
-        return self.add(Join(parts))[0]
+        return self.add("join", parts=parts)

@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any, ClassVar, Generic, TypeVar
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.ops import Block, Operation, SubLayer, Value
+from edgespec.export.architectures.ops import Block, Operation, Value
 
 X = TypeVar("X")
 
@@ -19,8 +19,8 @@ class Pass(Generic[X]):
 
     A subclass handles an operation by a method of its name (``Operation.method``), whose parameters are the operation's
     fields.  A block arrives as a function that runs it: that of ``sublayer`` takes the residual stream.  An operation
-    without a method, a field that is no parameter, and a field of a rule that ``heeds`` does not name raise, unless the
-    field has its default value: nothing is dropped in silence.
+    without a method, a field that is no parameter unless it is None or False, and a field of a rule that ``heeds`` does
+    not name unless it has its default value raise: nothing is dropped in silence.
 
     Attributes:
         heeds: fields of each rule that the pass computes by, or may ignore for a reason.
@@ -32,14 +32,15 @@ class Pass(Generic[X]):
     def lacks(cls, trace: Block) -> str:
         """Name what of a model this pass does not handle, in words; "" = nothing."""
         for operation in walk(trace):
+            what = operation.what or f"operations of the kind {operation.method}"
             if (handled := _parameters(cls, operation.method)) is None:
-                return operation.what
-            for name, value, default in _settings(operation):
-                if value != default and name not in handled:
-                    return f"{operation.what} with {name}"
+                return what
+            for name, value in operation.fields.items():
+                if name not in handled and value is not None and value is not False:
+                    return f"{what} with {name}"
                 for rule in value if isinstance(value, tuple) else (value,):
                     if is_dataclass(rule) and (field := _unheeded(cls, rule)):
-                        return f"{operation.what} with {field}"
+                        return f"{what} with {field}"
         return ""
 
     def run(self, trace: Block) -> X:
@@ -62,11 +63,11 @@ class Pass(Generic[X]):
 
     def _step(self, operation: Operation, made: tuple[Value, ...]) -> None:
         handled = _parameters(type(self), operation.method) or ()
-        given = {name: self._field(operation, value) for name, value, _ in _settings(operation) if name in handled}
+        given = {name: self._field(operation, value) for name, value in operation.fields.items() if name in handled}
         found: Any = getattr(self, operation.method)(**given)
         if operation.method == "linear":
             self._known.update(zip(made, found, strict=True))
-        elif made:
+        else:
             self._known[made[0]] = found
         for value in self._last.get(id(operation), ()):  # an activation can be large
             self._known.pop(value, None)
@@ -76,11 +77,11 @@ class Pass(Generic[X]):
         if isinstance(value, Value):
             return self._known[value]
         if isinstance(value, Block):
-            if not isinstance(operation, SubLayer):
+            if operation.method != "sublayer":
                 return lambda: self._block(value)
 
             def body(x: X) -> X:
-                self._known[operation.x] = x
+                self._known[operation.fields["x"]] = x
                 return self._block(value)
 
             return body
@@ -124,12 +125,6 @@ def _parameters(kind: type, method: str) -> tuple[str, ...] | None:
 @cache
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(signature(function).parameters)[1:]
-
-
-def _settings(operation: Operation) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value and default of every field."""
-    for field in fields(operation):
-        yield field.name, getattr(operation, field.name), field.default
 
 
 def _unheeded(kind: type[Pass[Any]], rule: Any, known: Sequence[str] = ()) -> str:

@@ -119,11 +119,6 @@ class Assistant(Gemma4):
         return own | theirs | self._reordered(source)
 
 
-def is_assistant(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of such a drafter."""
-    return config.get("model_type") == MODEL_TYPE
-
-
 def read_assistant(source: Checkpoint, target: Architecture) -> Drafter:
     """Read an assistant and check it against its target."""
     if not isinstance(target, Gemma4):
@@ -154,7 +149,7 @@ def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]
 
 
 PUBLISHED = Published(
-    is_assistant,
+    lambda source: source.config.get("model_type") == MODEL_TYPE,
     read_assistant,
     assumed_assistant,
     "an assistant of 4 layers of width 256, as published ones have",

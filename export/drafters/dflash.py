@@ -13,6 +13,7 @@ layer hides what lies more than w before a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,16 +103,12 @@ class DFlash(Architecture):
         return found | {ours: original(source, theirs) for ours, theirs in OTHER_NAMES.items() if source.has(theirs)}
 
 
-def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of such a drafter: its authors', SpecForge's, transformers' or speculators'."""
+def is_dflash(source: Checkpoint) -> bool:
+    """Whether a checkpoint is of such a drafter: its authors', SpecForge's, transformers' or speculators'."""
+    config = source.config
     return (
         "dflash_config" in config or config.get("model_type") == "muse_glimmer_assistant" or kind_of(config) == "dflash"
     )
-
-
-def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
-    """Read a drafter and check it against its target."""
-    return read_blocks(DFlash, source, target)
 
 
 def read_blocks(kind: type[DFlash], source: Checkpoint, target: Architecture) -> Drafter:
@@ -171,11 +168,6 @@ def _tapped(source: Checkpoint, config: Mapping[str, Any], layers: int) -> tuple
     return tuple(at + shift for at in ids)
 
 
-def assumed_dflash(target: Architecture) -> tuple[DFlash, tuple[int, ...]]:
-    """Assume one as they are published: 5 layers, blocks of 16 rows, 5 boundaries."""
-    return assumed_blocks(DFlash, target, {"block_size": 16})
-
-
 def assumed_blocks(
     kind: type[DFlash], target: Architecture, known: Mapping[str, Any]
 ) -> tuple[DFlash, tuple[int, ...]]:
@@ -186,5 +178,8 @@ def assumed_blocks(
 
 
 PUBLISHED = Published(
-    is_dflash, read_dflash, assumed_dflash, "a drafter of 5 layers like the model's, as published ones have"
+    is_dflash,
+    partial(read_blocks, DFlash),
+    lambda target: assumed_blocks(DFlash, target, {"block_size": 16}),
+    "a drafter of 5 layers like the model's, as published ones have",
 )

@@ -42,11 +42,6 @@ class Drafter:
         return HeadPlan(self.arch.beside, cut=cut, only=cut)
 
     @property
-    def own_head(self) -> bool:
-        """Whether its LM head is its own, not the target's."""
-        return self.arch.own_head
-
-    @property
     def method(self) -> DrafterKind:
         """The method that drafts by it."""
         assert self.arch.drafts is not None
@@ -57,7 +52,7 @@ class Published(NamedTuple):
     """A kind of drafter that people publish as checkpoints of their own; ``read.PUBLISHED`` lists them.
 
     Attributes:
-        matches: whether a config.json is of such a drafter.
+        matches: whether a checkpoint is of such a drafter.
         read: (its checkpoint, the target) -> the drafter, checked.
         assumed: target -> one as they are published, without weights, and the boundaries that it looks at; None = plans
             assume one as training here makes it.
@@ -65,7 +60,7 @@ class Published(NamedTuple):
         usual_for: whether a model of this architecture usually has one.
     """
 
-    matches: Callable[[Mapping[str, Any]], bool]
+    matches: Callable[[Checkpoint], bool]
     read: Callable[[Checkpoint, Architecture], Drafter]
     assumed: Callable[[Architecture], tuple[Architecture, tuple[int, ...]]] | None = None
     says: str = ""

@@ -12,16 +12,16 @@ read as DSpark without these heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import FINAL_NORM, Architecture
+from edgespec.export.architectures.base import FINAL_NORM
 from edgespec.export.drafters.dflash import DFlash, assumed_blocks, is_dflash, read_blocks
-from edgespec.export.drafters.drafter import Drafter, Published, flat, kind_of
+from edgespec.export.drafters.drafter import Published, flat, kind_of
 from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS
 from edgespec.export.source.derived import extended, original
 from edgespec.export.source.source import Checkpoint
@@ -78,23 +78,16 @@ class DSpark(DFlash):
         return np.concatenate([np.array([self.eps], np.float32), row, tokens]).astype(np.float32)
 
 
-def is_dspark(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of such a drafter: its authors', SpecForge's or speculators'."""
-    said = flat(config, "dflash_config")
-    named = f"{kind_of(config)} {said.get('projector_type')}".lower()
-    return "dspark" in named or (is_dflash(config) and bool(said.get(ANCHOR) or said.get("shift_label")))
-
-
-def read_dspark(source: Checkpoint, target: Architecture) -> Drafter:
-    """Read a drafter and check it against its target."""
-    return read_blocks(DSpark, source, target)
-
-
-def assumed_dspark(target: Architecture) -> tuple[Architecture, tuple[int, ...]]:
-    """Assume one as its authors publish it: 5 layers, blocks of 7 rows, 5 boundaries, a Markov head of rank 256."""
-    return assumed_blocks(DSpark, target, {"block_size": 7, "markov_rank": 256})
+def is_dspark(source: Checkpoint) -> bool:
+    """Whether a checkpoint is of such a drafter: its authors', SpecForge's or speculators'."""
+    said = flat(source.config, "dflash_config")
+    named = f"{kind_of(source.config)} {said.get('projector_type')}".lower()
+    return "dspark" in named or (is_dflash(source) and bool(said.get(ANCHOR) or said.get("shift_label")))
 
 
 PUBLISHED = Published(
-    is_dspark, read_dspark, assumed_dspark, "a drafter of 5 layers like the model's with a Markov head, as published"
+    is_dspark,
+    partial(read_blocks, DSpark),
+    lambda target: assumed_blocks(DSpark, target, {"block_size": 7, "markov_rank": 256}),
+    "a drafter of 5 layers like the model's with a Markov head, as published",
 )

@@ -100,4 +100,4 @@ def assumed_eagle1(target: Architecture) -> tuple[Architecture, tuple[int, ...]]
     return Eagle1(ConfigOnly(target.source.path, config), target.facts.context), (target.facts.layers,)
 
 
-PUBLISHED = Published(lambda _: False, read_eagle1, assumed_eagle1, "a layer like the model's, as published ones have")
+PUBLISHED = Published(is_eagle1, read_eagle1, assumed_eagle1, "a layer like the model's, as published ones have")

@@ -156,14 +156,9 @@ class PEagle(Eagle3):
         self.source = extended(self.source, {EMBEDDED_BY: original(source, EMBEDDING)})
 
 
-def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of such a drafter: the original, speculators', SpecForge's and SGLang's, or ours."""
-    return "eagle3" in kind_of(config).lower()
-
-
-def is_peagle(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of P-EAGLE, which speculators writes."""
-    return kind_of(config) == "peagle"
+def is_peagle(source: Checkpoint) -> bool:
+    """Whether a checkpoint is of P-EAGLE, which speculators writes."""
+    return kind_of(source.config) == "peagle"
 
 
 def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
@@ -172,7 +167,7 @@ def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
     config = _in_llamas_words(source, target)
     source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
     tapped, note = _tapped(source, said, target.facts.layers)
-    arch = (PEagle if is_peagle(config) else Eagle3)(source, len(tapped), target.facts.context)
+    arch = (PEagle if is_peagle(source) else Eagle3)(source, len(tapped), target.facts.context)
     check_size(arch, target)
     check_tensors(arch, arch.source)
     tokens = scored_tokens(source, arch)
@@ -228,5 +223,5 @@ def assumed_peagle(target: Architecture) -> tuple[Architecture, tuple[int, ...]]
     return PEagle(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
 
 
-PUBLISHED = Published(is_eagle3, read_eagle3)
+PUBLISHED = Published(lambda source: "eagle3" in kind_of(source.config).lower(), read_eagle3)
 PARALLEL = Published(is_peagle, read_eagle3, assumed_peagle, "a P-EAGLE drafter of 4 layers like the model's")

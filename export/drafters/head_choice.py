@@ -81,7 +81,7 @@ class HeadChoice:
         """What the graphs have; None = nothing."""
         if not (self.trained or self.tapped):
             return None
-        groups = tuple(group for heads in self.trained.values() for group in heads.groups)
+        groups = tuple(group for heads in self.trained.values() for group in heads.file.groups)
         return HeadPlan(groups, cut=self.tokens is not None, tapped=self.tapped)
 
     def extend(self, arch: Architecture) -> None:

@@ -103,11 +103,6 @@ class TrainedHeads:
     file: HeadsFile
     tensors: Mapping[str, Extra]
 
-    @property
-    def groups(self) -> tuple[HeadGroup, ...]:
-        """The groups that a graph computes."""
-        return self.file.groups
-
 
 @dataclass(frozen=True)
 class HeadPlan:
@@ -314,7 +309,7 @@ def group_shapes(group: HeadGroup, hidden: int, vocab: int) -> dict[str, tuple[i
 
 
 def _check_shapes(heads: TrainedHeads, where: Path) -> None:
-    for group in heads.groups:
+    for group in heads.file.groups:
         for name, shape in group_shapes(group, heads.file.hidden, heads.file.vocab).items():
             tensor = heads.tensors.get(name)
             if tensor is None:

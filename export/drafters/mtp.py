@@ -143,11 +143,6 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
     return _read(source, source, layout, target)
 
 
-def is_mtp(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of a layer in a checkpoint of its own, which speculators writes."""
-    return kind_of(config) == "mtp"
-
-
 def read_apart(source: Checkpoint, target: Architecture) -> Drafter:
     """Read a layer in a checkpoint of its own, of the target's kind."""
     if not source.has(_at(APART, "fc")):
@@ -198,4 +193,4 @@ def _missing(source: Checkpoint, why: str) -> ExportError:
     )
 
 
-PUBLISHED = Published(is_mtp, read_apart)
+PUBLISHED = Published(lambda source: kind_of(source.config) == "mtp", read_apart)

@@ -17,7 +17,7 @@ from edgespec.export.drafters import assistant, dflash, dspark, eagle1, eagle3, 
 from edgespec.export.drafters.drafter import Drafter, Published, flat, kind_of
 from edgespec.export.source.source import Checkpoint
 
-# the first that a config.json is of reads the checkpoint
+# the first that matches a checkpoint reads it
 PUBLISHED: dict[str, Published] = {
     ASSISTANT: assistant.PUBLISHED,
     DSPARK: dspark.PUBLISHED,
@@ -43,11 +43,8 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
     """
     source = _opened(path)
     _refuse(source.path, source.config)
-    for kind in PUBLISHED.values():
-        if kind.matches(source.config):
-            return kind.read(source, target)
-    if eagle1.is_eagle1(source):
-        return eagle1.read_eagle1(source, target)
+    if kind := next((kind for kind in PUBLISHED.values() if kind.matches(source)), None):
+        return kind.read(source, target)
     raise UnsupportedModel(
         f"{source.path}: {kind_of(source.config)!r} is not a drafter that edgespec knows: expected EAGLE, P-EAGLE, "
         "DFlash, DSpark or a layer for multi-token prediction, as their authors, speculators, SpecForge or "

@@ -208,7 +208,7 @@ def measure_heads(
     """
     if name == "paradecode":
         return _exits(heads, slot, scorer, costs, note)
-    group = heads.groups[0]
+    group = heads.file.groups[0]
     ranks, acceptance = head_ranks(slot, scorer, group)
     hidden = np.zeros((1, slot.model.facts.hidden), np.float32)
     (ms,) = measure(lambda _: slot.forward_heads(group.name, hidden, TOP), (1,), 5).values()

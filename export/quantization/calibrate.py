@@ -20,9 +20,7 @@ from edgespec.export.architectures.ops import (
     ExpertsRule,
     Kind,
     Linear,
-    Multiply,
     Norm,
-    SubLayer,
 )
 from edgespec.export.architectures.trace import walk
 from edgespec.export.quantization.gptq import Correction
@@ -294,8 +292,9 @@ class HeadInputs(SequenceOps):
 
 def residual_writers(trace: Block) -> set[str]:
     """Find the matrices whose outputs are added to the residual stream as they are."""
-    ends = (each.body.steps[-1][0] for each in walk(trace) if isinstance(each, SubLayer))
-    return {end.parts[0].weight for end in ends if isinstance(end, Multiply) and len(end.parts) == 1}
+    ends = (each.fields["body"].steps[-1][0] for each in walk(trace) if each.method == "sublayer")
+    products = (end.fields["parts"] for end in ends if end.method == "linear")
+    return {parts[0].weight for parts in products if len(parts) == 1}
 
 
 @contextmanager

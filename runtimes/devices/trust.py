@@ -34,7 +34,6 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 SEALED = "devices"  # what the record of golden steps is sealed for
-LONGEST = 4096  # tokens of a slot on a device, where no context was asked for: its buffers do not grow
 WIDE_PROBE = 72  # tokens: more than the kernels for few rows take
 PARENTS = np.array([-1, 0, 0, 1])
 SECONDS = 900.0  # software adapters take a minute for a small model

@@ -166,8 +166,8 @@ def read_confidence(folder: Path, part: ModelPart) -> NDArray[np.float32] | None
     Raises:
         BundleError: not as many numbers as the drafter is wide and the vocabulary long.
     """
-    file = part.decoder.confidence if part.decoder else None
-    return None if file is None else _numbers(folder / file, 1 + part.facts.hidden + part.facts.vocab)
+    name = part.decoder.confidence if part.decoder else None
+    return _numbers(folder, name, 1 + part.facts.hidden + part.facts.vocab)
 
 
 def read_masked(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  # [columns - hidden]
@@ -177,15 +177,15 @@ def read_masked(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  #
         BundleError: not as many numbers as a row has columns for them.
     """
     decoder = part.decoder
-    if decoder is None or decoder.masked is None:
+    return _numbers(folder, decoder.masked, decoder.columns - part.facts.hidden) if decoder else None
+
+
+def _numbers(folder: Path, name: str | None, size: int) -> NDArray[np.float32] | None:  # [size]
+    if name is None:
         return None
-    return _numbers(folder / decoder.masked, decoder.columns - part.facts.hidden)
-
-
-def _numbers(file: Path, size: int) -> NDArray[np.float32]:  # [size]
-    found = np.fromfile(file, "<f4")
+    found = np.fromfile(folder / name, "<f4")
     if found.size != size:
-        raise BundleError(f"{file}: expected {size} numbers", "export the bundle again")
+        raise BundleError(f"{folder / name}: expected {size} numbers", "export the bundle again")
     return found
 
 
@@ -197,10 +197,8 @@ def _read_by_name(folder: Path) -> list[str]:
 
 def _named(part: ModelPart) -> list[str]:
     """Every file that a model's entry in the manifest uses."""
-    index = [part.index] if part.index else []
-    tables = [part.attention.tables] if part.attention and part.attention.tables else []
-    tokens = [part.head_vocab.file] if part.head_vocab else []
-    norm = [part.final_norm.file] if part.final_norm else []
+    beside = [one.file for one in (part.head_vocab, part.final_norm) if one]
+    tables = part.attention.tables if part.attention else None
     own = (part.decoder.confidence, part.decoder.masked) if part.decoder else ()
-    sure = [file for file in own if file]
-    return [part.weights, *index, *tables, *tokens, *norm, *sure, *(graph.file for graph in part.graphs.values())]
+    optional = [name for name in (part.index, tables, *own) if name]
+    return [part.weights, *beside, *optional, *(graph.file for graph in part.graphs.values())]

@@ -21,7 +21,6 @@ import os
 import sys
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,18 +65,21 @@ def take_digest(path: Path) -> Taken:
     """Read a file for its SHA-256.
 
     Raises:
-        OSError: it cannot be read.
-        BundleError: it was changed meanwhile.
+        BundleError: it cannot be read, or was changed meanwhile.
     """
     digest, buffer = hashlib.sha256(), bytearray(_PIECE)
-    with path.open("rb", buffering=0) as file:
-        handle = file.fileno()
-        lasting = _keeps_times(handle) and _written_back(handle)
-        before, now = Stamp.of(os.fstat(handle)), time.time_ns()
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-        if Stamp.of(os.fstat(handle)) != before:
-            raise BundleError(f"{path}: was changed while it was read", "try again when nobody writes there")
+    try:
+        with path.open("rb", buffering=0) as file:
+            handle = file.fileno()
+            lasting = _keeps_times(handle) and _written_back(handle)
+            before, now = Stamp.of(os.fstat(handle)), time.time_ns()
+            while count := file.readinto(buffer):
+                digest.update(memoryview(buffer)[:count])
+            after = Stamp.of(os.fstat(handle))
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
+    if after != before:
+        raise BundleError(f"{path}: was changed while it was read", "try again when nobody writes there")
     return Taken(digest.hexdigest(), before, lasting and before.changed < now - int(QUIET * 1e9))
 
 
@@ -86,12 +88,7 @@ def _keeps_times(handle: int) -> bool:
     if sys.platform != "linux":
         return False
     found = (ctypes.c_long * 64)()
-    return _libc().fstatfs(handle, found) == 0 and found[0] & 0xFFFFFFFF in _KEEPS_TIMES
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None).fstatfs(handle, found) == 0 and found[0] & 0xFFFFFFFF in _KEEPS_TIMES
 
 
 def _written_back(handle: int) -> bool:
@@ -128,14 +125,11 @@ class Checked:
         """
         if path not in self._files:
             record = self._record(path.parent)
-            try:
-                found = record.find(path)
-                if found is None:
-                    found = take_digest(path)
-                    self.read += 1
-                    record.add(path, found)
-            except OSError as error:
-                raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
+            found = record.find(path)
+            if found is None:
+                found = take_digest(path)
+                self.read += 1
+                record.add(path, found)
             self._files[path] = found
         return self._files[path].sha256
 
@@ -172,10 +166,7 @@ class Checked:
             BundleError: a file is not what it was when it was checked.
         """
         for path, known in self._files.items():
-            try:
-                found = take_digest(path)
-            except OSError as error:
-                raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
+            found = take_digest(path)
             if found.sha256 != known.sha256:
                 self._record(path.parent).drop(path)
                 self.save()
@@ -207,21 +198,18 @@ class _Record:
                 str(name): Taken(str(sha), Stamp(*map(int, stamp)), True)
                 for name, (sha, *stamp) in found["files"].items()
             }
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, damaged or somebody else's
-            return
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass  # none, damaged or somebody else's
 
     def find(self, path: Path) -> Taken | None:
-        """Return what is remembered of the file at ``path``; None = nothing, or the file has changed since.
-
-        Raises:
-            OSError: it is not there.
-        """
+        """Return what is remembered of the file at ``path``; None = nothing, or the file has changed since."""
         known = self._known.get(path.name)
-        if known is None:
-            return None
-        with path.open("rb") as file:
-            same = Stamp.of(os.fstat(file.fileno())) == known.stamp and _keeps_times(file.fileno())
-        return known if same else None
+        with suppress(OSError):
+            if known is not None:
+                with path.open("rb") as file:
+                    if Stamp.of(os.fstat(file.fileno())) == known.stamp and _keeps_times(file.fileno()):
+                        return known
+        return None
 
     def add(self, path: Path, taken: Taken) -> None:
         if taken.lasting:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
 Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"]
@@ -138,25 +138,23 @@ class KeySpec:
         channel: bytes of one channel of 128 tokens of a head.
         scales: bytes of their scales.
         title: in results.
-        learnt: whether its codes are learnt from text at export.
     """
 
     number: int
     channel: int
     scales: int = 0
     title: str = ""
-    learnt: bool = False
 
 
 KEYS: dict[KeyFormat, KeySpec] = {
     "f32": KeySpec(0, 4 * KV_BLOCK),
     "f16": KeySpec(1, 2 * KV_BLOCK, title="float16"),
     "int8": KeySpec(2, KV_BLOCK, 4 * KV_BLOCK),
-    "int4": KeySpec(3, KV_BLOCK // 2, learnt=True),
-    "nomad1": KeySpec(4, KV_BLOCK // 2, title="nomad (d_sub 1)", learnt=True),
-    "nomad2": KeySpec(5, KV_BLOCK // 4, title="nomad (d_sub 2)", learnt=True),
+    "int4": KeySpec(3, KV_BLOCK // 2),
+    "nomad1": KeySpec(4, KV_BLOCK // 2, title="nomad (d_sub 1)"),
+    "nomad2": KeySpec(5, KV_BLOCK // 4, title="nomad (d_sub 2)"),
 }
-LEARNT: tuple[Learnt, ...] = ("int4", "nomad1", "nomad2")
+LEARNT: tuple[Learnt, ...] = get_args(Learnt)  # from text, at export
 NO_KEYS = 6  # the number of no format
-ATTENTIONS: tuple[Attention, ...] = ("f32", "f16", "int8", "int4", "nomad", "nomad2")
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 DRAFT_ATTENTIONS: tuple[Attention, ...] = ("int4", "nomad", "nomad2")

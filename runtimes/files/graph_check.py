@@ -78,32 +78,30 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
         ValueError: it is cut off, or no protobuf.
     """
     at, end = 0, len(data)
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while at < end and shift < 70:
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value & 0xFFFFFFFFFFFFFFFF
-            shift += 7
-        raise ValueError("no protobuf: a number is cut off")
-
     while at < end:
-        key = varint()
+        key, at = _varint(data, at)
         kind = key & 7
         if kind == 0:
-            yield key >> 3, varint()
+            value, at = _varint(data, at)
+            yield key >> 3, value
             continue
         if kind not in (1, 2, 5):
             raise ValueError(f"no protobuf: a field of type {kind}")
-        size = varint() if kind == 2 else 8 if kind == 1 else 4
+        size, at = _varint(data, at) if kind == 2 else (8 if kind == 1 else 4, at)
         if size > end - at:
             raise ValueError("no protobuf: a field is cut off")
         yield key >> 3, data[at : at + size]
         at += size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Read the number at a place -> it, and the place behind it."""
+    value = 0
+    for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFFFFFFFFFFFFFF, at + shift // 7 + 1
+    raise ValueError("no protobuf: a number is cut off")
 
 
 class _Message:
@@ -139,15 +137,10 @@ class _Message:
 
 
 def _packed(data: memoryview) -> list[int]:
-    found, value, shift = [], 0, 0
-    for byte in data:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            found.append(value & 0xFFFFFFFFFFFFFFFF)
-            value = shift = 0
-    if shift:
-        raise ValueError("no protobuf: packed numbers are cut off")
+    found, at = [], 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        found.append(value)
     return found
 
 
@@ -176,19 +169,15 @@ def read_tensor(folder: Path, data: memoryview) -> Tensor:
     if message.number(14):
         _check_external(folder, name, nbytes, {(e := _Message(entry)).text(1): e.text(2) for entry in message.all(13)})
         return Tensor(name, kind, dims)
-    raw = message.all(9)
-    if raw:
+    small = kind in (INT32, INT64) and elements <= 64
+    if raw := message.all(9):
         if len(raw) > 1 or len(raw[0]) != nbytes:
             raise ValueError(f"tensor {name!r} has {len(raw[0])} bytes, expected {nbytes}")
-        small = kind in (INT32, INT64) and elements <= 64
-        size = _BITS[kind] // 8
-        return Tensor(name, kind, dims, tuple(
-            int.from_bytes(raw[0][at : at + size], "little", signed=True) for at in range(0, nbytes, size)
-        ) if small else ())  # fmt: skip
+        values = raw[0].cast("q" if kind == INT64 else "i").tolist() if small else []
+        return Tensor(name, kind, dims, tuple(values))
     listed = sum(len(value) for field in (4, 5, 7, 10, 11) for value in message.all(field)) if elements else 0
     if elements > 8 * listed:  # a packed number takes a byte at least, 4-bit ones share an element
         raise ValueError(f"tensor {name!r} of {elements} numbers has {listed} bytes")
-    small = elements <= 64 and kind in (INT32, INT64)
     return Tensor(name, kind, dims, tuple(message.numbers(7) + message.numbers(5)) if small else ())
 
 

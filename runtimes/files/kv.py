@@ -68,16 +68,8 @@ class KvFormat:
 
     def controls(self) -> list[int]:
         """List controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring."""
-        codes = KEYS[self.codes].number if self.codes else NO_KEYS
-        return [
-            KEYS[self.keys].number,
-            KEYS[self.values].number,
-            codes,
-            0,
-            self.window,
-            self.sinks if self.window else 0,
-            self.ring,
-        ]
+        numbers = [KEYS[name].number if name else NO_KEYS for name in (self.keys, self.values, self.codes)]
+        return [*numbers, 0, self.window, self.sinks if self.window else 0, self.ring]
 
     @property
     def approximations(self) -> list[str]:
@@ -118,14 +110,18 @@ def state_bytes(facts: ModelFacts) -> int:
     A layer: what a convolution reads of the last tokens, [144, width] float32; of a delta rule also its states and, in
     64 bytes of their own, how many tokens they hold.
     """
-    matrices = 4 * matrix_numbers(facts) + HELD_BYTES if facts.delta else 0
-    return len(facts.convolutions) * (4 * STATE_ROWS * state_width(facts) + matrices)
+    return _state_bytes(facts, STATE_ROWS)
 
 
 def checkpoint_bytes(facts: ModelFacts) -> int:
     """Bytes of a checkpoint of all states: their matrices, and what the next token's convolutions see."""
-    matrices = 4 * matrix_numbers(facts) + HELD_BYTES if facts.delta else 0
-    return len(facts.convolutions) * (4 * (facts.taps - 1) * state_width(facts) + matrices)
+    return _state_bytes(facts, facts.taps - 1)
+
+
+def _state_bytes(facts: ModelFacts, rows: int) -> int:
+    heads = facts.delta
+    matrices = 4 * heads.values * heads.key_dim * heads.value_dim + HELD_BYTES if heads else 0
+    return len(facts.convolutions) * (4 * rows * state_width(facts) + matrices)
 
 
 def state_width(facts: ModelFacts) -> int:
@@ -133,12 +129,6 @@ def state_width(facts: ModelFacts) -> int:
     if facts.delta is None:
         return facts.hidden
     return facts.delta.mixed + 2 * -(-facts.delta.values // TILE) * TILE
-
-
-def matrix_numbers(facts: ModelFacts) -> int:
-    """Numbers of the states of a layer with a delta rule."""
-    heads = facts.delta
-    return heads.values * heads.key_dim * heads.value_dim if heads else 0
 
 
 def padded(dim: int) -> int:

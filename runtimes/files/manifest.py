@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -79,14 +80,7 @@ class SkipSetPart(Part):
     @classmethod
     def of(cls, skip: SkipSet) -> SkipSetPart:
         """Convert a self-draft's set."""
-        return cls(
-            attention=list(skip.attention),
-            mlp=list(skip.mlp),
-            high_attention=list(skip.high_attention),
-            high_mlp=list(skip.high_mlp),
-            high_head=skip.high_head,
-            head_rows=skip.head_rows,
-        )
+        return cls(**asdict(skip))
 
     @property
     def whole(self) -> bool:
@@ -106,10 +100,11 @@ class SkipSetPart(Part):
 
 def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
     """Refuse layers that the model does not have."""
-    named = (*skip.attention, *skip.mlp, *skip.high_attention, *skip.high_mlp) if skip else ()
-    if any(layer >= facts.layers for layer in named):
+    if skip is None:
+        return
+    if max((*skip.attention, *skip.mlp, *skip.high_attention, *skip.high_mlp), default=-1) >= facts.layers:
         raise ValueError(f"skip: names a layer that a model of {facts.layers} does not have")
-    if skip and skip.head_rows > facts.vocab:
+    if skip.head_rows > facts.vocab:
         raise ValueError(f"skip: the first {skip.head_rows} tokens of a vocabulary of {facts.vocab}")
 
 
@@ -147,10 +142,10 @@ def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None
 def _check_tower(part: ModelPart) -> None:
     """Refuse a tower and projectors that do not give what the decoder beside them reads."""
     image, sound, projectors, convolutions = part.image, part.sound, part.projectors or [], part.convolutions or []
-    if image is None and sound is None and part.tower is None and not projectors and not convolutions:
+    if not any((image, sound, part.tower, projectors, convolutions)):
         return
     taps, wanted = image.taps if image else [], getattr(sound.front, "convolutions", 0) if sound else 0
-    if (image is not None and sound is not None) or part.tower is None or len(projectors) != 1 + len(taps):
+    if (image and sound) or part.tower is None or len(projectors) != 1 + len(taps):
         raise ValueError("image or sound: expected a tower and a projector beside it, and one for each of its taps")
     if len(convolutions) != wanted:
         raise ValueError(f"convolutions: expected {wanted}")
@@ -243,13 +238,13 @@ class ModelPart(Part):
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:
             raise ValueError(f"heads: expected at most {MOST_GUESSES} groups, each with a name of its own")
-        if any(group.layer > facts.layers for group in self.heads):
+        if max((group.layer for group in self.heads), default=0) > facts.layers:
             raise ValueError(f"heads: an exit after more than {facts.layers} layers")
         if self.head_vocab and self.head_vocab.size > facts.vocab:
             raise ValueError(f"head_vocab: {self.head_vocab.size} tokens of a vocabulary of {facts.vocab}")
         if self.cut and not self.head_vocab:
             raise ValueError("cut: without head_vocab")
-        if any(layer > facts.layers for layer in self.tapped):
+        if max(self.tapped, default=0) > facts.layers:
             raise ValueError(f"tapped: after more than {facts.layers} layers")
         if self.decoder and self.decoder.reads and (len(self.decoder.reads), facts.shared) != (facts.layers,) * 2:
             raise ValueError(f"decoder: reads of {len(self.decoder.reads)} of {facts.layers} layers")
@@ -293,22 +288,15 @@ class ModelPart(Part):
         """Describe the same files as they are run with the high planes alone: a model of 4 bits."""
         if not self.planes:
             return self
-
-        def four(form: Format | None) -> Format | None:
-            return "int4" if form == "int8" else form
-
-        found = self.model_copy(
-            update={
-                "format": four(self.format),
-                "head_format": four(self.head_format),
-                "embedding_format": four(self.embedding_format),
-                "fine": None,
-                "encoder": self.encoder and self.encoder.at_high_precision(),
-                "tower": self.tower and self.tower.at_high_precision(),
-                "projectors": self.projectors and [one.at_high_precision() for one in self.projectors],
-                "convolutions": self.convolutions and [one.at_high_precision() for one in self.convolutions],
-            }
-        )
+        update: dict[str, Any] = {"fine": None}
+        for name in ("format", "head_format", "embedding_format"):
+            if getattr(self, name) == "int8":
+                update[name] = "int4"
+        for name in ("encoder", "tower", "projectors", "convolutions"):
+            if beside := getattr(self, name):
+                listed = isinstance(beside, list)
+                update[name] = [one.at_high_precision() for one in beside] if listed else beside.at_high_precision()
+        found = self.model_copy(update=update)
         found._high_alone = True
         return found
 
@@ -451,9 +439,8 @@ class Manifest(Part):
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
         if drafter := self.drafter:
             own, columns = drafter.facts, (1 + len(self.target.tapped)) * facts.hidden
-            reads = drafter.decoder.reads if drafter.decoder else []
-            sizes = facts.hidden if reads else own.hidden, own.vocab, drafter.decoder.columns if drafter.decoder else 0
-            if sizes != (facts.hidden, facts.vocab, columns):
+            reads, given = (drafter.decoder.reads, drafter.decoder.columns) if drafter.decoder else ([], 0)
+            if (own.hidden if not reads else facts.hidden, own.vocab, given) != (facts.hidden, facts.vocab, columns):
                 raise ValueError("drafter: of another hidden size, vocabulary or number of auxiliary hidden states "
                                  "than the target")  # fmt: skip
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
@@ -464,11 +451,7 @@ class Manifest(Part):
         others = [part.sense for part in (self.draft, self.drafter) if part and part.sense]
         if not all(reads_alike(self.target.sense, sense) for sense in others):
             raise ValueError("draft: expected one that reads text alone, or images and sound as its target does")
-        if any(
-            token >= facts.vocab
-            for golden in self.golden
-            for token in (*(golden.begin or golden.prompt), *golden.tokens)
-        ):
+        if any(max([0, *(one.begin or one.prompt), *one.tokens]) >= facts.vocab for one in self.golden):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
         return self
 
@@ -481,7 +464,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        what = "is not a folder" if not folder.is_dir() else f"has no {MANIFEST}"
+        what = f"has no {MANIFEST}" if folder.is_dir() else "is not a folder"
         raise BundleError(f"{folder}: expected a bundle, but it {what}", "make one with `edgespec export MODEL`")
     data = read_json(path, BundleError, "export the bundle again")
     version = data.get("schema_version") if isinstance(data, dict) else None

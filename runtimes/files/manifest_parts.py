@@ -27,20 +27,22 @@ DrafterKind = Literal["eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", "a
 
 
 class Fusing(NamedTuple):
-    """How a kind of drafter takes in the target's hidden states.
+    """How a kind of drafter takes in the target's hidden states, and gives its own.
 
     Attributes:
         joined: the embedding goes through the matrix that fuses them, too.
         once: by a round's first step alone; further ones go on without that matrix.
+        unnormed: nothing norms what the LM head reads (``DecoderPart``).
     """
 
     joined: bool = False
     once: bool = False
+    unnormed: bool = False
 
 
 FUSING: dict[DrafterKind, Fusing] = {
     "eagle": Fusing(once=True),
-    "eagle1": Fusing(joined=True),
+    "eagle1": Fusing(joined=True, unnormed=True),
     "peagle": Fusing(),
     "mtp": Fusing(joined=True),
     "dflash": Fusing(),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
 
+from edgespec.runtimes.files.bounds import MOST_WIDTH, Vocab
 from edgespec.runtimes.files.formats import BLOCK, KINDS, SPECS, TILE, Format, Kind
 
 
@@ -77,11 +79,13 @@ class Packed:
         parts: the matrices stacked in it, (name, rows) of each.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     kind: Kind
-    n: int
-    k: int
-    head_dim: int = 0
-    parts: tuple[tuple[str, int], ...] = ()
+    n: Vocab
+    k: Vocab
+    head_dim: Annotated[int, Field(ge=0, le=MOST_WIDTH)] = 0
+    parts: Annotated[tuple[tuple[str, Vocab], ...], Field(max_length=1 << 12)] = ()
 
     @property
     def rows(self) -> int:

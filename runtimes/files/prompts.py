@@ -149,7 +149,7 @@ class PromptFolder:
             Damaged: it is another one than was written, or too short.
             OSError: it is not there any more, or cannot be read.
         """
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             begin = file.read(LINE)
             if len(begin) < LINE:
                 raise Damaged(path, "too short")
@@ -161,7 +161,7 @@ class PromptFolder:
             states = np.empty(more, np.uint8)
             digest = hashlib.sha256()
             for part in (buffer[:keys], states):
-                if not _fill(file, part):
+                if file.readinto(part.data) < part.nbytes:
                     raise Damaged(path, "too short")
                 digest.update(part.data)
         if not hmac.compare_digest(begin[_BEGIN.size :], self._seal(path.name, begin[: _BEGIN.size], digest.digest())):
@@ -240,27 +240,18 @@ def touch(paths: Iterable[Path]) -> None:
             os.utime(path, ns=(now, now))
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file that may be removed: ``order`` says which first."""
-
-    path: Path
-    bytes: int
-    order: tuple[bool, int, int]
-
-
 def trim(limit: int, room: int = 0) -> None:
     """Remove what was used longest ago, until ``room`` bytes more are within ``limit``, and what nobody will finish."""
-    files = list(_files())
-    left = sum(file.bytes for file in files) + room
+    files = sorted(_files())
+    left = sum(size for _, size, _ in files) + room
     if left <= limit:
         return
-    for file in sorted(files, key=lambda file: file.order):
+    for _, size, path in files:
         if left <= limit * _MOST_PART // 10:
             break
         with suppress(OSError):
-            file.path.unlink()
-            left -= file.bytes
+            path.unlink()
+            left -= size
     for folder in _folders():
         if not any(path.suffix in KINDS for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
@@ -270,11 +261,12 @@ def room_for(limit: int) -> int:
     """Bytes that all prompts may take: ``limit``, or a tenth of what the disk has for them, if that is less."""
     with suppress(OSError):
         folder = next(path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists())
-        return min(limit, (shutil.disk_usage(folder).free + sum(file.bytes for file in _files())) // 10)
+        return min(limit, (shutil.disk_usage(folder).free + sum(size for _, size, _ in _files())) // 10)
     return 0
 
 
-def _files() -> Iterator[_File]:
+def _files() -> Iterator[tuple[tuple[bool, int, int], int, Path]]:
+    """Files that may be removed: which first, bytes, path."""
     for folder in _folders():
         gone = is_gone(folder)
         with suppress(OSError):
@@ -285,7 +277,7 @@ def _files() -> Iterator[_File]:
                     with suppress(OSError):
                         found = entry.stat()
                         order = not gone, found.st_mtime_ns, -stop_of(entry.name)
-                        yield _File(Path(entry.path), found.st_size, order)
+                        yield order, found.st_size, Path(entry.path)
 
 
 def _folders() -> list[Path]:
@@ -301,14 +293,3 @@ def _block_name(own: bytes, stop: int) -> str:
 
 def _next(parent: bytes, tokens: Sequence[int], what: bytes = b"") -> bytes:
     return hmac.digest(parent, what + np.asarray(tokens, "<i8").tobytes(), "sha256")
-
-
-def _fill(file: Any, part: Bytes) -> bool:
-    """Read until ``part`` is full; False = the file ends before."""
-    at, view = 0, part.data
-    while at < len(view):
-        count = file.readinto(view[at:])
-        if not count:
-            return False
-        at += count
-    return True

@@ -165,8 +165,8 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path, origin: S
         convert = _to_stock if layout == "native" else _to_native
         made = set()
         with (part / target.name).open("wb") as file:
-            for name, matrix in known.matrices.items():
-                for entry, pieces in convert(name, matrix.packed, source, present, wanted):
+            for name, packed in known.matrices.items():
+                for entry, pieces in convert(name, packed, source, present, wanted):
                     made.add(entry.offset)
                     file.seek(entry.offset)
                     for piece in pieces:

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +121,11 @@ def _make(path: Path) -> None:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            try:
-                os.link(part, path)  # fails where there is one already
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without hard links
-                part.rename(path)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            part.rename(path)
     finally:
         part.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
     Raises:
         OSError: it cannot be written.
     """
-    with _part(target, folder) as part:
+    with scratch(target, folder) as part:
         yield part
         if not private:  # as both are made
             part.chmod(0o755 if folder else 0o644)
@@ -41,19 +41,12 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
 
 
 @contextmanager
-def scratch(beside: Path) -> Iterator[Path]:
-    """Make a temporary folder next to ``beside``: nothing is left of it, as of what ``staged`` did not finish.
+def scratch(target: Path, folder: bool = True) -> Iterator[Path]:
+    """Make a hidden, locked sibling of ``target``, which is gone at the end if it has that name still.
 
     Raises:
         OSError: it cannot be made.
     """
-    with _part(beside, folder=True) as part:
-        yield part
-
-
-@contextmanager
-def _part(target: Path, folder: bool) -> Iterator[Path]:
-    """Make a hidden, locked sibling of ``target``, which is gone at the end if it has that name still."""
     remove_stale(target)
     part, lock = target.with_name(f".{target.name}.part-{secrets.token_hex(6)}"), None
     try:  # from here on a signal may come between any two steps

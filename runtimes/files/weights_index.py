@@ -13,8 +13,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.errors import BundleError
-from edgespec.runtimes.files.bounds import Vocab, Width
-from edgespec.runtimes.files.formats import Kind
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.files.packing import Packed
@@ -34,37 +32,12 @@ class Entry(NamedTuple):
     dims: Annotated[list[Place], Field(max_length=8)]
 
 
-class Matrix(BaseModel):
-    """What ``Packed`` is made of."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: Kind
-    n: Vocab
-    k: Vocab
-    head_dim: int = Field(default=0, ge=0, le=1 << 20)
-    parts: list[tuple[str, Width | Vocab]] = Field(default_factory=list, max_length=1 << 12)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Matrix:
-        if sum(rows for _, rows in self.parts) != self.n:
-            raise ValueError(f"the parts have not {self.n} rows together")
-        if self.head_dim and self.n % self.head_dim:
-            raise ValueError(f"{self.n} rows are no heads of {self.head_dim}")
-        return self
-
-    @property
-    def packed(self) -> Packed:
-        """The same, as packing takes it."""
-        return Packed(self.kind, self.n, self.k, self.head_dim, tuple(self.parts))
-
-
 class WeightsIndex(BaseModel):
     """The whole index."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    matrices: dict[str, Matrix]
+    matrices: dict[str, Packed]
     stock: dict[str, Entry]
     native: dict[str, Entry]
 
@@ -73,8 +46,11 @@ class WeightsIndex(BaseModel):
         for name, entry in (*self.stock.items(), *self.native.items()):
             if prod(entry.dims) * np.dtype(entry.dtype).itemsize != entry.length:
                 raise ValueError(f"{name}: {entry.length} bytes are no {entry.dtype} {entry.dims}")
-        for name, matrix in self.matrices.items():
-            packed = matrix.packed
+        for name, packed in self.matrices.items():
+            if sum(rows for _, rows in packed.parts) != packed.n:
+                raise ValueError(f"the parts have not {packed.n} rows together")
+            if packed.head_dim and packed.n % packed.head_dim:
+                raise ValueError(f"{packed.n} rows are no heads of {packed.head_dim}")
             self._expect("native", f"{name}.packed", (packed.nbytes,), "|u1")
             if packed.low_nbytes:
                 self._expect("native", f"{name}.low", (packed.low_nbytes,), "|u1")

@@ -76,9 +76,8 @@ class Made:
             mistake(checkpoint / "model.safetensors", mistaken)
         self.drafter = read_drafter(checkpoint, arch)
         if tokens is not None:
-            self.drafter = (
-                with_tokens(self.drafter, arch, tokens) if self.drafter.own_head else cut_drafter(self.drafter, tokens)
-            )
+            own = self.drafter.arch.own_head
+            self.drafter = with_tokens(self.drafter, arch, tokens) if own else cut_drafter(self.drafter, tokens)
         recorder = Pair(folder, arch, self.drafter).recorder()
         self.cache = draft_cache_of(recorder.target, recorder.slot)
         self.taps = self.cache.no_states.shape[1]
@@ -179,9 +178,10 @@ def test_confidence_is_the_authors(native: None, opened: Callable[[str], Made], 
     np.testing.assert_allclose(made.confidence(), made.published.found["confidence"], atol=1e-5)
 
 
-def test_logits_are_as_large_as_the_authors(native: None, opened: Callable[[str], Made]) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if "logits" in Published.read(name).found])
+def test_logits_are_as_large_as_the_authors(native: None, opened: Callable[[str], Made], name: str) -> None:
     """EAGLE-1 norms nothing before its LM head: guesses are drawn from what that gives."""
-    made = opened("eagle1")
+    made = opened(name)
     for (tokens, taps), logits in zip(contexts(made.taps), made.published.found["logits"], strict=True):
         made._absorb(tokens, taps)
         output = made.cache._forward(tokens[-1:], taps[-1:], False)

@@ -67,7 +67,8 @@ def main() -> int:
 class Bench:
     """Seeds, and a place where their mutants are judged.
 
-    What using a sound seed leaves in the cache stays there; what a mutant adds is removed.
+    A seed is used as it is before its first mutant; what that leaves in the cache stays there, what a mutant adds is
+    removed.
 
     Args:
         work: folder for all of it.
@@ -82,17 +83,19 @@ class Bench:
         os.environ["EDGESPEC_CACHE"] = str(self._cache)
         self.mutant = work / "mutant"
         self.seeds = make_seeds(work / "seeds")
-        for kind, folders in self.seeds.items():
-            for folder in folders:
-                self._clear()
-                shutil.copytree(folder, self.mutant)
-                if (verdict := verdict_of(kind, self.mutant)).kind != "ran":
-                    raise SystemExit(f"{folder.name}: not even the seed runs: {verdict}")
-        self._kept = set(self._cache.glob("*/*"))
+        self._sound: set[Path] = set()
+        self._kept: set[Path] = set()
 
     def judged(self, kind: str, seed: Path, rng: Random) -> tuple[list[Change], Verdict]:
         """Give what was done to make a mutant of a seed, and how using it ended."""
         self._clear()
+        if seed not in self._sound:
+            shutil.copytree(seed, self.mutant)
+            if (verdict := verdict_of(kind, self.mutant)).kind != "ran":
+                raise SystemExit(f"{seed.name}: not even the seed runs: {verdict}")
+            self._sound.add(seed)
+            self._kept = set(self._cache.glob("*/*"))
+            self._clear()
         done = mutant(seed, self.mutant, rng)
         verdict = verdict_of(kind, self.mutant)
         for path in set(self._cache.glob("*/*")) - self._kept:

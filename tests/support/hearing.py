@@ -8,7 +8,7 @@ float32 [rows // 7, width].  The prompt is ``BEFORE``, the first recording betwe
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from tests.support.saved import arrays_of, form_of
 from tests.support.sight import LLAMA, weights, write_tokenizer
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "reference" / "hearing.npz"
 Config = dict[str, Any]
+reference = partial(arrays_of, ARCHIVE)
 Array = NDArray[np.float32]
 SIZES = [37_999, 4_000, 97_531]  # samples of recordings
 EVERY, SOUND = 7, 99  # of rows that are kept; the id of the token of a recording's rows
@@ -81,13 +83,6 @@ def recordings() -> list[Array]:
     return found
 
 
-@cache
-def reference(name: str) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a case."""
-    with np.load(ARCHIVE) as arrays:
-        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
-
-
 def write_checkpoint(folder: Path, config: Config, shapes: dict[str, list[int]]) -> Path:
     """Write config.json, a tokenizer of letters and weights."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +100,7 @@ def write_checkpoint(folder: Path, config: Config, shapes: dict[str, list[int]])
 
 def write_case(folder: Path, name: str) -> Path:
     """Write the checkpoint of a case."""
-    saved = json.loads(reference(name)["saved"].tobytes())
+    saved = form_of(ARCHIVE, name)
     return write_checkpoint(folder, saved["config"], saved["tensors"])
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,31 @@ def archive(name: str) -> Path:
 
 
 @cache
+def arrays_of(file: Path, name: str) -> dict[str, Array]:
+    """Read all arrays of a case of an archive, by their names without its own."""
+    with np.load(file) as arrays:
+        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
+
+
+def form_of(file: Path, name: str) -> dict[str, Any]:
+    """Give ``config`` and ``tensors``, lists of sizes by name, of a case of an archive as transformers saves it."""
+    found: dict[str, Any] = json.loads(arrays_of(file, name)["saved"].tobytes())
+    return found
+
+
+def write_archive(file: Path, cases: Iterable[str], reference: Callable[[str], dict[str, Any]]) -> None:
+    """Write the arrays that ``reference`` makes of each case, with ``logits`` and ``greedy`` among them."""
+    found: dict[str, Array] = {}
+    for name in cases:
+        arrays = reference(name)
+        found |= {f"{name}/{key}": value for key, value in arrays.items()}
+        print(f"{name}: logits of {arrays['logits'].std():.2f}, {len(set(arrays['greedy'].tolist()))} tokens")  # noqa: T201
+    np.savez_compressed(file, allow_pickle=False, **found)
+
+
 def reference_arrays(name: str) -> dict[str, Array]:
     """Read all arrays of a configuration's reference, by their names without its own."""
-    with np.load(archive(name)) as arrays:
-        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
+    return arrays_of(archive(name), name)
 
 
 def text_array(value: dict[str, Any]) -> Array:
@@ -127,12 +148,16 @@ def _one(tensor: str, made: dict[str, Array], take: Callable[[str], Array], shap
 
 def described(folder: Path) -> dict[str, Any]:
     """Give what ``saved`` holds, of a checkpoint in one file that transformers has just written."""
+    read = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("config", "generation_config")}
+    return {**read, "tensors": shapes_of(folder)}
+
+
+def shapes_of(folder: Path) -> dict[str, list[int]]:
+    """Give the sizes of the tensors of a checkpoint in one file, by their names in order."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "numpy") as file:
-        tensors = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
-    read = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("config", "generation_config")}
-    return {**read, "tensors": tensors}
+        return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
 
 
 def new_model(config: dict[str, Any], dtype: str) -> PreTrainedModel:

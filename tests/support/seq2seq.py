@@ -10,7 +10,7 @@ token.  Weights are a function of names, shapes and a seed, so that no test need
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from tests.support.saved import arrays_of, form_of
+
 ARCHIVE = Path(__file__).parents[1] / "data" / "reference" / "seq2seq.npz"
 Config = dict[str, Any]
+reference, saved = partial(arrays_of, ARCHIVE), partial(form_of, ARCHIVE)
 
 BART: Config = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
@@ -62,19 +65,6 @@ CASES: dict[str, Config] = {
     "whisper_128_relu": {"model_type": "whisper", **WHISPER, "num_mel_bins": 128, "activation_function": "relu",
                          "scale_embedding": True},
 }  # fmt: skip
-
-
-@cache
-def reference(name: str) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a case."""
-    with np.load(ARCHIVE) as arrays:
-        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
-
-
-def saved(name: str) -> dict[str, Any]:
-    """Give ``config`` and ``tensors``, lists of sizes by name, of a case as saved."""
-    found: dict[str, Any] = json.loads(reference(name)["saved"].tobytes())
-    return found
 
 
 def weights(shapes: dict[str, list[int]], kind: str) -> dict[str, NDArray[np.float32]]:

@@ -10,7 +10,7 @@ of what stands for it.  Weights are a function of names, shapes and a seed.
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from tests.support.saved import arrays_of, form_of
+
 ARCHIVE = Path(__file__).parents[1] / "data" / "reference" / "sight.npz"
 Config = dict[str, Any]
+reference, saved = partial(arrays_of, ARCHIVE), partial(form_of, ARCHIVE)
 SIZES = [(50, 70), (150, 44), (64, 64), (9, 31)]  # of pictures, height and width
 SHOWN = (0, 3)  # pictures in the prompt
 EVERY = 7
@@ -193,19 +196,6 @@ def pictures() -> list[NDArray[np.uint8]]:
         y, x = np.mgrid[:height, :width]
         waves = np.stack([128 + 100 * np.sin(x / 9 + y / 17), 255 * (x // 7 % 2), (x * 3 + y * 5) % 256], -1)
         found.append(np.clip(waves + rng.normal(0, 20, waves.shape), 0, 255).astype(np.uint8))
-    return found
-
-
-@cache
-def reference(name: str) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a case."""
-    with np.load(ARCHIVE) as arrays:
-        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
-
-
-def saved(name: str) -> dict[str, Any]:
-    """Give ``config`` and ``tensors``, lists of sizes by name, of a case as saved."""
-    found: dict[str, Any] = json.loads(reference(name)["saved"].tobytes())
     return found
 
 

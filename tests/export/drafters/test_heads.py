@@ -72,7 +72,7 @@ def refused(folder: Path, *said: str) -> None:
 def test_ours(tmp_path: Path, kind: str) -> None:
     found = read_heads(make_heads(tmp_path / kind, kind, TARGET))
     assert found.file.kind == kind
-    assert [group.kind for group in found.groups] == (["exit"] * 2 if kind == "paradecode" else [kind])
+    assert [group.kind for group in found.file.groups] == (["exit"] * 2 if kind == "paradecode" else [kind])
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_two_processes(model: Path, tmp_path: Path, nodes: int, more: tuple[str,
     one = python(*launch, "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "one", cwd=tmp_path)
     # each process takes the mean over its own windows, which are not equally long
     assert found["losses"] == pytest.approx(json.loads(one.stdout)["losses"], rel=0.05)
-    assert read_heads(tmp_path / "one").groups == read_heads(tmp_path / "two").groups
+    assert read_heads(tmp_path / "one").file.groups == read_heads(tmp_path / "two").file.groups
 
 
 @pytest.mark.usefixtures("torch", "fresh_accelerate")

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import SkipSet
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.packing import Packed
-from edgespec.runtimes.files.weights_index import Matrix
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
@@ -270,5 +269,5 @@ def test_low_planes_lie_behind_everything_else(written: Write) -> None:
     first = min(entry[0] for entry in low.values())
     assert max(entry[0] + entry[1] for name, entry in native.items() if name not in low) <= first
     assert made.part.low_bytes == sum(entry[1] for entry in low.values())
-    packed = [Matrix(**matrix).packed for matrix in index["matrices"].values()]
+    packed = [Packed(**matrix) for matrix in index["matrices"].values()]
     assert made.part.low_bytes == sum(one.low_nbytes for one in packed)

@@ -47,7 +47,7 @@ fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = Dra
     )
     if (wanted != null && wanted != AUTO) {
         if (wanted !in methods) {
-            throw InvalidRequest("method '$wanted' is not in this bundle; it has: ${methods.keys.joinToString(", ")}", howToHave(wanted))
+            throw InvalidRequest("method '$wanted' is not in this bundle; it has: ${methods.keys.joinToString(", ")}", howToHave(manifest, wanted))
         }
         return choice(manifest, wanted, "asked for")
     }
@@ -77,7 +77,7 @@ private fun chain(manifest: Manifest, given: List<String>): MethodChoice {
         proposers = if (others.isEmpty()) listOf("ngram") else listOf("ngram", if (best in others) best!! else others[0])
     }
     proposers.firstOrNull { it !in usable }?.let {
-        throw InvalidRequest("proposer '$it' is not in this bundle; it has: ${usable.joinToString(", ")}", howToHave(it))
+        throw InvalidRequest("proposer '$it' is not in this bundle; it has: ${usable.joinToString(", ")}", howToHave(manifest, it))
     }
     if (proposers.toSet().size < proposers.size) throw InvalidRequest("proposers ${proposers.joinToString(", ")}: expected each one once")
     val chosen = proposers.map { choice(manifest, it, "") }
@@ -86,9 +86,9 @@ private fun chain(manifest: Manifest, given: List<String>): MethodChoice {
 
 fun ownChoice(name: String) = MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
 
-private fun howToHave(name: String) = when (name) {
+private fun howToHave(manifest: Manifest, name: String) = when (name) {
     in METHODS -> "export it with `--method $name`"
-    in ELSEWHERE -> "$name runs in Python alone: choose another method"
+    in manifest.elsewhere -> "$name runs in Python alone: choose another method"
     else -> "check the spelling"
 }
 

@@ -13,7 +13,6 @@ private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: 
 const val MANIFEST = "edgespec.json"
 val DRAFTERS = listOf("eagle", "mtp", "dflash") // methods whose drafter reads hidden states, a kind each
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode") + DRAFTERS
-val ELSEWHERE = listOf("eagle1", "peagle", "dspark", "assistant") // methods of bundles that this runtime does not have
 private val OPERATORS = listOf("stock", "native")
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
 
@@ -82,6 +81,7 @@ class Manifest(
     val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?,
     val eos: List<Int>, val sampling: SamplingParams, val text: TextForm?, val speech: SpeechPart?,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
+    val elsewhere: Set<String>, // methods of the bundle that this runtime does not have
 ) {
     /** Every model of the bundle, the target first; encoders stand last. */
     val models: List<ModelPart> get() = listOfNotNull(target, draft, drafter).let { all -> all + all.flatMap { it.sides } }
@@ -98,7 +98,7 @@ class Manifest(
         models.forEach { it.highAlone = high && it.planes }
         val kept = methods.filter { (name, part) -> name != "self-spec" || part.skip?.size != 0 || (native && target.planes && !high) }
         val (measured, wrote) = if (high) JsonObject() to emptyList() else cost to golden
-        return Manifest(target, draft, drafter, kept, bos, eos, sampling, text, speech, measured, provenance, wrote, files)
+        return Manifest(target, draft, drafter, kept, bos, eos, sampling, text, speech, measured, provenance, wrote, files, elsewhere)
     }
 
     /** A number among the measured costs; null if it is not there. */
@@ -152,9 +152,9 @@ private fun Reader.manifest(): Manifest {
         intOrNull("bos") to ints("eos")
     }
     val target = part("target") { model() }
+    val methods = members("methods") { method() }
     val found = Manifest(
-        target, partOrNull("draft") { model() }, partOrNull("drafter") { model() },
-        members("methods") { method() }.filterKeys { it in METHODS }, bos, eos,
+        target, partOrNull("draft") { model() }, partOrNull("drafter") { model() }, methods.filterKeys { it in METHODS }, bos, eos,
         partOrNull("sampling") { sampling(this@manifest) } ?: SamplingParams(),
         partOrNull("text") { textForm() }, partOrNull("speech") { speech() },
         jsonOrNull("cost") ?: JsonObject(), jsonOrNull("provenance") ?: JsonObject(),
@@ -165,6 +165,7 @@ private fun Reader.manifest(): Manifest {
             this@manifest.checkInside("files", name)
             FileEntry(long("size"), text("sha256"))
         },
+        methods.keys - METHODS,
     )
     done()
     found.drafter?.let {
@@ -180,7 +181,7 @@ private fun Reader.manifest(): Manifest {
 private fun Reader.model(): ModelPart {
     ignore("quantizer", "fine", "converted", "final_norm")
     val decoder = partOrNull("decoder") {
-        val kind = text("kind", DRAFTERS + ELSEWHERE)
+        val kind = text("kind")
         val borrows = ints("reads", 0).isNotEmpty()
         ignore("anchor", "confidence", "masked") // of dspark and peagle alone
         DecoderPart(kind, int("columns", 1, MOST_WIDTH), intOrNull("block", 2, MOST_WIDTH), intOrNull("mask", 0), borrows)

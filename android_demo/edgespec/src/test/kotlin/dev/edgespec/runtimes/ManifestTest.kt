@@ -24,7 +24,9 @@ class ManifestTest {
         for (case in vectors("manifests")) {
             val data = case["manifest"].asJsonObject
             val found = read(data)
-            assertEquals(data["methods"].asJsonObject.keySet() - ELSEWHERE.toSet(), found.methods.keys)
+            assertEquals(METHODS.toSet(), found.methods.keys)
+            assertEquals(data["methods"].asJsonObject.keySet() - found.methods.keys, found.elsewhere)
+            assertTrue("peagle" in found.elsewhere)
             assertEquals(SamplingParams(0.6, 20, 0.95, 0.05, 1.1), found.sampling)
             val target = data["target"].asJsonObject
             assertArrayEquals(target.ints("tapped"), found.target.tapped.toIntArray())
