@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 
+UNREAD = 99  # the exit code where the tests ran without the module
 LONGER, LEAST = 2.0, 10  # the limit: so many times the tests' own time, and so many seconds more
 COMPARED: dict[type[ast.cmpop], list[str]] = {
     ast.Lt: ["<=", ">="], ast.LtE: ["<", ">"], ast.Gt: [">=", "<="], ast.GtE: [">", "<"],
@@ -139,6 +140,7 @@ class Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def __init__(self, name: str, path: Path, source: str) -> None:
         self.name, self.path, self.source = name, path, source
+        self.used = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -149,6 +151,7 @@ class Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         spec = importlib.util.spec_from_loader(fullname, self, origin=str(self.path))
         assert spec is not None
         spec.has_location = True
+        self.used = True
         return spec
 
     def get_source(self, fullname: str) -> str:
@@ -172,16 +175,20 @@ def passes(name: str, path: Path, source: str, tests: list[str], limit: int | No
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silent, stream)
-        sys.meta_path.insert(0, Instead(name, path, source))
+        instead = Instead(name, path, source)
+        sys.meta_path.insert(0, instead)
         import pytest
 
         code = 1
         try:
             preloaded = "-W", "ignore::pytest.PytestAssertRewriteWarning"
             code = int(pytest.main(["-x", "-n0", "-p", "no:cacheprovider", *preloaded, *tests]))
+            code = code or (0 if instead.used else UNREAD)
         finally:
             os._exit(code)
     _, status, used = os.wait4(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNREAD:
+        sys.exit(f"{path}: the tests do not import {name}, or it was imported before them")
     return status == 0, used.ru_utime + used.ru_stime
 
 
@@ -193,7 +200,7 @@ def diff(source: str, other: str, name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("module", type=Path, help="a file, by its path under edgespec/")
+    parser.add_argument("module", type=Path, help="a file, by its path")
     parser.add_argument("tests", nargs="+", help="what pytest runs, the quickest first")
     parser.add_argument("--sample", type=int, default=40, help="mutants; 0 = all")
     parser.add_argument("--seed", type=int, default=0)
@@ -201,7 +208,8 @@ def main() -> None:
     given = parser.parse_args()
     for package in (*PRELOADED, *given.preload):
         importlib.import_module(package)
-    name, source = ".".join(given.module.with_suffix("").parts), given.module.read_text("utf-8")
+    path = Path("" if given.module.parts[0] in ("edgespec", "tools") else "edgespec") / given.module
+    name, source = ".".join(path.with_suffix("").parts), path.read_text("utf-8")
     every = mutants(source)
     order = random.Random(given.seed).sample(every, len(every))
     good, seconds = passes(name, given.module, source, given.tests, None)
