@@ -64,13 +64,12 @@ class App : Application() {
     override fun onCreate() {
         super.onCreate()
         val main = Handler(Looper.getMainLooper())
-        val device = mapOf("model" to Build.MODEL, "android" to Build.VERSION.RELEASE, "abi" to Build.SUPPORTED_ABIS.joinToString())
         val around = Surroundings(
             bundle = File(getExternalFilesDir(null) ?: filesDir, "bundle"), // where `adb push` can put one, too
             chat = File(filesDir, "chat.json"),
             cache = cacheDir,
             library = File("libedgespec.so"), // by its name: it stays in the APK
-            device = device,
+            device = mapOf("model" to Build.MODEL, "android" to Build.VERSION.RELEASE, "abi" to Build.SUPPORTED_ABIS.joinToString()),
             memory = PhoneMemory(this),
             heat = PhoneHeat(this),
             brought = { Assets(assets) },
@@ -172,7 +171,6 @@ class MainActivity : Activity() {
         return null
     }
 
-    /** Offer the ways to a picture. */
     private fun picture(at: View) {
         val photo = Intent(MediaStore.ACTION_IMAGE_CAPTURE).putExtra(MediaStore.EXTRA_OUTPUT, SharedFiles.photo)
         photo.clipData = ClipData.newRawUri("photo", SharedFiles.photo)

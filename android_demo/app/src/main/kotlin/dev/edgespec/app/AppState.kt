@@ -194,7 +194,6 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             return made.bundle.manifest.golden.map { made.decode(it.prompt).trim() }.filter { it.isNotEmpty() }.distinct().take(3).ifEmpty { listOf("Once upon a time") }
         }
 
-    /** Do at once what the model is for. */
     private fun demonstrate() {
         val made = engine ?: return
         if (made.bundle.manifest.speech != null) return

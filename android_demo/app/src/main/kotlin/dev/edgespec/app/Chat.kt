@@ -1,7 +1,6 @@
 package dev.edgespec.app
 
-import com.google.gson.*
-import dev.edgespec.EdgespecError
+import com.google.gson.Gson
 import dev.edgespec.engine.*
 import dev.edgespec.images.Picture
 import dev.edgespec.runtimes.*
@@ -33,14 +32,12 @@ class KeptPictures(private val folder: File) {
     }
 
     /** null = it is not there any more, or damaged. */
-    operator fun get(name: String): Picture? = try {
+    operator fun get(name: String): Picture? = runCatching {
         DataInputStream(GZIPInputStream(File(folder, name).inputStream().buffered())).use { file ->
             val (width, height) = file.readInt() to file.readInt()
             Picture(width, height, ByteArray(3 * width * height).also(file::readFully))
         }
-    } catch (_: Exception) {
-        null
-    }
+    }.getOrNull()
 
     fun clear() = folder.deleteRecursively()
 }
@@ -63,13 +60,8 @@ class Chat(private val file: File) {
     var method = AUTO
 
     init {
-        val kept = try {
-            if (file.isFile) Gson().fromJson(file.readText(), Kept::class.java) else null
-        } catch (_: JsonParseException) {
-            null // half of a file, from a phone without power: an empty chat, rather than an app that does not start
-        } catch (_: IOException) {
-            null
-        }
+        // none, or half of a file, from a phone without power: an empty chat, rather than an app that does not start
+        val kept: Kept? = runCatching { Gson().fromJson(file.readText(), Kept::class.java) }.getOrNull()
         if (kept != null) {
             messages.addAll(kept.messages)
             transcript = Transcript(kept.pieces)
@@ -157,14 +149,7 @@ class Chat(private val file: File) {
     /** Whether the model has a chat template that can be followed. */
     fun talks(engine: Engine): Boolean {
         known?.let { (which, talks) -> if (which === engine) return talks }
-        val talks = try {
-            ChatTemplate.read(engine.bundle.path)
-            true
-        } catch (_: EdgespecError) {
-            false
-        }
-        known = engine to talks
-        return talks
+        return runCatching { ChatTemplate.read(engine.bundle.path) }.isSuccess.also { known = engine to it }
     }
 }
 

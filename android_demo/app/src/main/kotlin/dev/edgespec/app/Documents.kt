@@ -67,15 +67,10 @@ class PhonePicture(private val resolver: ContentResolver, private val uri: Uri) 
 private const val ASSETS = "bundle/"
 
 class Assets(private val assets: AssetManager) : BundleSource {
-    private val found = ArrayList<String>()
-    override val files: List<String> get() = found
+    override val files: List<String> = list("")
 
-    init { list("") }
-
-    private fun list(lead: String) {
-        for (name in assets.list((ASSETS + lead).trimEnd('/')) ?: emptyArray()) {
-            if (assets.list(ASSETS + lead + name).isNullOrEmpty()) found.add(lead + name) else list("$lead$name/")
-        }
+    private fun list(lead: String): List<String> = assets.list((ASSETS + lead).trimEnd('/')).orEmpty().flatMap { name ->
+        if (assets.list(ASSETS + lead + name).isNullOrEmpty()) listOf(lead + name) else list("$lead$name/")
     }
 
     override fun open(name: String): InputStream = assets.open(ASSETS + name)

@@ -170,7 +170,6 @@ class Cards(context: Context) : ScrollView(context) {
     }
 }
 
-/** What a text shows of a picture. */
 private fun Context.thumbnail(picture: Picture): Bitmap {
     val pixels = IntArray(picture.width * picture.height) { at ->
         (0..2).fold(0xFF) { all, channel -> (all shl 8) or (picture.rgb[3 * at + channel].toInt() and 255) }

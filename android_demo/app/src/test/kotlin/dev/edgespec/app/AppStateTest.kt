@@ -33,12 +33,16 @@ class AppStateTest {
         ),
         queue::add,
     )
+
     private var brought: BundleSource? = null
 
-    /** Be the main thread until the app has nothing to do, or [until] is so. */
-    private fun AppState.run(until: () -> Boolean = { false }) {
+    /** Begin something, and be the main thread until the app has nothing to do, or [until] is so. */
+    private fun AppState.finish(until: () -> Boolean = { false }, begin: AppState.() -> Unit) {
+        begin()
         while (busy && !until()) (queue.poll(300, TimeUnit.SECONDS) ?: error("still at: $status"))()
     }
+
+    private fun opened(bundle: String) = state(File(bundle)).apply { finish { load() } }
 
     /** A bundle whose files are changed on the way. */
     private fun changed(how: (String, InputStream) -> InputStream) = object : BundleSource {
@@ -52,20 +56,17 @@ class AppStateTest {
     fun `a bundle is imported, and one that is damaged or does not open leaves it in place`() {
         val target = File(folder.toFile(), "bundle")
         val state = state(target)
-        state.start()
-        state.run()
+        state.finish { start() }
         assertTrue("edgespec export" in state.status, state.status)
-        state.take { Copied(File(talking)) }
-        state.run()
+        state.finish { take { Copied(File(talking)) } }
         assertNotNull(state.engine, state.status)
-        state.take { changed { name, file -> file.apply { if (!name.endsWith(".json")) skip(1) } } }
-        state.run()
+        state.finish { take { changed { name, file -> file.apply { if (!name.endsWith(".json")) skip(1) } } } }
         assertTrue("truncated" in state.status, state.status)
         assertEquals(state.proofOfAll(), "equal")
         // all hashes are right, and yet it does not open
         val graph = "not a graph".toByteArray()
         val sum = java.security.MessageDigest.getInstance("SHA-256").digest(graph).joinToString("") { "%02x".format(it) }
-        state.take { changed { name, file ->
+        state.finish { take { changed { name, file ->
             if (name.endsWith(".onnx")) graph.inputStream() else if (name != "edgespec.json") file else {
                 val data = JsonParser.parseString(file.reader().readText()).asJsonObject
                 for ((of, entry) in data["files"].asJsonObject.entrySet()) if (of.endsWith(".onnx")) entry.asJsonObject.apply {
@@ -74,14 +75,12 @@ class AppStateTest {
                 }
                 data.toString().byteInputStream()
             }
-        } }
-        state.run()
+        } } }
         assertTrue("graph" in state.status, state.status)
         assertEquals(state.proofOfAll(), "equal")
         // whatever a provider of documents throws is a line
         for (error in listOf(SecurityException("revoked"), NoSuchElementException("gone"), UnsatisfiedLinkError("no library"))) {
-            state.take { throw error }
-            state.run()
+            state.finish { take { throw error } }
             assertTrue(error.message!! in state.status, state.status)
         }
         assertEquals(state.proofOfAll(), "equal")
@@ -94,8 +93,7 @@ class AppStateTest {
         val state = state(File(folder.toFile(), "new"))
         val work = ArrayList<Boolean>()
         state.worked = work::add
-        state.start()
-        state.run()
+        state.finish { start() }
         assertTrue(state.chat.transcript.text.startsWith(state.examples.first()) && "tokens/s" in state.status, state.status)
         assertEquals(listOf(true, false, true, false), work)
         kotlinx.coroutines.runBlocking { state.save().join() }
@@ -104,8 +102,7 @@ class AppStateTest {
 
     private fun AppState.proofOfAll(): String {
         screen = PROOF
-        prove()
-        run()
+        finish { prove() }
         assertTrue(proved.isNotEmpty())
         assertEquals("${proved.size} of ${proved.size} texts equal on this device", status)
         assertTrue("\"equal\": true" in report("proof"))
@@ -114,37 +111,27 @@ class AppStateTest {
 
     @Test
     fun `a conversation outlives the screen and the process, stopped answers too`() {
-        val first = state(File(talking))
-        first.load()
-        first.run()
+        val first = opened(talking)
         first.chat.method = "ngram"
-        first.ask("What say you, my lord?")
-        first.run()
+        first.finish { ask("What say you, my lord?") }
         assertTrue("tokens/s" in first.status && "asked for" in first.status, first.status)
         repeat(2) { // the context is full, and the chat goes on
-            first.ask("Go on.")
-            first.run()
+            first.finish { ask("Go on.") }
             assertTrue("tokens/s" in first.status, first.status)
         }
-        first.ask("And then?")
-        first.run { first.chat.transcript.text.substringAfterLast("And then?").isNotBlank() }
-        first.stop()
-        first.run()
+        first.finish({ first.chat.transcript.text.substringAfterLast("And then?").isNotBlank() }) { ask("And then?") }
+        first.finish { stop() }
         assertEquals("Stopped", first.status)
         first.chat.typed = "Speak"
         kotlinx.coroutines.runBlocking { first.save().join() }
         first.trim(Trim.ALL)
-        val second = state(File(talking))
+        val second = opened(talking)
         assertEquals(first.chat.transcript.pieces(true), second.chat.transcript.pieces(true))
         assertEquals("Speak" to "ngram", second.chat.typed to second.chat.method)
-        second.load()
-        second.run()
-        second.ask("Speak again.")
-        second.run()
+        second.finish { ask("Speak again.") }
         assertTrue(second.chat.transcript.text.startsWith(first.chat.transcript.text))
         assertTrue("asked for" in second.status, second.status)
-        second.ask("word ".repeat(4000)) // no room for this alone
-        second.run()
+        second.finish { ask("word ".repeat(4000)) } // no room for this alone
         assertTrue("context" in second.status && second.chat.typed.startsWith("word word"), second.status)
         first.close()
         second.close()
@@ -152,11 +139,8 @@ class AppStateTest {
 
     @Test
     fun `methods are measured in turns, planned, and an error is a line`() {
-        val state = state(File(plain))
-        state.load()
-        state.run()
-        state.measure(listOf("My lord,"), Settings(maxNewTokens = 4, ignoreEos = true), repeats = 1)
-        state.run()
+        val state = opened(plain)
+        state.finish { measure(listOf("My lord,"), Settings(maxNewTokens = 4, ignoreEos = true), repeats = 1) }
         val cards = state.benchCards()
         assertEquals(state.engine!!.methods.toSet(), cards.map { it.title }.toSet())
         assertEquals(1.0, cards.first().share) // the fastest is the first
@@ -167,34 +151,27 @@ class AppStateTest {
         assertTrue(state.planCards(1).all { it.value == "too large" })
         assertTrue("draft kv" in all.first { it.title == "speculative" }.details.map { it.first })
         state.chat.method = "none of these"
-        state.ask("My lord,") // of another bundle, which the chat was set to: auto then
-        state.run()
+        state.finish { ask("My lord,") } // of another bundle, which the chat was set to: auto then
         assertTrue(state.chat.transcript.text.length > "My lord,".length, state.status)
         state.close()
     }
 
     @Test
     fun `a text is translated line by line, in the languages that a model has`() {
-        val restore = state(bundles.first { "restore" in it["path"].asString }["path"].asString.let(::File))
+        val restore = opened(bundles.first { "restore" in it["path"].asString }["path"].asString)
         restore.screen = TRANSLATE
-        restore.load()
-        restore.run()
         assertEquals(emptyList<String>(), restore.engine!!.sources!!.origins)
         restore.source = "art thou his father\n\nwhat say you my lord"
         restore.chat.method = "ngram"
-        restore.translate()
-        restore.run()
+        restore.finish { translate() }
         val lines = listOf(0, 2).map { restore.engine!!.generate(restore.source.lines()[it]).text }
         assertEquals("${lines[0]}\n\n${lines[1]}", restore.translated.text)
         assertTrue("ngram: " in restore.status, restore.status)
         restore.to = "ko"
-        restore.translate()
-        restore.run()
+        restore.finish { translate() }
         assertTrue("cannot be told to write ko" in restore.status, restore.status)
         restore.close()
-        val nllb = state(bundles.first { "m2m_100" in it["path"].asString }["path"].asString.let(::File))
-        nllb.load()
-        nllb.run()
+        val nllb = opened(bundles.first { "m2m_100" in it["path"].asString }["path"].asString)
         val reads = nllb.engine!!.sources!!
         assertEquals(listOf("ko", "en") to listOf("en", "ko"), reads.origins to reads.targets)
         nllb.close()
@@ -203,21 +180,16 @@ class AppStateTest {
     @Test
     fun `a picture goes with a question, is shown, and is still seen by a new process`() {
         val case = golden["seen"].asJsonArray[0].asJsonObject
-        val bundle = File(case["path"].asString)
-        val first = state(bundle)
-        first.load()
-        first.run()
+        val bundle = case["path"].asString
+        val first = opened(bundle)
         assertNotNull(first.engine, first.status)
-        first.attach { throw InvalidRequest("no picture") }
-        first.run()
+        first.finish { attach { throw InvalidRequest("no picture") } }
         assertEquals("no picture" to null, first.status to first.chat.attached)
         val picture = proofPicture(16, 200)
-        first.attach { picture }
-        first.run()
+        first.finish { attach { picture } }
         assertEquals(picture.digest, first.chat.attached)
         first.chat.method = "ngram"
-        first.ask("read")
-        first.run()
+        first.finish { ask("read") }
         assertTrue("tokens/s" in first.status, first.status)
         val piece = first.chat.transcript.pieces(false).first { it.picture != null }
         val name = piece.picture!!
@@ -227,24 +199,18 @@ class AppStateTest {
         val settings = Settings("ngram", 1024)
         assertEquals(first.engine!!.chat(listOf(Message("user", "read", picture)), settings).text, answer)
         kotlinx.coroutines.runBlocking { first.save().join() }
-        val second = state(bundle)
+        val second = opened(bundle)
         assertEquals(first.chat.transcript.pieces(true), second.chat.transcript.pieces(true))
-        second.load()
-        second.run()
-        second.ask("more")
-        second.run()
+        second.finish { ask("more") }
         val asked = listOf(Message("user", "read", picture), Message("assistant", answer), Message("user", "more"))
         assertEquals(first.engine!!.chat(asked, settings).text, second.chat.transcript.text.substringAfter("more\n\n"))
         second.chat.clear()
         assertNull(second.chat.pictures[name])
-        val plain = state(File(talking))
-        plain.load()
-        plain.run()
+        val plain = opened(talking)
         assertFalse(plain.chat.sees(plain.engine!!))
         listOf(first, second, plain).forEach { it.close() }
     }
 
-    /** Records until it is told to stop. */
     private class Endless(private val file: File, private val begun: () -> Unit) : SoundSource {
         override fun read(stopped: () -> Boolean): FloatArray {
             begun()
@@ -256,19 +222,17 @@ class AppStateTest {
     @Test
     fun `what a microphone hears until it is stopped is written down`() {
         val case = golden["heard"].asJsonObject["cases"].asJsonArray.map { it.asJsonObject }.first { it["method"].asString == "speculative" }
-        val state = state(File(golden["heard"].asJsonObject["path"].asString))
-        state.load()
-        state.run()
+        val state = opened(golden["heard"].asJsonObject["path"].asString)
         state.screen = LISTEN
         state.asked = state.asked.copy(timestamps = false)
-        state.listen(Endless(File(case["file"].asString)) { queue.add(state::stop) })
-        assertTrue(state.recording)
-        state.run()
+        state.finish {
+            listen(Endless(File(case["file"].asString)) { queue.add(state::stop) })
+            assertTrue(recording)
+        }
         val said = case["segments"].asJsonArray.joinToString("") { it.asJsonObject["text"].asString.trim() + "\n" }
         assertEquals(said, state.transcript)
         assertTrue("tokens/s" in state.status, state.status)
-        state.listen { throw InvalidRequest("no microphone") }
-        state.run()
+        state.finish { listen { throw InvalidRequest("no microphone") } }
         assertEquals("no microphone" to "", state.status to state.transcript)
         state.close()
     }

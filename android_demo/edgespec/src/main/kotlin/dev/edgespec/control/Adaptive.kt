@@ -16,29 +16,33 @@ private const val ROUND_DECAY = 0.98 // of what rounds of a drafter that stops b
 private const val PRIOR_ROUNDS = 2 // that what was predicted before the first counts as
 
 /** What one bucket of a drafter's guesses has shown of its acceptance. */
-class Record private constructor(private val rates: ArrayList<Double>, private val seen: ArrayList<Int>) {
-    constructor(prior: Double) : this(arrayListOf(prior), arrayListOf(0)) // a_j for the positions seen so far, and how often
-    var wait = WAIT // rounds before the next probe
-    var waited = 0 // rounds since the last one
+data class Record(
+    private val rates: ArrayList<Double>, private val seen: ArrayList<Int>, // a_j for the positions seen so far, and how often
+    var wait: Int = WAIT, // rounds before the next probe
+    var waited: Int = 0, // rounds since the last one
+    var streak: Int = 0, // probes in a row
+    var drafting: Boolean? = null, // whether it was drafted when last decided on, because it was faster
+    var tokens: Double = 0.0, // of the latest rounds, where the drafter stops by itself
+    var steps: Double = 0.0, // time of these rounds in plain steps
+) {
+    constructor(prior: Double) : this(arrayListOf(prior), arrayListOf(0))
     var probing = false // a probe is being verified
-    var streak = 0 // probes in a row
-    var drafting: Boolean? = null // whether it was drafted when last decided on, because it was faster
-    var tokens = 0.0 // of the latest rounds, where the drafter stops by itself
-    var steps = 0.0 // time of these rounds in plain steps
 
-    fun copy() = Record(ArrayList(rates), ArrayList(seen)).also {
-        it.wait = wait
-        it.waited = waited
-        it.streak = streak
-        it.drafting = drafting
-        it.tokens = tokens
-        it.steps = steps
-    }
+    fun kept() = copy(rates = ArrayList(rates), seen = ArrayList(seen))
 
     val known: Boolean get() = seen[0] > 0 // whether anything was ever put to the test
 
     /** a at [position]; one never put to the test is taken to be like the one before. */
     fun rate(position: Int): Double = rates[minOf(position, rates.size - 1)]
+
+    /** [depth + 1]: expected tokens of a round down to each depth; [alike]: of guesses that are all as likely as the first. */
+    fun expected(depth: Int, alike: Boolean = false): List<Double> {
+        var chance = 1.0
+        return (0 until depth).runningFold(1.0) { tokens, at ->
+            chance *= rate(if (alike) 0 else at)
+            tokens + chance
+        }
+    }
 
     fun learn(position: Int, accepted: Boolean) {
         if (position == rates.size) {
@@ -62,15 +66,13 @@ class Record private constructor(private val rates: ArrayList<Double>, private v
  * across requests, except for requests whose seeded text would then depend on earlier ones.
  */
 class Adaptive(
-    val inner: Drafter, cost: CostModel, private val gammaMax: Int = 8, private val fallback: Boolean = true, var prior: Double = PRIOR,
-) : Wrapper {
+    val inner: Drafter, cost: CostModel, private val gammaMax: Int = 8, private val fallback: Boolean = true, private val prior: Double = PRIOR,
+) : Drafter {
     override val name = inner.name
     var cost = cost // of the machine: those of other lanes learn it, too
         private set
-    var plain = 0 // rounds without a guess
-        private set
-    var drafted = 0 // rounds with guesses
-        private set
+    private var plain = 0 // rounds without a guess
+    private var drafted = 0 // rounds with guesses
     var probes = 0
         private set
     var required = 1.0 // speed that a proposal must be predicted to reach
@@ -89,7 +91,7 @@ class Adaptive(
     private var rest = 0 // rounds that are plain without looking
     private var asked = 0 // guesses that a costly drafter was last asked for
     private var last = Outlook(0, 0.0, prior)
-    override val proposer: String get() = inner.maker
+    override val proposer: String get() = inner.proposer
     override val wants: Set<State> get() = inner.wants
 
     override fun begin(request: DraftRequest): Int? {
@@ -105,17 +107,16 @@ class Adaptive(
         return inner.begin(request)
     }
 
-    /** What is kept from request to request. */
     private class Learned(val cost: CostModel, val records: Map<Int, Record>, val bucket: Int, val nodesPerDepth: Double)
 
-    override fun learned(): Any = Learned(cost, records.mapValues { it.value.copy() }, lastBucket, nodesPerDepth)
+    override fun learned(): Any = Learned(cost, records.mapValues { it.value.kept() }, lastBucket, nodesPerDepth)
 
     override fun goOnFrom(learned: Any) {
         learned as Learned
         cost = learned.cost
         costs = cost
         records.clear()
-        learned.records.mapValuesTo(records) { it.value.copy() }
+        learned.records.mapValuesTo(records) { it.value.kept() }
         lastBucket = learned.bucket
         nodesPerDepth = learned.nodesPerDepth
     }
@@ -208,8 +209,10 @@ class Adaptive(
     /** Guesses of a probe, as many as its stake allows, if it is time for one; a new bucket is probed at once. */
     private fun toProbe(record: Record, rows: IntArray): Int {
         if (record.waited < record.wait && record.known) return 0
-        return (minOf(PROBE, rows.size - 1) downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
+        return affordable(minOf(PROBE, rows.size - 1), rows)
     }
+
+    private fun affordable(most: Int, rows: IntArray): Int = (most downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
 
     /** Whether guesses would be worth their time if all were accepted; else no probe need be repeated. */
     private fun couldGain(rows: IntArray): Boolean =
@@ -223,14 +226,11 @@ class Adaptive(
         var best = 0
         var gain = required
         var tried = 0.0
-        var tokens = 1.0
-        var chance = 1.0
+        val tokens = record.expected(rows.size - 1)
         for (length in 1 until rows.size) {
             if (rows[length] == rows[length - 1]) break // the proposal ends here
-            chance *= record.rate(length - 1)
-            tokens += chance
             val steps = steps(length, rows[length])
-            val predicted = tokens / steps
+            val predicted = tokens[length] / steps
             tried = maxOf(tried, predicted)
             if (predicted > gain && steps - 1 <= stake) {
                 best = length
@@ -243,20 +243,13 @@ class Adaptive(
     /** The same of a drafter that stops by itself: what may be risked, and the speed that its rounds had. */
     private fun longest(record: Record, rows: IntArray): Outlook {
         if (record.steps == 0.0) {
-            var tokens = 1.0
-            var chance = 1.0
-            val outlooks = (1 until rows.size).map {
-                chance *= record.rate(0)
-                tokens += chance
-                tokens to steps(it, rows[it])
-            }
-            val best = outlooks.maxBy { it.first / it.second }
-            record.tokens = PRIOR_ROUNDS * best.first
-            record.steps = PRIOR_ROUNDS * best.second
+            val tokens = record.expected(rows.size - 1, alike = true)
+            val best = (1 until rows.size).maxBy { tokens[it] / steps(it, rows[it]) }
+            record.tokens = PRIOR_ROUNDS * tokens[best]
+            record.steps = PRIOR_ROUNDS * steps(best, rows[best])
         }
         val speed = record.tokens / record.steps
-        fun most() = (rows.size - 1 downTo 1).firstOrNull { steps(it, rows[it]) - 1 <= stake } ?: 0
-        return Outlook(if (speed > required) most() else 0, speed, record.rate(0))
+        return Outlook(if (speed > required) affordable(rows.size - 1, rows) else 0, speed, record.rate(0))
     }
 
     /** What a guess more after those down to a depth must gain: what rounds give in its time, or plain decoding. */
@@ -276,19 +269,12 @@ class Adaptive(
 
     /** Tokens, and time in plain steps, of a round over [proposal]. */
     private fun expect(proposal: Proposal): Pair<Double, Double> {
-        val record = record(proposal.bucket)
         val depth = proposal.deepest
-        var tokens = 1.0
-        var chance = 1.0
-        for (position in 0 until depth) {
-            chance *= record.rate(position)
-            tokens += chance
-        }
         val steps = if (atOnce) 1 else depth
         stats.steps = steps
         stats.stepCost = cost.d(steps) / steps
         stats.plainMs = cost.plainMs
-        return tokens to costs.d(steps) + costs.v(proposal.size + 1)
+        return record(proposal.bucket).expected(depth).last() to costs.d(steps) + costs.v(proposal.size + 1)
     }
 
     private fun record(bucket: Int): Record {

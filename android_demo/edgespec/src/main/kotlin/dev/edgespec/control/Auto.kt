@@ -125,7 +125,7 @@ private const val LOOK = 0.25 // plain steps that looking without a guess is cou
  * candidate is in use at a time, inside adaptive control of its own; the others are not even loaded before their turn.
  * [fallback] false = the first candidate always drafts, and only a failure makes way for another.
  */
-class Auto(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Wrapper {
+class Auto(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Drafter {
     private val made = HashMap<Int, Adaptive>()
     private val inherited = HashMap<Int, Any>() // what those that are not made yet begin with
     private var learned = fresh()
@@ -228,15 +228,11 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
     private fun count(mine: Adaptive, proposal: Proposal, time: RoundTime) {
         val arm = bandit.each[bandit.active!!]
         val expected = mine.price(proposal)
-        var took = expected
-        val plainMs = mine.cost.plainMs
-        if (plainMs != null && plainMs > 0 && !mine.reproducible) {
-            if (proposal.empty) {
-                took = 1 + minOf(time.draftMs / plainMs, LOOK)
-            } else {
-                val measured = (time.draftMs + time.verifyMs) / plainMs
-                took = measured.coerceIn(took / OFF, took * OFF)
-            }
+        val plainMs = mine.cost.plainMs?.takeIf { it > 0 && !mine.reproducible }
+        val took = when {
+            plainMs == null -> expected
+            proposal.empty -> 1 + minOf(time.draftMs / plainMs, LOOK)
+            else -> ((time.draftMs + time.verifyMs) / plainMs).coerceIn(expected / OFF, expected * OFF)
         }
         arm.pay(maxOf(took, expected) - tokens) // a clock that is off must not let it look for nothing
         bandit.push(tokens, took, proposal.size > 0 && !probe)

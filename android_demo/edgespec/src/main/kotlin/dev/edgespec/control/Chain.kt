@@ -7,7 +7,7 @@ import dev.edgespec.decoding.*
  * as it was.  For the others it is a round without guesses whose pending token is the last one accepted.  A proposer that
  * fails is left out for the rest of the request.
  */
-class Chain(private val proposers: List<Drafter>) : Wrapper {
+class Chain(private val proposers: List<Drafter>) : Drafter {
     override val name = "chain"
     override val wants: Set<State> get() = proposers.indices.filter { it !in out }.flatMap { proposers[it].wants }.toSet()
     val won = IntArray(proposers.size) // rounds by proposer
@@ -28,10 +28,10 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
         return least
     }
 
-    override fun learned(): Any = proposers.map { (it as? Wrapper)?.learned() }
+    override fun learned(): Any = proposers.map { it.learned() }
 
     override fun goOnFrom(learned: Any) {
-        for ((one, known) in proposers.zip(learned as List<*>)) if (known != null) (one as Wrapper).goOnFrom(known)
+        for ((one, known) in proposers.zip(learned as List<*>)) if (known != null) one.goOnFrom(known)
     }
 
     override fun prefill(tokens: Tokens, most: Int): Int {
@@ -57,7 +57,7 @@ class Chain(private val proposers: List<Drafter>) : Wrapper {
             if (!proposal.empty) {
                 won[at]++
                 winner = at
-                proposer = one.maker
+                proposer = one.proposer
                 return proposal
             }
         }

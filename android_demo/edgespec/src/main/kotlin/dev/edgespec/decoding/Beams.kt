@@ -2,9 +2,7 @@ package dev.edgespec.decoding
 
 import dev.edgespec.EdgespecError
 import dev.edgespec.InvalidRequest
-import kotlin.math.exp
-import kotlin.math.ln
-import kotlin.math.pow
+import kotlin.math.*
 
 /*
  * Beam search: several texts at once, of which the likeliest go on (Graves, arXiv 1211.3711; Wu et al., 1609.08144), with the
@@ -80,10 +78,9 @@ internal class BeamSearch(
     private val full: Boolean get() = options.earlyStopping == "true" && done.all { it.finished }
 
     private fun best(parent: Int, scores: FloatArray, count: Int): List<Next> =
-        top(DoubleArray(scores.size) { scores[it].toDouble() }, minOf(count, scores.size)).map { Next(parent, it, scores[it]) }
+        top(doubles(scores), count).map { Next(parent, it, scores[it]) }
             .sortedWith(compareByDescending<Next> { it.score }.thenBy { it.token })
 
-    /** The scores of a text with each token after it. */
     private fun scores(beam: Beam, row: FloatArray): FloatArray {
         val most = row.max()
         val all = ln(row.sumOf { exp((it - most).toDouble()) })
@@ -94,7 +91,6 @@ internal class BeamSearch(
         return FloatArray(found.size) { found[it] + beam.score }
     }
 
-    /** Take up those of the best continuations that end. */
     private fun finish(found: List<Next>, ends: (Next) -> Boolean, length: Int) {
         if (full || !improves) return
         val power = (length - counted).toDouble().pow(penalty).toFloat()

@@ -43,6 +43,7 @@ interface Drafter {
     /** States of the target that [observe] needs; auxiliary ones of every token: see [begin] and [absorb]. */
     val wants: Set<State> get() = emptySet()
     val reason: String get() = "" // what it has to say of a request, in words
+    val proposer: String get() = name // the method that made the last proposal
 
     /** A request begins; returns how many of its first tokens it needs no auxiliary states of, null = all. */
     fun begin(request: DraftRequest): Int? = null
@@ -61,12 +62,8 @@ interface Drafter {
     /** Learn what the round took; with the empty proposal, where it guessed nothing, what others' rows did. */
     fun timed(proposal: Proposal, time: RoundTime) = Unit
 
-    /** Run one draft step, to be timed before the first request, or the [first] of a round; returns whether it has such. */
-    fun dryStep(first: Boolean = false): Boolean = false
-}
-
-interface Wrapper : Drafter {
-    val proposer: String get() = name // the method that made the last proposal
+    /** What runs one draft step, to be timed before the first request, or the [first] of a round where that takes another time. */
+    fun dryStep(first: Boolean): (() -> Any)? = null
 
     fun learned(): Any? = null // a copy of what requests have shown, for one of its kind that begins elsewhere; null = nothing
     fun goOnFrom(learned: Any) = Unit // begin with what another one of its kind has [learned]
@@ -75,14 +72,11 @@ interface Wrapper : Drafter {
     fun lose(why: String): Boolean = false
 }
 
-val Drafter.maker: String get() = (this as? Wrapper)?.proposer ?: name
-
 /** Stands between the loop and a drafter, which is dropped at its first failure; the reason is kept. */
 class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int>, private val target: Target) {
     private var drafter: Drafter? = drafter
     private val vocab = target.vocabSize
-    private val heads = target as? HeadTarget
-    private val tapped = target as? AuxHiddenTarget
+    private val layered = target as? LayeredTarget
     var proposer = PLAIN // of the last proposal
         private set
 
@@ -92,7 +86,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
         val mine = drafter
         var why = stats.drop(mine?.name ?: "", where, "${error.javaClass.simpleName}: ${error.message}")
         try {
-            if ((mine as? Wrapper)?.lose(why) == true) return
+            if (mine?.lose(why) == true) return
         } catch (second: Throwable) { // then the whole of it goes
             why += "; ${second.javaClass.simpleName}: ${second.message}"
         }
@@ -111,7 +105,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
 
     fun begin(request: DraftRequest): Int? {
         val known = guarded("begin", null) { it.begin(request) }
-        return if (State.AUX_HIDDEN in tellTarget() && tapped != null) known ?: request.tokens.size else null
+        return if (State.AUX_HIDDEN in tellTarget() && layered != null) known ?: request.tokens.size else null
     }
 
     fun prefill(tokens: Tokens, most: Int): Int = guarded("prefill", 0) { it.prefill(tokens, most) }
@@ -129,8 +123,8 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     /** Have the target's next pass keep the states that the drafter wants. */
     private fun tellTarget(): Set<State> {
         val wants = guarded("wants", emptySet()) { it.wants }
-        heads?.keepHidden = State.HIDDEN in wants
-        tapped?.keepAuxHidden = State.AUX_HIDDEN in wants
+        layered?.keepHidden = State.HIDDEN in wants
+        layered?.keepAuxHidden = State.AUX_HIDDEN in wants
         return wants
     }
 
@@ -138,12 +132,12 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     private fun checked(drafter: Drafter, tokens: Tokens, budget: Int): Proposal {
         var proposal = drafter.propose(tokens, budget)
         if (proposal.empty) return Proposal.EMPTY
-        proposer = drafter.maker
+        proposer = drafter.proposer
         proposal.check(vocab)
         require(proposal.parents == null || target.trees) { "a tree of guesses, but this target takes chains" }
         proposal = proposal.truncated(budget)
         if (eos.isNotEmpty()) proposal = proposal.pruned(proposal.tokens.indices.filter { proposal.tokens[it] in eos })
-        proposal.headStart?.check(target, proposal)
+        proposal.headStart?.check(layered, proposal)
         return proposal
     }
 }

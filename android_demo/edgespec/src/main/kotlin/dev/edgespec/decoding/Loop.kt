@@ -21,8 +21,6 @@ class Round(
 
 class Unread(val left: Int, val draft: Boolean)
 
-private const val UNKNOWN = -1
-
 internal fun since(start: Long): Double = (System.nanoTime() - start) / 1e6
 
 /** The rounds of a request over [target]; [next] makes one.  To end early is to stop asking: the slot then holds a prefix. */
@@ -37,18 +35,16 @@ class Rounds(
     private val shadow = settings.shadow ?: if (settings.accept.lossless) 0 else SHADOW_EVERY
     private var left = settings.length
     private var begun = false
-    private var shown: AuxHiddenTarget? = null // while the drafter is shown auxiliary hidden states of the prompt
+    private var shown: LayeredTarget? = null // while the drafter is shown auxiliary hidden states of the prompt
     private val prompted = prompt.size - 1 // tokens of the prompt that are to be read
     private var held = 0 // and are
-    private var draftLeft = UNKNOWN // tokens that the drafter reads before the next round
+    private var draftLeft: Int? = null // tokens that the drafter reads before the next round; null = it was not asked yet
 
     /** Whether every token so far is the very one of plain decoding, where rows have the same bits in every pass. */
     var keepsText = true
         private set
 
     var most: Int? = null // guesses of a round that are allowed from now on, fewer than gamma; null = all
-
-    private val pending = IntArray(1) // [1]: the whole input of a plain round
 
     /** Why the last round was the last; null = there is another. */
     var finish: String? = null
@@ -84,7 +80,7 @@ class Rounds(
         val known = guard.begin(DraftRequest(tokens, params, noise, stats, source))
         val told = System.nanoTime()
         stats.draftMs += (told - start) / 1e6
-        shown = if (known == null) null else target as AuxHiddenTarget
+        shown = if (known == null) null else target as LayeredTarget
         held = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known ?: tokens.size))))
         stats.promptTokens += tokens.size
         stats.reusedTokens += held
@@ -99,8 +95,8 @@ class Rounds(
     fun unread(): Unread? {
         if (!begun) begin()
         if (held < prompted) return Unread(prompted - held, draft = false)
-        if (draftLeft == UNKNOWN) draftLeft = if (budget > 0) guard.prefill(tokens, 0) else 0
-        return if (draftLeft > 0) Unread(draftLeft, draft = true) else null
+        val due = draftLeft ?: (if (budget > 0) guard.prefill(tokens, 0) else 0).also { draftLeft = it }
+        return if (due > 0) Unread(due, draft = true) else null
     }
 
     /** Read at most [most] tokens of it; a drafter is shown auxiliary hidden states of all it does not know: it may be read again. */
@@ -128,7 +124,7 @@ class Rounds(
     fun next(): Round {
         check(finish == null) { "the request has ended: $finish" }
         while (unread() != null) read(Int.MAX_VALUE)
-        draftLeft = UNKNOWN
+        draftLeft = null
 
         // propose: guesses that hang off the pending token; no guess is plain decoding
         val start = System.nanoTime()
@@ -153,13 +149,13 @@ class Rounds(
         target.keep(rows)
         val logprobs = if (settings.logprobs) DoubleArray(rows.size) { sampler.logprob(rows[it], emitted[it]) } else null
         if (shadow > 0 && stats.rounds % shadow == 0) { // the rows of this very pass say it
-            stats.compare(settings.length - left, IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
+            stats.compare(IntArray(rows.size) { sampler.choose(rows[it]) }, emitted)
         }
         tokens.push(emitted)
         left -= emitted.size
         if (finish == null) finish = if (left == 0) "length" else if (tokens.size >= target.context) "context" else null
         val accepted = minOf(verdict.path.size, emitted.size)
-        val work = (1 + proposal.size) * (proposal.headStart?.left(target) ?: 1.0)
+        val work = (1 + proposal.size) * (proposal.headStart?.left(target as LayeredTarget) ?: 1.0)
         val who = if (proposal.size > 0) guard.proposer else PLAIN
         val time = RoundTime(draftMs, verifyMs, 1 + proposal.size, who, emitted.size, proposal.size, accepted, work)
         stats.add(time, if (proposal.size > 0) proposal.tested(verdict.path) else 0)
@@ -176,11 +172,10 @@ class Rounds(
     }
 
     private fun pass(proposal: Proposal): Pass {
-        pending[0] = tokens.at(-1)
-        val rows = if (proposal.size > 0) pending + proposal.tokens else pending
+        val rows = intArrayOf(tokens.at(-1)) + proposal.tokens
         val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }
         return when {
-            proposal.headStart != null -> proposal.headStart.forward(target, rows, onlyBest)
+            proposal.headStart != null -> proposal.headStart.forward(target as LayeredTarget, rows, onlyBest)
             onlyBest -> (target as GreedyTarget).forwardBest(rows, above)
             else -> target.forward(rows, above)
         }

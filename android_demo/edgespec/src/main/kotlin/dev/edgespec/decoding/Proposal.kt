@@ -1,13 +1,22 @@
 package dev.edgespec.decoding
 
-/** What drafting has already run of the pass that verifies a chain. */
-interface HeadStart {
-    fun truncated(rows: Int): HeadStart // the first [rows] rows, the pending token's included
-    fun check(target: Target, proposal: Proposal) // refuse what is not of [proposal], or what [target] cannot go on from
-    fun left(target: Target): Double // share of the target's layers that the pass still runs
+/** What drafting has run of the pass that verifies a chain: the layers before [layer], to the residual stream [rows, width] there. */
+class HeadStart(private val hidden: FloatArray, private val rows: Int, private val layer: Int) {
+    /** The first [rows] rows, the pending token's included. */
+    fun truncated(rows: Int) = if (this.rows <= rows) this else HeadStart(hidden.copyOf(hidden.size / this.rows * rows), rows, layer)
+
+    /** Refuse what is not of [proposal], or what [target] cannot go on from: in its pass that would be its failure. */
+    fun check(target: LayeredTarget?, proposal: Proposal) {
+        require(target != null) { "layers have run ahead, but the target cannot go on from them" }
+        require(proposal.parents == null && rows == proposal.size + 1) { "expected ${proposal.size + 1} rows of a chain, got $rows" }
+        require(hidden.all { it.isFinite() }) { "the hidden states to go on from must be finite" }
+    }
+
+    /** Share of the target's layers that the pass still runs. */
+    fun left(target: LayeredTarget) = 1 - layer.toDouble() / target.layers
 
     /** Run the rest of the pass; [best]: only the likeliest token of each row. */
-    fun forward(target: Target, tokens: IntArray, best: Boolean): Pass
+    fun forward(target: LayeredTarget, tokens: IntArray, best: Boolean) = target.forwardResumed(tokens, hidden, layer, best)
 }
 
 /**
@@ -30,18 +39,10 @@ data class Proposal(
     fun parent(node: Int): Int = if (parents == null) node - 1 else parents[node]
 
     /** Number of nodes on the path from the pending token to [node], itself included. */
-    fun depth(node: Int): Int {
-        var count = 0
-        var at = node
-        while (at >= 0) {
-            at = parent(at)
-            count++
-        }
-        return count
-    }
+    fun depth(node: Int): Int = if (parents == null) node + 1 else pathTo(node, ::parent).size
 
     /** The tokens from the pending one down to [node]. */
-    fun path(node: Int): List<Int> = generateSequence(node, ::parent).takeWhile { it >= 0 }.map { tokens[it] }.toList().reversed()
+    fun path(node: Int): List<Int> = pathTo(node, ::parent).map { tokens[it] }
 
     fun truncated(budget: Int): Proposal {
         if (parents == null) {
@@ -89,14 +90,13 @@ data class Proposal(
     /** Depth of the deepest guess; 0 = there is none. */
     val deepest: Int get() = if (parents == null) size else (0 until size).maxOfOrNull(::depth) ?: 0
 
-    // arrays: identity is what two proposals have in common
-    override fun equals(other: Any?): Boolean = this === other
-    override fun hashCode(): Int = System.identityHashCode(this)
-
     companion object {
         val EMPTY = Proposal(IntArray(0))
     }
 }
+
+/** The path of nodes from the root down to [node]. */
+internal fun pathTo(node: Int, parent: (Int) -> Int): List<Int> = generateSequence(node, parent).takeWhile { it >= 0 }.toList().reversed()
 
 internal val NONE = IntArray(0)
 

@@ -76,9 +76,9 @@ private fun notFinite(position: Int? = null): EdgespecError {
 }
 
 /** The first index of the largest value; a NaN wins. */
-fun argmax(row: FloatArray, size: Int = row.size): Int {
+fun argmax(row: FloatArray): Int {
     var best = 0
-    for (at in 0 until size) {
+    for (at in row.indices) {
         val value = row[at]
         if (value.isNaN()) return at
         if (value > row[best]) best = at
@@ -151,24 +151,23 @@ class Support(val ids: IntArray, val logits: DoubleArray) {
     }
 }
 
-/** Ascending: indices of the [count] largest of the first [size] of [values] and of what ties with the last. */
-internal fun top(values: DoubleArray, count: Int, size: Int = values.size): IntArray {
-    if (count >= size) return IntArray(size) { it }
+/** Ascending: indices of the [count] largest of [values] and of what ties with the last. */
+internal fun top(values: DoubleArray, count: Int): IntArray {
+    if (count >= values.size) return IntArray(values.size) { it }
     val largest = PriorityQueue<Double>(count) // so far, the least first
     var least = Double.NEGATIVE_INFINITY
-    for (at in 0 until size) {
-        val value = values[at]
+    for (value in values) {
         if (largest.size == count && !(value > least)) continue
         if (largest.size == count) largest.poll()
         largest.add(value)
         least = largest.peek()
     }
-    return (0 until size).filter { values[it] >= least }.toIntArray()
+    return values.indices.filter { values[it] >= least }.toIntArray()
 }
 
 /** At most [count] indices of the largest [values], the largest first, the lowest on a tie; -inf is left out. */
 fun bestOf(values: DoubleArray, count: Int): IntArray {
-    val found = top(values, minOf(count, values.size)).filter { values[it] > Double.NEGATIVE_INFINITY }
+    val found = top(values, count).filter { values[it] > Double.NEGATIVE_INFINITY }
     return found.sortedByDescending { values[it] }.take(count).toIntArray() // the sort is stable
 }
 
@@ -185,9 +184,7 @@ private fun nucleus(row: FloatArray, temperature: Double, topP: Double): IntArra
     val count = row.size
     val most = row.max()
     val divisor = maxOf(temperature.toFloat(), java.lang.Float.MIN_NORMAL)
-    var total = 0.0
-    for (value in row) total += exp(((value - most) / divisor).toDouble()).toFloat().toDouble()
-    val wanted = topP * total
+    val wanted = topP * row.sumOf { exp(((it - most) / divisor).toDouble()).toFloat().toDouble() }
     val wide = doubles(row)
     var size = FIRST_NUCLEUS
     while (true) {
@@ -195,15 +192,11 @@ private fun nucleus(row: FloatArray, temperature: Double, topP: Double): IntArra
         val order = candidates.sortedByDescending { row[it] }
         val weights = scaled(DoubleArray(order.size) { wide[order[it]] }, temperature)
         var mass = 0.0
-        var last = order.size
-        for (at in order.indices) {
-            mass += exp(weights[at])
-            if (mass >= wanted) {
-                last = at
-                break
-            }
+        val last = weights.indexOfFirst { weight ->
+            mass += exp(weight)
+            mass >= wanted
         }
-        if (last < order.size || order.size == count) return order.take(last + 1).toIntArray().also { it.sort() }
+        if (last >= 0 || order.size == count) return order.take(if (last < 0) count else last + 1).toIntArray().also { it.sort() }
         size *= 16
     }
 }
@@ -222,25 +215,18 @@ fun support(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Supp
     }
     if (params.topK in 1 until row.size) keep(top(doubles(row), params.topK))
     if (params.topP < 1) keep(nucleus(row, params.temperature, params.topP))
-    var weights = scaled(doubles(row), params.temperature)
     if (params.minP > 0) {
+        val weights = scaled(doubles(row), params.temperature)
         val least = ln(params.minP)
-        val kept = weights.indices.filter { weights[it] >= least }
-        val named = ids
-        val all = weights
-        ids = IntArray(kept.size) { named[kept[it]] }
-        weights = DoubleArray(kept.size) { all[kept[it]] }
+        keep(weights.indices.filter { weights[it] >= least }.toIntArray())
     }
-    return Support(ids, weights)
+    return Support(ids, scaled(doubles(row), params.temperature))
 }
 
-/** Log-probability of [token] under the unadjusted [logits], of which the first [size] count. */
-fun logSoftmaxAt(logits: FloatArray, token: Int, size: Int = logits.size): Double {
-    var most = Float.NEGATIVE_INFINITY
-    for (at in 0 until size) most = maxOf(most, logits[at])
-    var total = 0.0
-    for (at in 0 until size) total += exp((logits[at] - most).toDouble()).toFloat().toDouble()
-    return (logits[token] - most).toDouble() - ln(total)
+/** Log-probability of [token] under the unadjusted [logits]. */
+fun logSoftmaxAt(logits: FloatArray, token: Int): Double {
+    val most = logits.max()
+    return (logits[token] - most).toDouble() - ln(logits.sumOf { exp((it - most).toDouble()).toFloat().toDouble() })
 }
 
 /** What sampling says about each row of one target pass: row 0 follows the pending token, row i + 1 node i. */
@@ -261,6 +247,7 @@ class RowSampler(
 
     private fun seen(row: Int): List<Int> = if (params.readsPrefix) prefix(row) else emptyList()
     private fun supportOf(row: Int): Support = support(output.logits.row(row), params, seen(row))
+
     /** The token that plain decoding emits there. */
     fun choose(row: Int): Int = if (plain) likeliest(row) else supportOf(row).draw(noise, position(row))
 
@@ -302,8 +289,7 @@ class RowSampler(
     /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation, but for a scored constraint. */
     fun logprob(row: Int, token: Int): Double {
         val logits = output.logits.row(row)
-        val scored = if (params.constraint?.scored == true) adjusted(logits, params, seen(row)) else logits
-        return logSoftmaxAt(scored, token, output.logits.columns)
+        return logSoftmaxAt(if (params.constraint?.scored == true) adjusted(logits, params, seen(row)) else logits, token)
     }
 }
 

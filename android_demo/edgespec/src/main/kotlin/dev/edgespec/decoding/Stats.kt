@@ -13,9 +13,7 @@ data class RoundTime(
 )
 
 /** Method auto went from one method to another after so many rounds of the request. */
-class Switched(val round: Int, val left: String, val taken: String, val why: String) {
-    fun asMap(): Map<String, Any?> = mapOf("round" to round, "from" to left, "to" to taken, "why" to why)
-}
+class Switched(val round: Int, val left: String, val taken: String, val why: String)
 
 /** What a request did, where its time went, what its drafter decided and expected; work, a proxy of energy, in rows. */
 class Stats {
@@ -41,8 +39,6 @@ class Stats {
     var droppedReason: String? = null
     val drops = ArrayList<Map<String, String>>() // drafters that failed: method, where, error
     val recent = ArrayDeque<RoundTime>()
-    private var plainRounds = 0
-    private var draftedRounds = 0
     private var work = 0.0
 
     // what control decided, and expects of the current proposal: tokens, and time in plain steps
@@ -63,16 +59,11 @@ class Stats {
         private set
     var shadowAgreeing = 0
         private set
-    private var shadowFirst: Map<String, Int>? = null
 
-    /** Compare plain decoding's tokens with the written ones of a round, the first of index [position]. */
-    fun compare(position: Int, expected: IntArray, got: IntArray) = got.indices.forEach {
+    /** Compare plain decoding's tokens with the written ones of a round. */
+    fun compare(expected: IntArray, got: IntArray) = got.indices.forEach {
         shadowChecked++
-        if (expected[it] == got[it]) {
-            shadowAgreeing++
-        } else if (shadowFirst == null) {
-            shadowFirst = mapOf("position" to position + it, "expected" to expected[it], "got" to got[it])
-        }
+        if (expected[it] == got[it]) shadowAgreeing++
     }
 
     /** Count a round in which the guesses at [tested] positions were put to the test. */
@@ -84,15 +75,13 @@ class Stats {
         if (recent.size > WINDOW) recent.removeFirst()
         if (round.drafted == 0) {
             histogram[0]++
-            plainRounds++
             return
         }
-        draftedRounds++
         drafted += round.drafted
         accepted += round.accepted
         count(histogram, round.accepted)
         for (at in 0 until tested) count(offered, at)
-        for (at in 0 until tested) if (at < round.accepted) count(acceptedAt, at) else widen(acceptedAt, at + 1)
+        for (at in 0 until tested) count(acceptedAt, at, if (at < round.accepted) 1 else 0)
         // without control nothing has measured a draft step: it is weighed by its time against that of a row
         work += stepCost?.let { steps * it }
             ?: if (round.verifyMs > 0 && round.work > 0) round.draftMs / (round.verifyMs / round.work) else 0.0
@@ -115,37 +104,10 @@ class Stats {
     val predictedSpeedup: Double? get() = predicted.let { if (it.second > 0) it.first / it.second else null }
     val measuredSpeedup: Double? get() = measured.let { if (it.second > 0) it.first / it.second else null }
 
-    /** By who guessed: rounds, acceptance rate and tokens per round of the last rounds. */
-    fun recently(): Map<String, Map<String, Any>> = recent.groupBy { it.method }.toSortedMap().mapValues { (_, rounds) ->
-        mapOf(
-            "rounds" to rounds.size, "acceptance_rate" to ratio(rounds.sumOf { it.accepted }, rounds.sumOf { it.drafted }),
-            "tokens_per_round" to ratio(rounds.sumOf { it.tokens }, rounds.size),
-        )
-    }
-
-    fun asMap(): Map<String, Any?> = mapOf(
-        "prompt_tokens" to promptTokens, "reused_tokens" to reusedTokens, "tokens" to tokens, "rounds" to rounds,
-        "drafted" to drafted, "accepted" to accepted, "acceptance_rate" to acceptanceRate, "tokens_per_round" to tokensPerRound,
-        "histogram" to histogram.toList(), "offered" to offered.toList(), "accepted_at" to acceptedAt.toList(),
-        "prefill_ms" to prefillMs, "draft_ms" to draftMs, "verify_ms" to verifyMs, "other_ms" to otherMs,
-        "tokens_per_second" to tokensPerSecond, "dropped_reason" to droppedReason, "recent" to recently(),
-        "predicted_speedup" to predictedSpeedup, "measured_speedup" to measuredSpeedup, "work_per_token" to workPerToken,
-        "plain_rounds" to plainRounds, "drafted_rounds" to draftedRounds, "probes" to probes, "fallbacks" to fallbacks,
-        "recoveries" to recoveries, "drops" to drops.toList(), "switches" to switches.map { it.asMap() },
-        "shadow" to mapOf(
-            "every" to shadowEvery, "checked" to shadowChecked, "agreeing" to shadowAgreeing,
-            "agreement" to if (shadowChecked > 0) shadowAgreeing.toDouble() / shadowChecked else 1.0, "first_disagreement" to shadowFirst,
-        ),
-    ) + if (sourceRows > 0) mapOf("source_rows" to sourceRows, "encode_ms" to encodeMs) else emptyMap()
-
     private fun ratio(part: Int, whole: Int): Double = if (whole > 0) part.toDouble() / whole else 0.0
 
-    private fun widen(counts: ArrayList<Int>, size: Int) {
-        while (counts.size < size) counts.add(0)
-    }
-
-    private fun count(counts: ArrayList<Int>, at: Int) {
-        widen(counts, at + 1)
-        counts[at]++
+    private fun count(counts: ArrayList<Int>, at: Int, times: Int = 1) {
+        while (counts.size <= at) counts.add(0)
+        counts[at] += times
     }
 }

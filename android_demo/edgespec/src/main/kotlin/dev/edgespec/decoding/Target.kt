@@ -70,7 +70,7 @@ class Heads(val logits: Matrix?, val tokens: IntArray? = null, val best: Best? =
  * residual stream of every row after the last layer, where the target was told to keep it; [auxHidden] [n, k * width], the same
  * after some of its layers, side by side.
  */
-class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null, val auxHidden: Matrix? = null)
+data class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null, val auxHidden: Matrix? = null)
 
 /** A model with one KV slot.  [tokens] is what the slot holds; the caller's token list is the truth. */
 interface Target {
@@ -96,38 +96,24 @@ interface GreedyTarget : Target {
     fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass
 }
 
-/** A target whose residual stream can be read between layers, for a drafter that is conditioned on it. */
-interface AuxHiddenTarget : Target {
-    var keepAuxHidden: Boolean // fill Pass.auxHidden from now on
+/** A target that shows its residual stream, and can run some of its layers, and heads beside its LM head. */
+interface LayeredTarget : Target {
+    val layers: Int
+    val hiddenSize: Int
+    var keepHidden: Boolean // fill Pass.hidden from now on
+    var keepAuxHidden: Boolean // the same of Pass.auxHidden
     var auxHiddenSink: ((Int, Matrix) -> Unit)? // called with first row and auxiliary hidden states of every chunk of a prefill
 
     fun embed(tokens: IntArray): FloatArray // the residual stream of tokens [n] before the first layer -> [n * width]
-}
-
-/** A target that drafts for itself, and can score many hypotheses about its own text in one pass. */
-interface ScoringTarget : Target {
-    val layers: Int
-    val capacity: Int
 
     /** Run draft rows [offset] rows after the slot's tokens with sub-layers left out -> logits of the last row, [1, vocab]. */
     fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass
 
     /** Rows that each continue the first [visible] tokens of the slot, or an earlier row ([parents], -1 = none). */
     fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet? = null): Pass
-}
-
-/** A target with heads beside its LM head. */
-interface HeadTarget : Target {
-    var keepHidden: Boolean // fill Pass.hidden from now on
 
     /** A group of heads over [rows] rows of a residual stream; [top] 0 = all logits, else the best so many. */
     fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int = 0): Heads
-}
-
-/** A target that can run some of its layers. */
-interface LayeredTarget : HeadTarget {
-    val layers: Int
-    val hiddenSize: Int
 
     /** Layers 0 to [last] over a chain of [tokens], from [offset] rows after the slot's tokens -> [n, width]. */
     fun forwardLayers(tokens: IntArray, offset: Int, last: Int): FloatArray

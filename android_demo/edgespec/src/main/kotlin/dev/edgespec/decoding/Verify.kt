@@ -26,20 +26,11 @@ private fun upTo(count: Int) = IntArray(count) { it }
 
 /** Descend while plain decoding would have emitted the guess. */
 private fun match(proposal: Proposal, rows: RowSampler, forced: Int): Verdict {
-    if (proposal.parents == null) {
-        for (at in forced until proposal.size) {
-            val token = rows.choose(at)
-            if (token != proposal.tokens[at]) return Verdict(upTo(at), token)
-        }
-        return Verdict(upTo(proposal.size), rows.choose(proposal.size))
-    }
-    val nodes = ArrayList<Int>()
-    var node = -1
+    val path = upTo(forced).toMutableList()
     while (true) {
+        val node = path.lastOrNull() ?: -1
         val token = rows.choose(node + 1)
-        node = proposal.children(node).firstOrNull { proposal.tokens[it] == token } ?: -1
-        if (node < 0) return Verdict(nodes.toIntArray(), token)
-        nodes.add(node)
+        path += proposal.children(node).firstOrNull { proposal.tokens[it] == token } ?: return Verdict(path.toIntArray(), token)
     }
 }
 
@@ -94,14 +85,11 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler,
     var left: DoubleArray? = null // not normalised: what follows if exactly `stand` guesses do
     for (i in forced..tokens.size) {
         // a guess that q cannot have drawn is no evidence: the chain ends before it
-        val ends = i == tokens.size || probs[i][tokens[i]] <= 0
+        val q = probs.getOrNull(i)?.takeIf { it[tokens[i]] > 0 }
+        val p = if (q == null) null else rows.distribution(i)
         var residual: DoubleArray? = null
         var passes = held
-        var p = NO_MASS
-        var q = NO_MASS
-        if (!ends) {
-            p = rows.distribution(i)
-            q = probs[i]
+        if (p != null && q != null) {
             residual = DoubleArray(p.size) { maxOf(held * p[it] - q[it], 0.0) }
             val mass = residual.sum()
             passes = if (mass > 0 || held < 1) mass / (mass + 1 - held) else 1.0
@@ -111,7 +99,7 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler,
             stand = i
             left = residual
         }
-        if (ends) break
+        if (p == null || q == null) break
         val mine = held * p[tokens[i]]
         held = if (mine >= q[tokens[i]]) 1.0 else mine / q[tokens[i]]
         if (held <= 0) break // nothing longer can stand, and its rows are not looked at
@@ -119,8 +107,6 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler,
     if (left == null) return Verdict(upTo(stand), rows.choose(stand))
     return Verdict(upTo(stand), draw(left, noise.uniform(rows.position(stand), RESIDUAL)))
 }
-
-private val NO_MASS = DoubleArray(0)
 
 /** The longest path of guesses that a lossy rule accepts, the one of most merit among equally long ones. */
 private fun relax(proposal: Proposal, rows: RowSampler, accept: Accept, forced: Int): Verdict {
@@ -210,27 +196,6 @@ data class Accept(
     companion object {
         val RULES = listOf("exact", "typical", "top-k", "distance", "all")
         val EXACT = Accept()
-
-        /** A rule as the command line writes it: `typical`, `typical:0.09,0.3`, `top-k:3`, `distance:2`, ... */
-        fun parse(text: String, minBlock: Int = 0): Accept {
-            val wrong = InvalidRequest(
-                "acceptance rule '$text': expected exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D or all"
-            )
-            val rule = text.substringBefore(":")
-            val rest = text.substringAfter(":", "")
-            try {
-                if (rule == "typical" && rest.isNotEmpty()) {
-                    val (epsilon, delta) = rest.split(",").map { it.toDouble() }.also { if (it.size != 2) throw wrong }
-                    return Accept("typical", epsilon = epsilon, delta = delta, minBlock = minBlock)
-                }
-                if (rule == "top-k") return Accept("top-k", k = rest.toInt(), minBlock = minBlock)
-                if (rule == "distance") return Accept("distance", distance = rest.toInt(), minBlock = minBlock)
-            } catch (_: NumberFormatException) {
-                throw wrong
-            }
-            if (rest.isNotEmpty() || rule !in listOf("exact", "typical", "all")) throw wrong
-            return Accept(rule, minBlock = minBlock)
-        }
     }
 }
 

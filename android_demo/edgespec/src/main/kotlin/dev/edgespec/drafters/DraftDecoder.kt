@@ -20,7 +20,7 @@ private const val ROUND = 12 // rows that a round may leave to be read, and its 
  * to the pass that guesses.
  */
 open class DraftDecoder(
-    protected val target: AuxHiddenTarget, protected val slot: Slot, override val name: String, branch: List<Int>?,
+    protected val target: Slot, protected val slot: Slot, override val name: String, branch: List<Int>?,
     private val deferredRows: Int = 1,
 ) : Drawer() {
     private val branch = branch ?: listOf(1)
@@ -130,11 +130,10 @@ open class DraftDecoder(
         return drawing.tree(level, branch)
     }
 
-    override fun dryStep(first: Boolean): Boolean {
+    override fun dryStep(first: Boolean): () -> Any = {
         val rows = if (first) FIRST_ROWS else 1
         val numbers = if (first) width else wide
         slot.forwardGiven(given(IntArray(rows), FloatArray(rows * numbers), numbers), rows, !first, true)
-        return true
     }
 
     /** [n * columns]: what the slot is given of [tokens] [n], and of their auxiliary or own hidden states, [n * numbers]. */
@@ -153,7 +152,7 @@ open class DraftDecoder(
  * Guesses a [block] in one pass: DFlash (arXiv 2602.06036).  A row for every token, of the target's states there
  * alone.  The guesses of a block do not know each other: each is drawn from its own row.
  */
-class BlockDecoder(target: AuxHiddenTarget, slot: Slot, name: String, branch: List<Int>?, private val block: Int) :
+class BlockDecoder(target: Slot, slot: Slot, name: String, branch: List<Int>?, private val block: Int) :
     DraftDecoder(target, slot, name, branch, deferredRows = 0) {
     override fun draw(tokens: Tokens, auxHidden: FloatArray, length: Int): Proposal {
         if (auxHidden.isNotEmpty()) append(IntArray(auxHidden.size / width), auxHidden)
@@ -172,12 +171,11 @@ class BlockDecoder(target: AuxHiddenTarget, slot: Slot, name: String, branch: Li
         slot.absorbGiven(given, tokens.size)
     }
 
-    override fun dryStep(first: Boolean): Boolean {
+    override fun dryStep(first: Boolean): () -> Any = {
         val known = slot.tokens.size
         if (first) append(IntArray(FIRST_ROWS), FloatArray(FIRST_ROWS * width))
         slot.forwardBlock(masked(0, block - 1), block, true)
         slot.tokens.crop(known)
-        return true
     }
 
     /** [(1 + count) * columns]: the pending token, and masks where guesses will be. */

@@ -47,9 +47,6 @@ fun rowsOf(branch: List<Int>, length: Int): IntArray {
 /** (nodes to expand, guesses so far, their parents) -> draft logits, a row for each node; node -1 is the pending token. */
 typealias Level = (IntArray, IntArray, IntArray) -> Matrix
 
-/** The path of nodes from the root down to [node]. */
-internal fun pathTo(node: Int, parent: (Int) -> Int): List<Int> = generateSequence(node, parent).takeWhile { it >= 0 }.toList().reversed()
-
 /** The draft probability of a guess -> whether none should follow it. */
 typealias Weak = (Double) -> Boolean
 

@@ -2,7 +2,6 @@ package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.*
-import dev.edgespec.decoding.Target
 import dev.edgespec.formulas.*
 import dev.edgespec.runtimes.Slot
 import kotlin.math.exp
@@ -35,17 +34,14 @@ open class Medusa(protected val target: Slot, private val group: String, paths: 
 
     /** [count, top]: each head's best tokens and their logits. */
     protected fun best(state: FloatArray, top: Int): Best {
-        val best = (target as HeadTarget).forwardHeads(group, state, 1, top).best!!
+        val best = target.forwardHeads(group, state, 1, top).best!!
         for (at in best.logits.indices step best.top) {
             if (!best.logits[at].isFinite()) throw EdgespecError("expected finite logits of heads $group, got NaN or infinity")
         }
         return best
     }
 
-    override fun dryStep(first: Boolean): Boolean {
-        if (!first) target.forwardHeads(group, FloatArray(target.hiddenSize), 1, maxOf(top, 1))
-        return !first
-    }
+    override fun dryStep(first: Boolean) = { target.forwardHeads(group, FloatArray(target.hiddenSize), 1, maxOf(top, 1)) }.takeUnless { first }
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         val states = output.hidden ?: throw EdgespecError("the target gave no hidden states")
@@ -109,31 +105,23 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
         while (true) {
             val newest = guesses.size
             var at = 0
-            var row: FloatArray? = null
             var sure = false
             while (at < segments && !sure) {
-                val together = ArrayList(waiting[at])
+                val together = waiting[at].toList()
                 waiting[at].clear()
-                val given = row
-                val out = if (given == null) {
+                val out = if (at == 0) {
                     target.forwardLayers(intArrayOf(if (guesses.size > 0) guesses.at(-1) else tokens.at(-1)), newest, edges[1])
                 } else {
-                    together.add(given)
                     target.forwardLayers(joined(together), together.size, newest + 1 - together.size, edges[at], edges[at + 1])
                 }
-                val width = target.hiddenSize
-                val rows = out.size / width
-                for (i in 0 until rows - 1) waiting[at + 1].add(out.copyOfRange(i * width, (i + 1) * width))
-                val latest = out.copyOfRange((rows - 1) * width, rows * width)
-                row = latest
+                for (first in out.indices step target.hiddenSize) waiting[at + 1].add(out.copyOfRange(first, first + target.hiddenSize))
                 at++
-                sure = newest < most && ask(at - 1, latest, tokens, guesses, probs)
+                sure = newest < most && ask(at - 1, waiting[at].last(), tokens, guesses, probs)
             }
-            waiting[at].add(row!!)
             if (!sure) break
         }
         val done = waiting[segments]
-        val begun = Begun(joined(done), done.size, exits.last())
+        val begun = HeadStart(joined(done), done.size, exits.last())
         return Proposal(guesses.toIntArray(), null, if (probs.isEmpty()) null else probs.toTypedArray(), headStart = begun)
     }
 
@@ -167,25 +155,6 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
         return true
     }
 
-    override fun dryStep(first: Boolean): Boolean {
-        if (!first) target.forwardHeads("exit.${exits[0]}", target.forwardLayers(intArrayOf(0), 0, exits[0]), 1)
-        return !first
-    }
-}
-
-/** Rows of a pass whose layers before [layer] have run: [hidden] is the residual stream [rows, width] there. */
-private class Begun(private val hidden: FloatArray, private val rows: Int, private val layer: Int) : HeadStart {
-    override fun truncated(rows: Int): HeadStart =
-        if (this.rows <= rows) this else Begun(hidden.copyOf(hidden.size / this.rows * rows), rows, layer)
-
-    override fun check(target: Target, proposal: Proposal) {
-        require(target is LayeredTarget) { "layers have run ahead, but the target cannot go on from them" }
-        require(proposal.parents == null && rows == proposal.size + 1) { "expected ${proposal.size + 1} rows of a chain, got $rows" }
-        // in the target's pass they would be its failure
-        require(hidden.all { it.isFinite() }) { "the hidden states to go on from must be finite" }
-    }
-
-    override fun left(target: Target) = 1 - layer.toDouble() / (target as LayeredTarget).layers
-    override fun forward(target: Target, tokens: IntArray, best: Boolean) =
-        (target as LayeredTarget).forwardResumed(tokens, hidden, layer, best)
+    override fun dryStep(first: Boolean) =
+        { target.forwardHeads("exit.${exits[0]}", target.forwardLayers(intArrayOf(0), 0, exits[0]), 1) }.takeUnless { first }
 }

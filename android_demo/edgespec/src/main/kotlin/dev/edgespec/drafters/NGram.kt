@@ -11,7 +11,6 @@ import java.security.MessageDigest
 private const val LONGEST = 32 // a match is measured no further back
 private const val EXTRA = 1 // guesses more than tokens matched
 private val BUCKETS = intArrayOf(2, 3, 5, 10, 16) // match lengths at which the next bucket starts
-private const val COUNT = (1L shl 20) - 1 // low bits of an entry: how often its only continuation was seen
 private val STORED = BUCKETS.size + 1 // first bucket of guesses from a store
 private const val SHORT = 2 // a match of the text no longer than this gives way to a longer one of a store
 
@@ -24,12 +23,16 @@ class NGram(
     private var lead = NONE // what an encoder-decoder reads: it stands before the text
     private val text = Tokens() // the lead, and the text behind it
 
-    private data class Key(val low: Long, val high: Long)
+    /**
+     * What is known of some tokens in a row: the index [after] their latest occurrence, and how often the token there followed them;
+     * once a second one did, the [counts] of all, in the order in which they were first seen.
+     */
+    private class Entry(var after: Int) {
+        var times = 1
+        var counts: LinkedHashMap<Int, Int>? = null
+    }
 
-    // for each n, key -> (index after its most recent occurrence) << 20 | (how often the token there followed it);
-    // once a second token followed, `more` has the counts of all, in the order in which they were first seen
-    private var last = List(nMax + 1) { HashMap<Any, Long>() }
-    private var more = List(nMax + 1) { HashMap<Any, LinkedHashMap<Int, Int>>() }
+    private val known = HashMap<List<Int>, Entry>()
 
     init {
         if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1)) throw InvalidRequest(
@@ -37,23 +40,11 @@ class NGram(
         )
     }
 
-    /** Of the [n] tokens of [from] that end before [end]. */
-    private fun key(from: Tokens, end: Int, n: Int): Any = when {
-        n <= 2 -> packed(from, end, n)
-        n <= 4 -> Key(packed(from, end, 2), packed(from, end - 2, n - 2))
-        else -> from.slice(end - n, end).asList()
-    }
-
-    private fun packed(from: Tokens, end: Int, n: Int): Long {
-        var key = 0L
-        for (back in 1..n) key = key or (from.at(end - back).toLong() shl (32 * (back - 1)))
-        return key
-    }
+    private fun Tokens.end(n: Int): List<Int> = slice(size - n).asList()
 
     private fun clear() {
         text.crop(0)
-        last = List(nMax + 1) { HashMap() }
-        more = List(nMax + 1) { HashMap() }
+        known.clear()
     }
 
     /** What an encoder reads is the first text: names, numbers and quotes come again in its translation or summary. */
@@ -66,53 +57,33 @@ class NGram(
 
     /** Make the index one of [tokens]; if these are not a continuation, by starting anew. */
     private fun follow(tokens: Tokens) {
-        val known = text.size - lead.size
-        if (known > tokens.size || (0 until known).any { text.at(lead.size + it) != tokens.at(it) }) clear()
+        val read = text.size - lead.size
+        if (read > tokens.size || (0 until read).any { text.at(lead.size + it) != tokens.at(it) }) clear()
         for (at in text.size until lead.size) push(lead[at])
         for (at in text.size - lead.size until tokens.size) push(tokens.at(at))
     }
 
     private fun push(token: Int) {
-        index(token)
+        for (n in nMin..minOf(nMax, text.size)) {
+            val entry = known.putIfAbsent(text.end(n), Entry(text.size)) ?: continue
+            val before = text.at(entry.after)
+            if (entry.counts == null && before != token) entry.counts = linkedMapOf(before to entry.times)
+            entry.counts?.merge(token, 1, Int::plus)
+            entry.times++
+            entry.after = text.size
+        }
         text.push(token)
     }
 
-    private fun index(token: Int) {
-        val at = text.size
-        for (n in nMin..minOf(nMax, at)) {
-            val key = key(text, at, n)
-            val entry = last[n][key]
-            if (entry == null) {
-                last[n][key] = (at.toLong() shl 20) or 1L
-                continue
-            }
-            val counts = more[n][key]
-            val before = text.at((entry shr 20).toInt())
-            if (counts != null) {
-                counts[token] = (counts[token] ?: 0) + 1
-            } else if (before != token) {
-                more[n][key] = linkedMapOf(before to (entry and COUNT).toInt(), token to 1)
-            }
-            last[n][key] = (at.toLong() shl 20) or minOf((entry and COUNT) + 1, COUNT)
-        }
-    }
+    /** What is known of the ends of [tail], the longest one last: of one that is not known no longer one is either. */
+    private fun matches(tail: Tokens): List<Entry> =
+        (nMin..minOf(nMax, tail.size)).asSequence().map { known[tail.end(it)] }.takeWhile { it != null }.toList().filterNotNull()
 
-    /** Length of the longest indexed key that ends [tail]; 0 if there is none. */
-    private fun match(tail: Tokens): Int {
-        var found = 0
-        for (n in nMin..minOf(nMax, tail.size)) {
-            if (key(tail, tail.size, n) !in last[n]) break // then no longer key is there either
-            found = n
-        }
-        return found
-    }
-
-    /** The token that mostly followed the end of [tail], by the longest key that is sure enough; -1 if none is. */
+    /** The token that mostly followed the end of [tail], by the longest one that is sure enough; -1 if none is. */
     private fun likely(tail: Tokens): Int {
-        for (n in match(tail) downTo nMin) {
-            val key = key(tail, tail.size, n)
-            val latest = text.at((last[n].getValue(key) shr 20).toInt())
-            val counts = more[n][key] ?: return latest
+        for (entry in matches(tail).reversed()) {
+            val latest = text.at(entry.after)
+            val counts = entry.counts ?: return latest
             val most = counts.values.max()
             if (most >= share * counts.values.sum()) {
                 return if (counts[latest] == most) latest else counts.entries.first { it.value == most }.key
@@ -134,10 +105,10 @@ class NGram(
 
     private fun fromText(budget: Int): Pair<Int, IntArray> {
         val tail = Tokens(text.slice(maxOf(0, text.size - nMax)))
-        val n = match(tail)
-        if (n == 0) return 0 to IntArray(0)
-        val start = (last[n].getValue(key(tail, tail.size, n)) shr 20).toInt()
-        var matched = n
+        val found = matches(tail)
+        if (found.isEmpty()) return 0 to NONE
+        val start = found.last().after
+        var matched = nMin + found.size - 1
         while (matched < minOf(LONGEST, start) && text.at(start - matched - 1) == text.at(text.size - matched - 1)) matched++
         val guesses = Tokens()
         while (guesses.size < minOf(budget, matched + EXTRA)) {

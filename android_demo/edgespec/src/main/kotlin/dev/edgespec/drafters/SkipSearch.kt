@@ -170,7 +170,6 @@ class OnlineSearch(
         return switched(bits, 1 + random.nextInt(maxOf(1, (0.75 * skippable).toInt())), skippable)
     }
 
-    /** The leading set with one to three choices changed. */
     private fun mutated(): SkipSet = switched(bits(best), minOf(1 + random.nextInt(3), skippable), variables)
 
     private fun switched(bits: BooleanArray, count: Int, among: Int): SkipSet {

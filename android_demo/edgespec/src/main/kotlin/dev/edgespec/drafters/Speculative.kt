@@ -121,8 +121,5 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         return whole(logits, intArrayOf(logits.rows - 1), model)
     }
 
-    override fun dryStep(first: Boolean): Boolean {
-        if (!first) model.forward(intArrayOf(0))
-        return !first
-    }
+    override fun dryStep(first: Boolean) = { model.forward(intArrayOf(0)) }.takeUnless { first }
 }

@@ -11,7 +11,7 @@ import java.util.Locale
  * after a guess that makes a further one not worth it.
  */
 open class SelfSpec(
-    protected val target: ScoringTarget, protected var skip: SkipSet, private val known: Confidence = Confidence(),
+    protected val target: Slot, protected var skip: SkipSet, private val known: Confidence = Confidence(),
     private val gammaMax: Int = 12,
 ) : Drawer() {
     override val name = "self-spec"
@@ -59,10 +59,7 @@ open class SelfSpec(
         }
     }
 
-    override fun dryStep(first: Boolean): Boolean {
-        if (!first) target.forwardSkipped(intArrayOf(0), 0, skip)
-        return !first
-    }
+    override fun dryStep(first: Boolean) = { target.forwardSkipped(intArrayOf(0), 0, skip) }.takeUnless { first }
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         val tested = minOf(proposal.tested(verdict.path), sure.size)
@@ -99,14 +96,13 @@ class StepCost(val attention: Double, val mlp: Double, private val high: Triple<
  * 2410.06916).  A seeded text of rejection sampling is drafted with the set that the search starts from.
  */
 class Swift(
-    target: ScoringTarget, private val search: OnlineSearch, private val stepCost: StepCost,
+    target: Slot, private val search: OnlineSearch, private val stepCost: StepCost,
     private val costs: CostModel, private val share: Double = 0.02, private val branch: List<Int>? = null,
     private val store: SkipStore? = null,
 ) : SelfSpec(target, search.also { store?.load(it) }.best) {
     override val name = "swift"
     private var decodedMs = 0.0 // time of all rounds that the search has seen
     private var searchMs = 0.0 // time that the search took
-    private var passes = 0
     private var changes = 0 // of the set in use
     private var reproducible = false
     private var unitMs = 0.0 // time of a one-row pass
@@ -190,7 +186,6 @@ class Swift(
             search.stopped = "sets cannot be scored here: ${error.message}"
             return
         }
-        passes++
         unsaved++
         if (search.tell(asked, matched, ROWS)) {
             use(search.best)
@@ -221,7 +216,7 @@ class Swift(
 }
 
 /** How many of the slot's last ROWS tokens a draft without [skip] would have guessed, in chains of DEPTH rows. */
-internal fun matches(target: ScoringTarget, skip: SkipSet): Int {
+internal fun matches(target: Slot, skip: SkipSet): Int {
     val held = target.tokens.size
     val ids = target.tokens.slice(held - ROWS - 1)
     val first = held - ROWS - 1

@@ -58,7 +58,6 @@ class Engine internal constructor(
     private val times = HashMap<String, Map<Int, Double>>()
     internal val lanes: LanePool
     internal val prompts: PromptCache?
-    private var rowsExact: Boolean? = null
     private val closed = AtomicBoolean()
     private var sparing = Sparing(0, null)
     internal var felt = 0L // when heat was asked for, in nanoseconds; 0 = it was not
@@ -142,7 +141,6 @@ class Engine internal constructor(
         return stream(source.begin, source, settings)
     }
 
-    /** Tokens that a text begins with in the languages of the settings. */
     private fun begin(settings: Settings): IntArray =
         sources?.begin(settings.sourceLanguage, settings.targetLanguage) ?: manifest.speech?.begin() ?: IntArray(0)
 
@@ -179,7 +177,7 @@ class Engine internal constructor(
         val rules = manifest.text?.rules
         val length = settings.maxNewTokens ?: maxOf(1, minOf(rules?.most ?: context, context) - begin)
         if (rules?.needed != true) return settings.copy(maxNewTokens = length)
-        val (kept, ends) = if (settings.ignoreEos) rules.endless() to emptySet() else rules to eos
+        val (kept, ends) = if (settings.ignoreEos) rules.copy(forcedEnd = null) to emptySet() else rules to eos
         val bound = RuledText(kept, manifest.target.facts.vocab, ends, begin, minOf(context, begin + length))
         return settings.copy(maxNewTokens = length, sampling = settings.sampling.copy(constraint = bound))
     }
@@ -237,10 +235,10 @@ class Engine internal constructor(
     }
 
     /** Whether verified rows have the bits of plain decoding's on this machine; probed once, then known. */
-    internal fun rowsExact(): Boolean = rowsExact ?: run {
+    internal val rowsExact: Boolean by lazy {
         val lane = lanes.any() // its text stays
         try {
-            (strict && probeRows(lane.target)).also { rowsExact = it }
+            strict && probeRows(lane.target)
         } finally {
             lanes.giveBack(lane)
         }
@@ -287,11 +285,8 @@ class Engine internal constructor(
         if (!closed.compareAndSet(false, true)) return
         if (Thread.currentThread() !== decodeThread) prompts?.finish()
         onDecodeThread {
-            lanes.clear()
+            trim(Trim.ALL)
             if (lanes.inUse == 0) {
-                draftModels.values.forEach { it.close() }
-                encoding?.clear()
-                pictures?.clear()
                 model.close()
                 sources?.close()
                 codec.close()

@@ -14,7 +14,6 @@ private const val ROW_BITS = 14 // of a token: which row; the bits above name th
 private const val MOST_ROWS = 1 shl ROW_BITS
 private const val KEPT_BYTES = 64 shl 20 // of rows that no request uses; the picture used last is kept in any case
 
-/** What makes rows of pictures for one model. */
 internal class Sight(private val folder: File, private val model: ModelPart, private val open: Opener) {
     val part: ImagePart = model.image!!
     private val sides = HashMap<ModelPart, NativeSlot>()
@@ -99,7 +98,6 @@ internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Open
 
     private fun tokensOf(one: Seen): List<Int> = List(one.rows.size / hidden) { INSERTED or (one.number shl ROW_BITS) or it }
 
-    /** Find what was made of a picture, or make it. */
     private fun look(picture: Picture): Seen = synchronized(making) {
         val (number, known) = synchronized(seen) { numbers.getOrPut(picture.digest) { numbers.size }.let { it to seen[it] } }
         if (number >= INSERTED / MOST_ROWS) throw InvalidRequest("more than ${INSERTED / MOST_ROWS} pictures", "load the bundle again")

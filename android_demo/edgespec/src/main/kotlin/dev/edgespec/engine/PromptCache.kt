@@ -5,9 +5,7 @@ import dev.edgespec.decoding.Tokens
 import dev.edgespec.runtimes.*
 import java.io.File
 import java.io.IOException
-import java.util.concurrent.LinkedBlockingQueue
-import java.util.concurrent.ThreadPoolExecutor
-import java.util.concurrent.TimeUnit
+import java.util.concurrent.*
 
 /*
  * Prompts are read once: what passes left of them is kept on the disk, and found by the next process, as in Python
@@ -99,8 +97,7 @@ internal fun originOf(manifest: Manifest, model: Model, library: File?): Map<Str
 }
 
 private fun processor(): String {
-    val lines = runCatching { File("/proc/cpuinfo").readLines() }.getOrDefault(emptyList())
-    val said = lines.filter { line -> listOf("model name", "Hardware", "flags", "Features").any(line::startsWith) }
+    val said = linesOf("/proc/cpuinfo").filter { line -> listOf("model name", "Hardware", "flags", "Features").any(line::startsWith) }
     return (listOf(System.getProperty("os.arch")) + said.distinct()).joinToString("; ")
 }
 
@@ -156,9 +153,8 @@ internal class PromptWriter(private val cache: File, private val limit: Long, pr
     }
 
     private inner class Wanted(val folder: PromptFolder, val slot: Slot, val text: IntArray, val state: ByteArray) : Runnable {
-        override fun run() = try {
-            write()
-        } catch (_: Exception) { // no room, no rights, a closed engine: it is read again then
+        override fun run() {
+            runCatching { write() } // no room, no rights, a closed engine: it is read again then
         }
 
         private fun write() {

@@ -50,12 +50,7 @@ internal class Request(
             lane.chunk = admission.chunk
             val ends = endsOfTurns(prompt, engine.eos)
             lane.target.mark(ends + lane.shared, admission.checkpoints)
-            val own = settings.proposer
-            drafter = if (own != null) {
-                lane.own(own, settings.gamma, settings.adaptive, settings.fallback)
-            } else {
-                lane.drafter(choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts)
-            }
+            drafter = lane.drafter(choice, settings)
             val eos = if (settings.ignoreEos) emptySet() else engine.eos
             if (!settings.prediction.isNullOrEmpty() && settings.method != "ar") {
                 val expected = engine.codec.encode(settings.prediction, withSpecial = false)
@@ -73,7 +68,6 @@ internal class Request(
         }
     }
 
-    /** Let a slot hold what the disk has of the prompt. */
     private fun takeUp(slot: Slot, ends: List<Int>, draft: Boolean) {
         if (sees) return // their tokens are numbers of this process
         val found = engine.prompts?.takeUp(slot, prompt, prompt.size + settings.length, draft) ?: return
@@ -146,7 +140,7 @@ internal class Request(
         return Result(
             text = decoder.text, tokens = written.toIntArray(), finish = finish ?: "cancelled", stats = stats,
             methodRequested = settings.method, methodUsed = used, reason = reason(), lossless = said(settings.accept.lossless),
-            exact = said(engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact())),
+            exact = said(engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact)),
             unproven = engine.unproven, approximations = engine.approximations + settings.accept.approximations,
             operators = engine.operators.kind, draftAttention = draftAttention,
             logprobs = if (settings.logprobs) logprobs.toDoubleArray() else null, predictedBytes = admission.predicted,
@@ -194,17 +188,6 @@ class Result(
     val unproven: List<String> = emptyList(), // why those two cannot be said, a sentence each: something was not checked
 ) {
     val device = "cpu"
-
-    fun asMap(): Map<String, Any?> = linkedMapOf(
-        "text" to text, "tokens" to tokens.toList(), "finish" to finish, "method_requested" to methodRequested,
-        "method_used" to methodUsed, "reason" to reason, "lossless" to lossless, "exact" to exact, "unproven" to unproven,
-        "approximations" to approximations, "operators" to operators, "device" to device,
-        "stats" to stats.asMap() + ("predicted_bytes" to predictedBytes),
-    ).apply {
-        draftAttention?.let { put("draft_attention", it) }
-        logprobs?.let { put("logprobs", it.toList()) }
-        if (modelSampling.isNotEmpty()) put("model_sampling", modelSampling)
-    }
 }
 
 /** A piece of a stream, of one [round] (null: held back until the end); [pieces]: by its tokens; the last has the [result]. */

@@ -40,57 +40,50 @@ class Lane internal constructor(
         for ((name, slot) in drafts + ("target" to target)) encoding?.attend(name, slot, source)
     }
 
-    fun drafter(choice: MethodChoice, gamma: Int?, adaptive: Boolean, fallback: Boolean, options: DraftOptions): Drafter {
+    fun drafter(choice: MethodChoice, asked: Settings): Drafter {
+        asked.proposer?.let { return own(it, asked) }
+        val options = asked.drafts
+        fun loaded(choice: MethodChoice) = controlled(choice, bare(choice, options), asked)
         if (choice.proposers.isNotEmpty()) {
             val names = choice.proposers.map { it.name }
-            return kept(listOf("chain", options.copy(proposers = names), gamma, adaptive, fallback)) {
-                Chain(choice.proposers.map { if (adaptive) loaded(it, gamma, fallback, options) else bare(it, options) })
+            return kept(listOf("chain", options.copy(proposers = names), asked.gamma, asked.adaptive, asked.fallback)) {
+                Chain(choice.proposers.map { if (asked.adaptive) loaded(it) else bare(it, options) })
             }
         }
-        if (choice.candidates.isNotEmpty() && adaptive) {
+        if (choice.candidates.isNotEmpty() && asked.adaptive) {
             val promises = choice.candidates.map { it.name to it.promise }
-            return kept(listOf("auto", promises, options, gamma, fallback)) {
+            return kept(listOf("auto", promises, options, asked.gamma, asked.fallback)) {
                 verifyCosts(null) // the passes that this times must come before the prompt is read
-                val candidates = choice.candidates.map {
-                    Candidate(it.name, it.promise, { loaded(it, gamma, fallback, options) }, it.name == "ngram")
-                }
-                Auto(candidates, fallback)
+                Auto(choice.candidates.map { Candidate(it.name, it.promise, { loaded(it) }, it.name == "ngram") }, asked.fallback)
             }
         }
-        if (choice.name == "ar" || !adaptive) return bare(choice, options)
-        return kept(listOf(choice.name, options, gamma ?: choice.gamma, fallback)) { loaded(choice, gamma, fallback, options) }
+        if (choice.name == "ar" || !asked.adaptive) return bare(choice, options)
+        return kept(listOf(choice.name, options, asked.gamma ?: choice.gamma, asked.fallback)) { loaded(choice) }
     }
 
     private fun kept(key: List<Any?>, make: () -> Drafter): Drafter =
-        made.getOrPut(key) { make().also { drafter -> inherited.remove(key)?.let { (drafter as Wrapper).goOnFrom(it) } } }
+        made.getOrPut(key) { make().also { drafter -> inherited.remove(key)?.let { drafter.goOnFrom(it) } } }
 
     fun goOnFrom(other: Lane) {
         inherited.putAll(other.inherited)
-        for ((key, drafter) in other.made) (drafter as? Wrapper)?.learned()?.let { inherited[key] = it }
+        for ((key, drafter) in other.made) drafter.learned()?.let { inherited[key] = it }
     }
 
-    fun own(proposer: Proposer, gamma: Int?, adaptive: Boolean, fallback: Boolean): Drafter {
-        val key = listOf(System.identityHashCode(proposer), gamma, adaptive, fallback)
+    private fun own(proposer: Proposer, asked: Settings): Drafter {
+        val key = listOf(System.identityHashCode(proposer), asked.gamma, asked.adaptive, asked.fallback)
         own?.let { (known, drafter) -> if (known == key) return drafter }
         val custom = UserDrafter(proposer, target.vocabSize)
-        val drafter = if (adaptive) controlled(ownChoice(custom.name), custom, gamma, fallback) else custom
-        own = key to drafter
-        return drafter
+        return (if (asked.adaptive) controlled(ownChoice(custom.name), custom, asked) else custom).also { own = key to it }
     }
-
-    private fun loaded(choice: MethodChoice, gamma: Int?, fallback: Boolean, options: DraftOptions): Adaptive =
-        controlled(choice, bare(choice, options), gamma, fallback)
 
     private fun bare(choice: MethodChoice, options: DraftOptions): Drafter {
         val shape = options.copy(proposers = emptyList())
         return inner.getOrPut(choice.name to shape) { build(choice.name, parts, choice.part, shape) }
     }
 
-    private fun controlled(choice: MethodChoice, drafter: Drafter, gamma: Int?, fallback: Boolean): Adaptive {
-        val control = Adaptive(drafter, costs(choice, drafter), gamma ?: choice.gamma, fallback)
-        choice.part.acceptance?.firstOrNull()?.let { control.prior = it }
-        return control
-    }
+    private fun controlled(choice: MethodChoice, drafter: Drafter, asked: Settings) = Adaptive(
+        drafter, costs(choice, drafter), asked.gamma ?: choice.gamma, asked.fallback, choice.part.acceptance?.firstOrNull() ?: PRIOR,
+    )
 
     var chunk: Int
         get() = target.chunk
@@ -131,8 +124,7 @@ class Lane internal constructor(
     private fun costs(choice: MethodChoice, drafter: Drafter): CostModel {
         val part = choice.part
         val cost = if (drafter.cheap) verifyCosts(0.0) else verifyCosts(part.draftCost, part.firstCost)
-        fun timed(name: String, first: Boolean) =
-            if (drafter.dryStep(first)) measured(name, listOf(1)) { drafter.dryStep(first) }.getValue(1) else null
+        fun timed(name: String, first: Boolean) = drafter.dryStep(first)?.let { run -> measured(name, listOf(1)) { run() }.getValue(1) }
         val step = timed(choice.name, false) ?: return cost
         val first = timed("${choice.name}, first", true)
         first?.let { cost.observeDraft(2, it + step, ENOUGH) }
@@ -147,7 +139,6 @@ class Lane internal constructor(
         return cost
     }
 
-    /** Times by size, measured once for all lanes of an engine. */
     private fun measured(name: String, sizes: List<Int>, run: (Int) -> Unit): Map<Int, Double> =
         times.getOrPut(name) { measure(sizes, 3, run) }
 }

@@ -43,7 +43,6 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
     private var points: List<Pair<Int, Double>>
     private var steps: List<Pair<Int, Double>> = 
         listOf(0 to 0.0) + (first?.let { listOf(1 to it, 2 to it + givenC) } ?: listOf(1 to givenC))
-    private val table = ArrayList<Double>()
     private var currentPlainMs: Double? = null
 
     init {
@@ -69,8 +68,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
 
     fun v(n: Int): Double {
         refresh()
-        while (table.size <= n) table.add(interpolate(points, table.size))
-        return table[n]
+        return interpolate(points, n)
     }
 
     /** Milliseconds of a one-row pass; null = nothing was measured. */
@@ -109,7 +107,6 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         // what was measured stands; a given point between measured ones may contradict them
         val known = all.filterKeys { it in ms || it == 1 || !(ms.firstKey() < it && it < ms.lastKey()) }
         points = rising(known)
-        table.clear()
         val drafts = timings.drafts.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) / one }
         if (drafts.isNotEmpty()) steps = rising((mapOf(0 to 0.0) + drafts).toSortedMap())
     }
@@ -164,27 +161,21 @@ private const val IN_A_ROW = 5 // so many passes,
 private const val BEYOND = 1.25 // all so far off in one direction: another pace
 
 private class Window {
-    val ms = ArrayDeque<Double>()
-    private val made = ArrayDeque<Int>()
+    private val all = ArrayDeque<Pair<Double, Int>>() // milliseconds, and when it was timed
+    val ms: List<Double> get() = all.map { it.first }
 
     fun add(taken: Double, times: Int, now: Int) = repeat(times) {
-        ms.addLast(taken)
-        made.addLast(now)
-        if (ms.size > WINDOW) {
-            ms.removeFirst()
-            made.removeFirst()
-        }
+        all.addLast(taken to now)
+        if (all.size > WINDOW) all.removeFirst()
     }
 
     /** Median of what was timed before that moment; null = too little. */
     fun usual(before: Int): Double? {
-        val known = ms.take(made.count { it < before }).sorted()
+        val known = all.filter { it.second < before }.map { it.first }.sorted()
         return if (known.size >= KNOWN) known[known.size / 2] else null
     }
 
-    fun scale(factor: Double, before: Int) {
-        for (at in ms.indices) if (made[at] < before) ms[at] *= factor
-    }
+    fun scale(factor: Double, before: Int) = all.replaceAll { (taken, made) -> (if (made < before) taken * factor else taken) to made }
 }
 
 /**

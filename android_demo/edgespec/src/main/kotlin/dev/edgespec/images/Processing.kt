@@ -107,7 +107,6 @@ private fun bounded(size: Size, unit: Int, least: Int, most: Int): Size {
     return Size(ceil(sides[0] * times / unit).toInt() * unit, ceil(sides[1] * times / unit).toInt() * unit)
 }
 
-/** Lines and columns of [least, most] tiles. */
 private fun shapes(tiles: List<Int>): List<Size> {
     val sides = 1..tiles[1]
     return sides.flatMap { x -> sides.filter { x * it in tiles[0]..tiles[1] }.map { Size(it, x) } }

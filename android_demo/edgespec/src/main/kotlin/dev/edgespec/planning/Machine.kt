@@ -4,7 +4,6 @@ import com.google.gson.JsonObject
 import dev.edgespec.Edgespec
 import dev.edgespec.runtimes.*
 import java.io.File
-import java.io.IOException
 
 /* What a device is, and the bytes that a pass over a bundle reads there, as the Python side names and counts them. */
 
@@ -20,10 +19,9 @@ class Machine(private val model: String = "", private val memory: Long = 0) {
         "isa" to if (native) nativeIsa() else "", "library" to (library?.takeIf { native && it.isFile }?.let { sha256(it).take(16) } ?: ""),
     )
 
-    /** Architecture, name and the instruction sets that matter. */
     private fun processor(): String {
         val machine = System.getProperty("os.arch").let { if (it == "amd64") "x86_64" else it }
-        val lines = read("/proc/cpuinfo").map { line -> line.split(":", limit = 2).map { it.trim() } }.filter { it.size == 2 }
+        val lines = linesOf("/proc/cpuinfo").map { line -> line.split(":", limit = 2).map { it.trim() } }.filter { it.size == 2 }
         fun told(vararg names: String) = lines.firstOrNull { it[0] in names }?.get(1) ?: ""
         val flags = told("flags", "Features").split(" ")
         return (listOf(machine, model.ifEmpty { told("model name", "Hardware") }) + FLAGS.filter { it in flags }).filter { it.isNotEmpty() }.joinToString(" ")
@@ -34,13 +32,7 @@ class Machine(private val model: String = "", private val memory: Long = 0) {
         fun resident(): Long = kilobytes("/proc/self/status", "VmRSS")
 
         private fun kilobytes(file: String, name: String): Long =
-            read(file).firstOrNull { it.startsWith("$name:") }?.filter { it.isDigit() }?.toLongOrNull()?.times(1024) ?: 0
-
-        private fun read(file: String): List<String> = try {
-            File(file).readLines()
-        } catch (_: IOException) { // not Linux, or forbidden
-            emptyList()
-        }
+            linesOf(file).firstOrNull { it.startsWith("$name:") }?.filter { it.isDigit() }?.toLongOrNull()?.times(1024) ?: 0
     }
 }
 

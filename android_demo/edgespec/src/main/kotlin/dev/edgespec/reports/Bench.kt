@@ -1,10 +1,7 @@
 package dev.edgespec.reports
 
 import dev.edgespec.decoding.Settings
-import dev.edgespec.engine.Engine
-import dev.edgespec.engine.Result
-import dev.edgespec.engine.Source
-import dev.edgespec.engine.ofAll
+import dev.edgespec.engine.*
 import dev.edgespec.formulas.median
 import java.util.Locale
 import java.util.Random

@@ -6,9 +6,7 @@ import dev.edgespec.decoding.*
 import dev.edgespec.drafters.hex
 import dev.edgespec.engine.*
 import dev.edgespec.formulas.*
-import dev.edgespec.planning.Machine
-import dev.edgespec.planning.kvTokenBytes
-import dev.edgespec.planning.readBytes
+import dev.edgespec.planning.*
 import dev.edgespec.runtimes.*
 import java.io.File
 import java.security.MessageDigest
@@ -28,6 +26,7 @@ private const val PREFILL = 128 // tokens of a timed prefill
 private const val KV_SHARE = 0.25 // of the memory that is free: keys and values of the deepest pass take no more
 private const val TRIES = 3 // of passes on a busy device: the steadiest count
 private const val BUSY = 1.5 // from this spread of equal passes on, something else ran
+private val OUTSIDE = Regex("(\"(?:[^\"\\\\]++|\\\\.)*+\")|\\s+") // strings of JSON, and the white space beside them
 private val ROWS = listOf(1, 2, 3, 5, 9, 17)
 private val DEPTHS = listOf(64, 512, 2048, 8192, 32768, 131072)
 private val SHARES = mapOf("passes" to 0.33, "prefill" to 0.10, "drafts" to 0.07, "trials" to 0.50)
@@ -59,7 +58,7 @@ private class Calibration(
         val part = data["target"].asJsonObject
         val weights = readBytes(part, native)
         val kv = kvTokenBytes(target, engine.attention)
-        val exact = engine.onDecodeThread { engine.rowsExact() }
+        val exact = engine.onDecodeThread { engine.rowsExact }
         val times = LinkedHashMap<Int, Map<Int, Double>>()
         val read = LinkedHashMap<Int, Double>()
         val drafted = List(2) { LinkedHashMap<String, MutableMap<Int, Double>>() }
@@ -90,16 +89,8 @@ private class Calibration(
 
     /** Names the bundle by its manifest, without the line breaks of the file (`manifest_hash`). */
     private fun named(): String {
-        val text = File(engine.bundle.path, MANIFEST).readText()
-        val kept = StringBuilder(text.length)
-        var inside = false
-        var escaped = false
-        for (one in text) {
-            if (inside || !one.isWhitespace()) kept.append(one)
-            if (!escaped && one == '"') inside = !inside
-            escaped = inside && !escaped && one == '\\'
-        }
-        return hex(MessageDigest.getInstance("SHA-256").digest(kept.toString().toByteArray()))
+        val kept = File(engine.bundle.path, MANIFEST).readText().replace(OUTSIDE) { it.groupValues[1] }
+        return hex(MessageDigest.getInstance("SHA-256").digest(kept.toByteArray()))
     }
 
     /** Tokens before the timed passes: up to the context, as far as memory allows. */
@@ -129,7 +120,6 @@ private class Calibration(
         if (slot is GreedyTarget) ({ slot.forwardBest(tokens, null) }) else ({ slot.forward(tokens, null) })
     }
 
-    /** Tokens a second, by depth. */
     private fun prefill(lane: Lane, depths: List<Int>): Map<Int, Double> {
         val wanted = depths.filter { it <= engine.context - PREFILL }.ifEmpty { listOf(0) }
         val size = minOf(PREFILL, engine.context - 1 - wanted[0])
@@ -141,10 +131,14 @@ private class Calibration(
 
     /** One draft step of every method that has one, and a round's [first] where it takes another time, at the least and the most depth. */
     private fun drafts(lane: Lane, depths: List<Int>, found: List<MutableMap<String, MutableMap<Int, Double>>>) {
-        val steps = LinkedHashMap<Pair<String, Boolean>, () -> Unit>()
+        val steps = LinkedHashMap<Pair<String, Boolean>, () -> Any>()
         for (name in engine.methods) try {
-            val drafter = lane.drafter(engine.chooseFor(Settings(name)), null, adaptive = false, fallback = true, options = DraftOptions())
-            for (first in listOf(false, true)) if (drafter.dryStep(first)) steps[name to first] = { drafter.dryStep(first) }
+            val bare = Settings(name, adaptive = false)
+            val drafter = lane.drafter(engine.chooseFor(bare), bare)
+            for (first in listOf(false, true)) drafter.dryStep(first)?.let { run ->
+                run()
+                steps[name to first] = run
+            }
         } catch (error: Exception) { // as in a request: it costs the method, not the rest
             notes.add("$name was not measured: ${firstLine(error)}")
         }
@@ -258,7 +252,6 @@ private class Calibration(
         return best.mapValues { median(it.value) }
     }
 
-    /** Upper quartile over the lower. */
     private fun unsteady(times: List<Double>): Double {
         val sorted = times.sorted()
         fun at(share: Double): Double {

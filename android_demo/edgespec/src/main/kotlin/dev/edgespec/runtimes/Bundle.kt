@@ -8,14 +8,7 @@ import java.security.MessageDigest
 
 fun sha256(path: File): String {
     val digest = MessageDigest.getInstance("SHA-256")
-    val piece = ByteArray(1 shl 20)
-    path.inputStream().use { file ->
-        while (true) {
-            val count = file.read(piece)
-            if (count < 0) break
-            digest.update(piece, 0, count)
-        }
-    }
+    path.forEachBlock(1 shl 20) { piece, count -> digest.update(piece, 0, count) }
     return hex(digest.digest())
 }
 

@@ -11,7 +11,8 @@ import java.nio.*
 enum class Dtype(val size: Int) { FLOAT(4), INT64(8), INT32(4), UINT8(1), BOOL(1) }
 
 /** Memory outside of the Java heap as an array (zero copy): write it, and whoever runs a graph reads it where it lies. */
-internal class Bound private constructor(val bytes: ByteBuffer, val type: Dtype, val shape: IntArray) : AutoCloseable {
+internal class Bound private constructor(val memory: ByteBuffer, val type: Dtype, val shape: IntArray) : AutoCloseable {
+    val bytes: ByteBuffer = memory.duplicate().also { it.position(0).limit(size(type, shape).toInt()) }.slice().order(ByteOrder.nativeOrder())
     val longs: LongBuffer by lazy { bytes.asLongBuffer() }
     val ints: IntBuffer by lazy { bytes.asIntBuffer() }
     val floats: FloatBuffer by lazy { bytes.asFloatBuffer() }
@@ -31,17 +32,9 @@ internal class Bound private constructor(val bytes: ByteBuffer, val type: Dtype,
             return ByteBuffer.allocateDirect(size.toInt()).order(ByteOrder.nativeOrder())
         }
 
-        fun over(memory: ByteBuffer, type: Dtype, vararg shape: Int): Bound {
-            val count = shape.fold(1L) { all, one -> all * one }
-            val whole = memory.duplicate()
-            whole.position(0)
-            whole.limit((count * type.size).toInt())
-            val bytes = whole.slice().order(ByteOrder.nativeOrder())
-            return Bound(bytes, type, shape)
-        }
-
-        fun of(type: Dtype, vararg shape: Int): Bound =
-            over(memory(shape.fold(1L) { all, one -> all * one } * type.size), type, *shape)
+        fun size(type: Dtype, shape: IntArray): Long = shape.fold(type.size.toLong()) { all, one -> all * one }
+        fun over(memory: ByteBuffer, type: Dtype, vararg shape: Int) = Bound(memory, type, shape)
+        fun of(type: Dtype, vararg shape: Int) = Bound(memory(size(type, shape)), type, shape)
     }
 }
 
@@ -97,16 +90,18 @@ internal fun whyNot(library: File?): String? = when {
     else -> null
 }
 
+/** Lines of a file of the system's; none where it is not Linux, or forbidden. */
+internal fun linesOf(file: String): List<String> = runCatching { File(file).readLines() }.getOrDefault(emptyList())
+
 /** Tells this build of a library from others: its hash; of one that lies in an app's archive, which archive, when written. */
 internal fun identityOf(library: File): String {
     if (!byName(library)) return sha256(library)
-    val lines = runCatching { File("/proc/self/maps").readLines() }.getOrDefault(emptyList())
-    val mapped = lines.filter { '/' in it }.map { File(it.substring(it.indexOf('/'))) }.distinct()
+    val mapped = linesOf("/proc/self/maps").filter { '/' in it }.map { File(it.substring(it.indexOf('/'))) }.distinct()
     mapped.firstOrNull { it.name == library.name && it.isFile }?.let { return sha256(it) }
     return mapped.filter { it.extension == "apk" }.joinToString { "$it ${it.length()} ${it.lastModified()}" }
 }
 
-class OperatorChoice(val kind: String, val reason: String) {
+class OperatorChoice(val kind: String) {
     /** The graph that can run every method, strict if asked for; native rows always have the same bits. */
     fun graph(part: ModelPart, strict: Boolean): String {
         if (kind == "native" && "native" in part.graphs) return "native"
@@ -128,8 +123,7 @@ fun chooseOperators(wanted: String, part: ModelPart, library: File?): OperatorCh
     if (kind != part.layout) throw BundleError(
         "the bundle has no weights for $kind operators${missing?.let { ", and $it" } ?: ""}", "export it with `--operators $kind`",
     )
-    val found = if (kind == "native") "native operators" else "the bundle was exported for stock operators"
-    return OperatorChoice(kind, if (wanted != "auto") "asked for" else found)
+    return OperatorChoice(kind)
 }
 
 /** Finds the row of a picture that a token names, [hidden] numbers of an array from a place on. */
@@ -157,7 +151,7 @@ class Model(
     internal var instead = 0
     /** Columns of what a pass may begin with. */
     val givenSize: Int get() = runner.givenSize
-    private val held = HashMap<String, Held>()
+    private val held = HashMap<String, Bound>()
     private val rows = HashMap<Int, FloatArray>()
 
     /** int32 [size]: the tokens that the columns of a cut LM head mean; null = there is none. */
@@ -177,40 +171,20 @@ class Model(
 
     /** A view of the growing buffer [name]; the same memory whatever the shape.  New memory is zero. */
     internal fun buffer(name: String, type: Dtype, vararg shape: Int): Bound {
-        val own = held.getOrPut(name) { Held() }
-        return own.views.getOrPut(shape.asList()) {
-            val size = shape.fold(type.size.toLong()) { all, one -> all * one }
-            if (own.memory.capacity() < size) own.replace(Bound.memory(size))
-            Bound.over(own.memory, type, *shape)
-        }
+        val last = held[name]
+        if (last != null && last.shape.contentEquals(shape)) return last // so it is from token to token
+        val memory = last?.memory?.takeIf { it.capacity() >= Bound.size(type, shape) } ?: return Bound.of(type, *shape).also { replace(name, it) }
+        return Bound.over(memory, type, *shape).also { replace(name, it) }
     }
 
-    /** The same of two dimensions, without garbage where the shape is that of the last time: so it is from token to token. */
-    internal fun buffer(name: String, type: Dtype, rows: Int, columns: Int): Bound {
-        val own = held.getOrPut(name) { Held() }
-        val last = own.last
-        if (last != null && own.rows == rows && own.columns == columns) return last
-        return buffer(name, type, *intArrayOf(rows, columns)).also {
-            own.rows = rows
-            own.columns = columns
-            own.last = it
-        }
+    /** Let an input be whole numbers, in order. */
+    internal inline fun give(io: Binding, name: String, vararg shape: Int, number: (Int) -> Int) {
+        val bound = buffer(name, Dtype.INT64, *shape)
+        for (at in 0 until bound.longs.capacity()) bound.longs.put(at, number(at).toLong())
+        io.input(name, bound)
     }
 
-    private class Held {
-        var memory: ByteBuffer = ByteBuffer.allocate(0)
-        val views = HashMap<List<Int>, Bound>()
-        var rows = 0
-        var columns = 0
-        var last: Bound? = null // the view of [rows, columns]
-
-        fun replace(memory: ByteBuffer) {
-            this.memory = memory
-            views.values.forEach { it.close() }
-            views.clear()
-            last = null
-        }
-    }
+    private fun replace(name: String, bound: Bound) = held.put(name, bound)?.close()
 
     /** Rows of [columns] numbers from [first] on, which begin [stride] apart. */
     internal fun matrix(bound: Bound, rows: Int, columns: Int, stride: Int = columns, first: Int = 0): Matrix {
@@ -219,7 +193,7 @@ class Model(
     }
 
     override fun close() {
-        held.values.forEach { it.replace(ByteBuffer.allocate(0)) }
+        held.values.forEach { it.close() }
         held.clear()
         runner.close()
     }

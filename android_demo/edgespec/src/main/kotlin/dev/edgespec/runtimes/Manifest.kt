@@ -77,7 +77,7 @@ class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArra
  * The whole manifest; [sampling]: how the model itself asks for tokens to be chosen; [text] and [speech]: what stands around the
  * texts of an encoder-decoder, and what transcripts begin with.
  */
-class Manifest(
+data class Manifest(
     val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?,
     val eos: List<Int>, val sampling: SamplingParams, val text: TextForm?, val speech: SpeechPart?,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
@@ -97,8 +97,7 @@ class Manifest(
         )
         models.forEach { it.highAlone = high && it.planes }
         val kept = methods.filter { (name, part) -> name != "self-spec" || part.skip?.size != 0 || (native && target.planes && !high) }
-        val (measured, wrote) = if (high) JsonObject() to emptyList() else cost to golden
-        return Manifest(target, draft, drafter, kept, bos, eos, sampling, text, speech, measured, provenance, wrote, files, elsewhere)
+        return copy(methods = kept).let { if (high) it.copy(cost = JsonObject(), golden = emptyList()) else it }
     }
 
     /** A number among the measured costs; null if it is not there. */

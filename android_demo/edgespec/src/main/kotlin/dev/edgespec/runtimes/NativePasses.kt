@@ -11,9 +11,8 @@ private const val POSITION = 1
 private const val SLOT = 2
 private const val VISIBLE = 3
 private const val PARENT = 4
-private const val PLACE = 5
 
-private const val COMMITTED = -1L // a move from here: so many tokens are committed, states may hold them
+private const val COMMITTED = -1 // a move from here: so many tokens are committed, states may hold them
 
 // among the controls
 private const val TOP = 0
@@ -40,14 +39,14 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
     internal val control = Bound.of(Dtype.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
     internal val noMoves = Bound.of(Dtype.INT64, if (facts.delta == null) 0 else 1, 3)
     private val noRows = if (model.part.image == null) null else Bound.of(Dtype.FLOAT, 0, facts.hidden) // of pictures
-    internal var moves = ArrayList<IntArray>() // (from, to), before the next pass
+    internal val moves = ArrayList<IntArray>() // (slot, from, to), before the next pass
     internal var certain = 0 // tokens that will not be taken back
     internal var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
     internal var end = 0 // of the rows that are planned
     internal var cache: Bound? = null
 
     init {
-        if (facts.delta != null) noMoves.longs.put(1, COMMITTED)
+        if (facts.delta != null) noMoves.longs.put(1, COMMITTED.toLong())
         io.input("gates", gates)
         io.input("hidden_in", noHiddenIn)
         io.input("control", control)
@@ -112,20 +111,19 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         needRoom(past + n)
         end = if (n == 0) 0 else past + n
         furthest = maxOf(furthest, end) // kept or not, the rows are in the ring
-        val bound = model.buffer("plan", Dtype.INT64, 6, n)
         val depths = parents?.let(::depthsOf)
-        val to = bound.longs
-        for (row in 0 until n) {
-            val sees = visible?.get(row) ?: past
-            to.put(TOKEN * n + row, tokens[row].toLong())
-            to.put(POSITION * n + row, (sees + (depths?.get(row) ?: row)).toLong())
-            to.put(SLOT * n + row, 0)
-            to.put(VISIBLE * n + row, sees.toLong())
-            to.put(PARENT * n + row, (parents?.get(row) ?: (row - 1)).toLong())
-            to.put(PLACE * n + row, (past + row).toLong())
+        model.give(io, "plan", 6, n) { at ->
+            val row = at % n
+            when (at / n) {
+                TOKEN -> tokens[row]
+                POSITION -> (visible?.get(row) ?: past) + (depths?.get(row) ?: row)
+                SLOT -> 0
+                VISIBLE -> visible?.get(row) ?: past
+                PARENT -> parents?.get(row) ?: (row - 1)
+                else -> past + row // its place
+            }
         }
-        if (tokens.any { it >= INSERTED }) insert(tokens, to)
-        io.input("plan", bound)
+        if (tokens.any { it >= INSERTED }) insert(tokens, model.buffer("plan", Dtype.INT64, 6, n).longs)
         if (attends) see(n, memory)
     }
 
@@ -148,11 +146,14 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         val (n, past) = tokens.size to this.tokens.size
         needRoom(past + 1)
         val order = places.indices.sortedBy { places[it] } // rows of a pass come by slots
-        val to = model.buffer("plan", Dtype.INT64, 6, n)
-        order.forEachIndexed { row, text ->
-            for ((line, value) in listOf(tokens[text], past, places[text], past, -1, past).withIndex()) to.longs.put(line * n + row, value.toLong())
+        model.give(io, "plan", 6, n) { at ->
+            when (at / n) {
+                TOKEN -> tokens[order[at % n]]
+                SLOT -> places[order[at % n]]
+                PARENT -> -1
+                else -> past
+            }
         }
-        io.input("plan", to)
         if (attends) see(n, memory)
         end = past + 1
         furthest = maxOf(furthest, end)
@@ -181,12 +182,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
     /** Let the next pass's [n] rows attend over a memory. */
     internal fun see(n: Int, memory: Memory?, fill: Boolean = false) {
         if (memory == null && n > 0) throw InvalidRequest("this model attends over a source, and is given none")
-        val bound = model.buffer("sources", Dtype.INT64, 2, n)
-        for (row in 0 until n) {
-            bound.longs.put(row, 0)
-            bound.longs.put(n + row, if (fill) row.toLong() else memory!!.rows.toLong())
-        }
-        io.input("sources", bound)
+        model.give(io, "sources", 2, n) { if (it < n) 0 else if (fill) it - n else memory!!.rows }
         memory?.let { io.input("memory", it.bound) }
     }
 
@@ -226,9 +222,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
 
     /** Plan rows that no layer runs over. */
     internal fun nowhere(n: Int, over: Memory? = memory, fill: Boolean = false) {
-        val plan = model.buffer("plan", Dtype.INT64, 6, n)
-        for (at in 0 until 6 * n) plan.longs.put(at, if (at / n == PARENT) -1 else 0)
-        io.input("plan", plan)
+        model.give(io, "plan", 6, n) { if (it / n == PARENT) -1 else 0 }
         if (attends) see(n, over, fill)
     }
 
@@ -242,23 +236,13 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         read: Int = 0, first: Int = 0,
     ): Pass {
         val count = if (rows < 0) 1 else rows
-        val wanted = model.buffer("rows", Dtype.INT64, count)
-        for (row in 0 until count) wanted.longs.put(row, if (rows < 0) n - 1L else (first + row).toLong())
-        io.input("rows", wanted)
+        model.give(io, "rows", count) { if (rows < 0) n - 1 else first + it }
         val tapped = if (auxHidden) model.part.tapped.size else 0
         gates.bytes.put(at.hidden, if (hidden || tapped > 0) 1 else 0)
         if (model.part.tapped.isNotEmpty()) gates.bytes.put(at.auxHidden, if (tapped > 0) 1 else 0)
         if (facts.delta != null) noMoves.longs.put(2, committed(read))
-        var moving: Bound? = null
-        if (moves.isNotEmpty()) {
-            moving = Bound.of(Dtype.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
-            moving.longs.duplicate().also { it.position(3 * moves.size) }.put(noMoves.longs.duplicate())
-            moves.forEachIndexed { number, (from, to) ->
-                moving.longs.put(3 * number, 0)
-                moving.longs.put(3 * number + 1, from.toLong())
-                moving.longs.put(3 * number + 2, to.toLong())
-            }
-            io.input("moves", moving)
+        if (moves.isNotEmpty()) model.give(io, "moves", moves.size + noMoves.longs.capacity() / 3, 3) { at ->
+            moves.getOrNull(at / 3)?.get(at % 3) ?: noMoves.longs[at - 3 * moves.size].toInt()
         }
         val top = control.longs[TOP].toInt()
         val given = count * times
@@ -279,16 +263,11 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
             control.longs.put(TOP, top.toLong())
             noRows?.let { io.input("inserted", it) }
         }
-        if (moving != null) {
-            moves = ArrayList()
+        if (moves.isNotEmpty()) {
+            moves.clear()
             io.input("moves", noMoves)
-            moving.close()
         }
-        val best = if (top > 0) {
-            Best(IntArray(given * top) { ids.longs[it].toInt() }, FloatArray(given * top) { values.floats[it] }, top)
-        } else {
-            null
-        }
+        val best = if (top == 0) null else Best(IntArray(given * top) { ids.longs[it].toInt() }, FloatArray(given * top) { values.floats[it] }, top)
         return Pass(
             model.matrix(logits, if (top > 0) 0 else given, wide),
             if (hidden) model.matrix(stream, n, hiddenSize, width) else null, best,

@@ -109,7 +109,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
         check(other is NativeSlot)
         if (other.memory !== memory) return crop(0)
         // what is moved by the next pass does not lie where it should yet
-        val same = other.cropped(minOf(length, other.moves.minOfOrNull { it[1] } ?: length))
+        val same = other.cropped(minOf(length, other.moves.minOfOrNull { it[2] } ?: length))
         if (same == 0) return crop(0)
         val back = other.lost(same) // to a checkpoint
         takeUp(other.tokens.slice(0, same), if (back) same else other.furthest)
@@ -176,7 +176,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
     }
 
     override fun move(from: Int, to: Int) {
-        moves.add(intArrayOf(from, to))
+        moves.add(intArrayOf(0, from, to))
     }
 
     override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass {
@@ -226,9 +226,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
     /** A pass; [only] the best of each row, as tokens. */
     private fun best(only: Boolean, run: () -> Pass): Pass {
         if (!only) return run()
-        val output = top(1, run)
-        val found = if (model.part.cut) output.best!!.named(headTokens) else output.best
-        return Pass(output.logits, output.hidden, found, output.auxHidden)
+        return top(1, run).let { if (model.part.cut) it.copy(best = it.best!!.named(headTokens)) else it }
     }
 
     /** As tokens; -1 where more are asked for than there are. */

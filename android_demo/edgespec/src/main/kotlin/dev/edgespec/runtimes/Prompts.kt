@@ -6,9 +6,7 @@ import java.io.IOException
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
-import java.nio.file.Files
-import java.nio.file.StandardCopyOption
-import java.nio.file.StandardOpenOption
+import java.nio.file.*
 import java.nio.file.attribute.PosixFilePermissions
 import java.security.MessageDigest
 import java.security.SecureRandom
@@ -67,7 +65,6 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
         return blocks(chain) + end
     }
 
-    /** Hashes of a text after 0, 256, 512 ... tokens. */
     private fun chain(tokens: IntArray): List<ByteArray> = (0..tokens.size - PROMPT_BLOCK step PROMPT_BLOCK)
         .runningFold(root) { parent, start -> next(parent, tokens, start, start + PROMPT_BLOCK) }
 

@@ -7,7 +7,7 @@ import java.util.Random
 internal const val ROUND_CAPACITY = 64
 
 /** A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share. */
-abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, AuxHiddenTarget, AutoCloseable {
+abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoCloseable {
     override val vocabSize: Int = model.facts.vocab
     override val layers: Int = model.facts.layers
     override val hiddenSize: Int = model.facts.hidden
@@ -17,7 +17,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     override var keepAuxHidden = false
     override var auxHiddenSink: ((Int, Matrix) -> Unit)? = null
     var revocable = false // whether follow may take back what keep kept, as a draft's guesses: states are then kept, too
-    override var capacity = 0
+    var capacity = 0 // tokens and rows that there is room for
         protected set
     var chunk = PREFILL_CHUNK // most rows of a prefill's pass
     open val stateful = false // more is left of a text than can be cut back: [state] is not empty
@@ -26,7 +26,6 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     val headTokens: IntArray? get() = model.headTokens
     protected var pending: IntArray = NONE
     protected var pendingParents: IntArray? = null
-    private var skipped: SkipSet? = null
 
     override fun follow(tokens: Tokens): Int = crop(this.tokens.commonPrefix(tokens))
 
@@ -89,19 +88,16 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
 
     /** Keep states that cannot be cut back at these [lengths] of a text to be read, in tokens; [most]: what memory allows. */
     open fun mark(lengths: List<Int>, most: Int) = Unit // few have states
+
     /** A pass inside leaves out [skip]. */
     protected fun <T> skipping(skip: SkipSet?, run: () -> T): T {
-        setGates(skip)
+        if (skip == null) return run()
+        leaveOut(skip)
         try {
             return run()
         } finally {
-            setGates(null)
+            leaveOut(null)
         }
-    }
-
-    private fun setGates(skip: SkipSet?) {
-        if (skip != skipped) leaveOut(skip)
-        skipped = skip
     }
 
     protected abstract fun leaveOut(skip: SkipSet?)

@@ -19,13 +19,11 @@ class FeaturePart(val bands: Int, val frames: Int, val columns: Int)
 class SourcePart(val kind: String, val most: Int, val width: Int, val features: FeaturePart?, val sharesEncoder: Boolean)
 
 /** Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with. */
-class WritingRules(
-    val suppressed: List<Int>, val beginSuppressed: List<Int>, val badWords: List<List<Int>>, val noRepeat: Int, val least: Int,
-    val most: Int?, val forcedEnd: Int?, val lengthPenalty: Double = 1.0, val earlyStopping: String = "false",
+data class WritingRules(
+    val suppressed: List<Int> = emptyList(), val beginSuppressed: List<Int> = emptyList(), val badWords: List<List<Int>> = emptyList(),
+    val noRepeat: Int = 0, val least: Int = 0, val most: Int? = null, val forcedEnd: Int? = null, val lengthPenalty: Double = 1.0,
+    val earlyStopping: String = "false",
 ) {
-    /** The same for a text that nothing ends but its length. */
-    internal fun endless() = WritingRules(suppressed, beginSuppressed, badWords, noRepeat, least, most, null, lengthPenalty, earlyStopping)
-
     /** Whether they say anything of which tokens may come. */
     val needed: Boolean
         get() = listOf(suppressed, beginSuppressed, badWords).any { it.isNotEmpty() } || noRepeat > 0 || least > 0 || forcedEnd != null
@@ -51,8 +49,7 @@ class TextForm(
 
 internal fun Reader.textForm() = TextForm(
     tokensOr("source", PLACES), tokensOr("begin", PLACES), namedInts("languages"), namedTexts("prefixes"), textOrNull("default_from"),
-    textOrNull("default_to"),
-    partOrNull("rules") { rules() } ?: WritingRules(emptyList(), emptyList(), emptyList(), 0, 0, null, null),
+    textOrNull("default_to"), partOrNull("rules") { rules() } ?: WritingRules(),
 ).also { form ->
     if (form.source.count { it == TEXT } != 1) throw wrong("source", "expected one place of the text")
     if (form.languages.isEmpty() && (form.needsFrom || form.needsTo)) throw wrong("source", "a place of a language without languages")

@@ -94,7 +94,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         val output = layers(0, layers, given, n, look = !recycled) {
             run(pending, tokens.size, rows = if (parents == null) -1 else n, parents = parents, hidden = true)
         }
-        return if (best) Pass(output.logits, output.hidden, bestOfRows(output.logits, headTokens, 1)) else output
+        return if (best) output.copy(best = bestOfRows(output.logits, headTokens, 1)) else output
     }
 
     override fun absorbGiven(given: FloatArray, n: Int) {
@@ -201,12 +201,8 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows]. */
     private fun launch(tokens: IntArray, positions: IntArray?, past: Int, count: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
         val n = tokens.size
-        val ids = model.buffer("ids", Dtype.INT64, 1, n)
-        for (at in 0 until n) ids.longs.put(at, tokens[at].toLong())
-        io.input("input_ids", ids)
-        val pos = model.buffer("pos", Dtype.INT64, 1, count)
-        for (at in 0 until count) pos.longs.put(at, (positions?.get(at) ?: (past + at)).toLong())
-        io.input("position_ids", pos)
+        model.give(io, "input_ids", 1, n) { tokens[it] }
+        model.give(io, "position_ids", 1, count) { positions?.get(it) ?: (past + it) }
         seqlens.ints.put(0, past + count - 1)
         val logits = model.buffer("logits", Dtype.FLOAT, 1, rows, columns)
         io.output("logits", logits)
@@ -223,11 +219,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         )
     }
 
-    private fun chooseRows(first: Int, count: Int) {
-        val wanted = model.buffer("rows", Dtype.INT64, count)
-        for (at in 0 until count) wanted.longs.put(at, first + at.toLong())
-        io.input("rows", wanted)
-    }
+    private fun chooseRows(first: Int, count: Int) = model.give(io, "rows", count) { first + it }
 
     /** Let [count] rows see all before them, in a cache of so many tokens. */
     private fun seeAll(count: Int, width: Int) {

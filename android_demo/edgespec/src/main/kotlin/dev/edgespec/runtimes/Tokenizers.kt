@@ -153,11 +153,6 @@ internal class ByteTokens private constructor(
             return found
         }
 
-        private fun whole(bytes: ByteArray): Boolean = try {
-            Charsets.UTF_8.newDecoder().decode(java.nio.ByteBuffer.wrap(bytes))
-            true
-        } catch (_: java.nio.charset.CharacterCodingException) {
-            false
-        }
+        private fun whole(bytes: ByteArray): Boolean = runCatching { bytes.decodeToString(throwOnInvalidSequence = true) }.isSuccess
     }
 }

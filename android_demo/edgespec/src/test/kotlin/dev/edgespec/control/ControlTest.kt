@@ -45,7 +45,7 @@ private class Scripted(override val name: String, override val cheap: Boolean, v
 }
 
 class ControlTest {
-    private fun control(case: JsonObject, inside: List<Scripted>): Wrapper {
+    private fun control(case: JsonObject, inside: List<Scripted>): Drafter {
         val made = inside.map { Adaptive(it, CostModel(CURVE, if (it.cheap) 0.0 else 0.15)) }
         if (case.text("kind") == "chain") return Chain(if (case.flag("adaptive")) made else inside)
         val (cheap, costly) = made

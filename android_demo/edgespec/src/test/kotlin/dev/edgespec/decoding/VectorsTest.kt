@@ -34,6 +34,16 @@ class VectorsTest {
         }
     }
 
+    /** A rule as the command line writes it. */
+    private fun accept(text: String, minBlock: Int): Accept {
+        val numbers = text.substringAfter(":", "").split(",").mapNotNull { it.toDoubleOrNull() }
+        return when (val rule = text.substringBefore(":")) {
+            "top-k" -> Accept(rule, k = numbers[0].toInt(), minBlock = minBlock)
+            "distance" -> Accept(rule, distance = numbers[0].toInt(), minBlock = minBlock)
+            else -> Accept(rule, numbers.getOrElse(0) { 0.09 }, numbers.getOrElse(1) { 0.3 }, minBlock = minBlock)
+        }
+    }
+
     @Test
     fun `verdicts over chains, trees and blocks are those of the Python side`() {
         for (case in vectors("verify")) {
@@ -45,7 +55,7 @@ class VectorsTest {
             val proposal = Proposal(case.ints("tokens"), parents, probs, replacement = parents == null)
             val pass = Pass(matrix(case.ints("rows").map { row(it, vocab, 2.0) }))
             val rows = RowSampler(pass, Tokens(case.ints("committed")), proposal, params, Noise(seed))
-            val verdict = verify(proposal, rows, Noise(seed), Accept.parse(case.text("accept"), case.int("min_block")))
+            val verdict = verify(proposal, rows, Noise(seed), accept(case.text("accept"), case.int("min_block")))
             assertArrayEquals(case.ints("path"), verdict.path, "$case")
             assertEquals(case.int("next_token"), verdict.nextToken, "$case")
         }

@@ -39,22 +39,12 @@ class PromptCacheTest {
     private fun filesIn(cache: File) = File(cache, "prompts").walk().filter { it.isFile && it.extension in listOf("keys", "end") }.toList()
     private fun sums(cache: File) = filesIn(cache).associate { it.relativeTo(cache).path to sha256(it) }
 
-    private fun <T> withCache(from: File? = null, use: (File) -> T): T {
-        val folder = Files.createTempDirectory("edgespec").toFile()
-        try {
-            from?.copyRecursively(folder, overwrite = true)
-            return use(folder)
-        } finally {
-            folder.deleteRecursively()
-        }
-    }
-
     private val python get() = File(kept.text("python"))
     private val native = cases.filter { it.text("operators") == "native" }
     private val stock = cases - native
 
     @Test
-    fun `prompts that Python kept are found, bit for bit`() = withCache(python) { cache ->
+    fun `prompts that Python kept are found, bit for bit`() = withCopy(python) { cache ->
         val before = sums(cache)
         for (case in native) assertEquals(case.ints("prompt").size - 1, told(cache, case), case.toString().take(200))
         val after = sums(cache)
@@ -84,7 +74,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `every method goes on from it with plain decoding's text`() = withCache(python) { cache ->
+    fun `every method goes on from it with plain decoding's text`() = withCopy(python) { cache ->
         load(case, null).use { it.methods }.forEach { method ->
             load(case, cache).use { engine ->
                 val result = engine.generate(prompt, Settings(method, 24, ignoreEos = true))
@@ -95,7 +85,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `a file that was changed, cut or is of another kind is not used, and the prompt is read again`() = withCache(python) { cache ->
+    fun `a file that was changed, cut or is of another kind is not used, and the prompt is read again`() = withCopy(python) { cache ->
         File(cache, "prompts").deleteRecursively()
         told(cache)
         val files = filesIn(cache).associateWith { it.readBytes() }
@@ -124,7 +114,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `a process that is killed leaves whole files or none`() = withCache { cache ->
+    fun `a process that is killed leaves whole files or none`() = withCopy(null) { cache ->
         val java = File(System.getProperty("java.home"), "bin/java").path
         for (at in 0 until 3) {
             val child = ProcessBuilder(java, "-Xmx256m", "dev.edgespec.support.KeepKt", case.text("path"), GOLDEN.text("library"), cache.path)
@@ -143,7 +133,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `nothing is kept where it is off, nothing was checked, there is no key, or it is read again quickly`() = withCache { cache ->
+    fun `nothing is kept where it is off, nothing was checked, there is no key, or it is read again quickly`() = withCopy(null) { cache ->
         load(case, cache, most = 0).use { it.generate(prompt, Settings("ar", 2)) }
         load(case, cache, check = false).use { it.generate(prompt, Settings("ar", 2)) }
         load(case, cache, most = 1 shl 16).use { it.generate(prompt, Settings("ar", 2)) }
@@ -161,7 +151,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `only its owner may read it, and the key is made once`() = withCache { cache ->
+    fun `only its owner may read it, and the key is made once`() = withCopy(null) { cache ->
         told(cache)
         val key = File(cache, "key").readBytes()
         assertEquals(prompt.size - 1, told(cache))
@@ -173,7 +163,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `what was used longest ago goes first, and of one text its end`() = withCache { cache ->
+    fun `what was used longest ago goes first, and of one text its end`() = withCopy(null) { cache ->
         val folder = File(cache, "prompts/a").also { it.mkdirs() }
         val names = listOf("x-256.keys", "x-512.keys", "x-600-y.end", "old-256.keys")
         val hour = 3_600_000L
@@ -196,7 +186,7 @@ class PromptCacheTest {
     }
 
     @Test
-    fun `a conversation goes on after a restart`() = withCache { cache ->
+    fun `a conversation goes on after a restart`() = withCopy(null) { cache ->
         val talking = JsonObject().apply { addProperty("path", GOLDEN["conversation"].asJsonObject.text("path")) }
         val settings = Settings("ar", 24, ignoreEos = true)
         val question = "Tell me of the sea, and of the ships that came. ".repeat(20).trim()

@@ -42,8 +42,8 @@ class ReadingTest {
         val plain = engine.generate(prompt, Settings("ar", 120, ignoreEos = true)).tokens
         engine.trim(Trim.ALL)
         val lane = engine.lanes.take(Tokens())
-        val choice = engine.chooseFor(Settings("speculative"))
-        val late = Late(lane.drafter(choice, 4, adaptive = false, fallback = true, options = DraftOptions()), prompt.size + 60)
+        val bare = Settings("speculative", adaptive = false)
+        val late = Late(lane.drafter(engine.chooseFor(bare), bare), prompt.size + 60)
         val rounds = Rounds(lane.target, late, prompt, Settings(maxNewTokens = 120), gamma = 4)
         var pieces = 0
         while (rounds.unread() != null) {

@@ -97,7 +97,7 @@ class RobustnessTest {
         refused("temperature is -1.0; allowed: a number >= 0") { SamplingParams(temperature = -1.0) }
         refused("gamma 0: expected at least 1") { Settings(gamma = 0) }
         refused("makes a tree of") { DraftOptions(branch = listOf(9, 9)) }
-        refused("acceptance rule 'maybe'") { Accept.parse("maybe") }
+        refused("acceptance rule 'maybe'") { Accept("maybe") }
         refused("the prompt is empty") { engine.generate("  ") }
         refused("at least one token") { engine.generate(IntArray(0)) }
         refused("outside the vocabulary") { engine.generate(intArrayOf(-1)) }

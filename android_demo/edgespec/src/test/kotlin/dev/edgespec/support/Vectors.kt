@@ -92,15 +92,11 @@ val BUNDLE: File by lazy {
 fun loadNative(bundle: File = BUNDLE, memory: MemoryFacts? = null, check: Boolean = true): Engine =
     Edgespec.load(bundle, threads = 1, library = File(GOLDEN.text("library")), memory = memory, check = check)
 
-/** A copy of a bundle in a folder that goes with the test. */
-fun <T> withCopy(bundle: File = BUNDLE, use: (File) -> T): T {
+/** A copy of a folder, or an empty one, that goes with the test. */
+fun <T> withCopy(from: File? = BUNDLE, use: (File) -> T): T {
     val folder = Files.createTempDirectory("edgespec").toFile()
     try {
-        for (file in bundle.walkTopDown().filter { it.isFile }) {
-            val copy = File(folder, file.relativeTo(bundle).path)
-            copy.parentFile.mkdirs()
-            file.copyTo(copy)
-        }
+        from?.copyRecursively(folder, overwrite = true)
         return use(folder)
     } finally {
         folder.deleteRecursively()

@@ -111,7 +111,6 @@ class Screens {
         check("Error:" !in state.status && "Exception:" !in state.status) { state.status }
     }
 
-    /** Draw the app as it is once [before] is done. */
     private fun picture(name: String, before: (View) -> Unit = {}) {
         Robolectric.buildActivity(MainActivity::class.java).setup().use { made ->
             val view = made.get().window.decorView
