@@ -10,20 +10,13 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.conftest import PROMPTS
 
 HOW: dict[str, Any] = {"guidance_scale": 3.0, "negative_prompt": "JULIET:\n", "ignore_eos": True, "max_new_tokens": 32}
 
 
 TREES: dict[str, dict[str, Any]] = {"tree": {"branch": (3, 2)}, "medusa": {"nodes": 8}}
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds."""
-    return use_operators(request)
 
 
 def by_hand(engine: Engine, prompt: str) -> list[int]:

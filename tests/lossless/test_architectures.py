@@ -15,26 +15,20 @@ import pytest
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
-from edgespec.engine.loading import load
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.architectures.seq2seq import EncoderDecoder
-from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from tests.conftest import OPERATORS, THREADS, fixed_skip_set
+from tests.conftest import OPERATORS
+from tests.lossless.conftest import HEADS, engine_of
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
-from tests.support.checkpoints import make_heads
 from tests.support.requests import caches_of
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had")
 TOKENS = 40
-# a short text: what acceptance is does not matter
-MEASURED = "There was nothing left to do but wait, and so she sat down beside the boat. " * 4
-HEADS = ("medusa", "blockwise", "paradecode")
 ALWAYS = ("self-spec", "speculative", "paradecode")
 IN_TURN = ("medusa", "ngram", "swift", "blockwise", "chain")
 # layers that are all alike, windows, convolutions, delta rules, keys and values that layers share, experts
@@ -78,24 +72,10 @@ def maker(
     def get(operators: Operators, model_type: str) -> Engine:
         name = CASES[model_type]
         if (operators, model_type) not in known:
-            folder, source = tmp_path_factory.mktemp("bundle"), str(checkpoint(name))
             heads = [kind for kind in HEADS if kind in METHODS[model_type]]
-            (folder / "text.txt").write_text(MEASURED, "utf-8")
-            options = ExportOptions(
-                source,
-                folder / "bundle",
-                ["speculative", "self-spec", "swift", *heads],
-                "int4",
-                heads=[str(make_heads(folder / kind, kind, source)) for kind in heads],
-                draft=source,
-                context=hf.CONTEXTS.get(name),
-                calibration=folder / "text.txt",
-                skip_set=fixed_skip_set(folder, source),
-                threads=THREADS,
-                operators=operators,
-            )
-            Exporter(options).run()
-            known[operators, model_type] = load(options.output, threads=THREADS, operators=operators)
+            source, context = str(checkpoint(name)), hf.CONTEXTS.get(name)
+            folder = tmp_path_factory.mktemp("bundle")
+            known[operators, model_type] = engine_of(folder, source, operators, "int4", heads, context)
         return known[operators, model_type]
 
     return get

@@ -11,7 +11,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.conftest import PROMPTS
 from tests.support.requests import caches_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -31,11 +31,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paradecode, sampled": {"method": "paradecode", "threshold": 0.2, "temperature": 1.0, "seed": 1},
     "chain": {"proposers": ("ngram", "paradecode", "medusa")},
 }
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    return use_operators(request)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

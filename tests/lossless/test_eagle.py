@@ -26,7 +26,7 @@ from edgespec.reports.proof import prove
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from tests.conftest import OPERATORS, THREADS, use_operators
+from tests.conftest import THREADS
 from tests.support.requests import assert_plain_text
 from tests.support.toy import chi_square
 
@@ -37,11 +37,6 @@ GUIDED = GREEDY.changed(guidance_scale=2.0, negative_prompt="JULIET:\n")
 DRAWS = 600
 
 Open = Callable[[Format, Operators], Engine]
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    return use_operators(request)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from edgespec.reports.proof import prove
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
-from tests.conftest import OPERATORS, PROMPTS, TARGET, Written, use_operators
+from tests.conftest import OPERATORS, PROMPTS, TARGET, Written
 
 METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain", "auto")
 # chains instead of trees, which are exact on native operators alone, and exits that are also wrong
@@ -35,12 +35,6 @@ STORIES = ["Once upon a time, Tim", "One day a cat", "There was the old tree", "
 STORY_MODELS = "stories260K", "draft-32x2-for-stories260K"
 
 Greedy = Callable[..., list[list[int]]]
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds."""
-    return use_operators(request)
 
 
 @pytest.fixture(scope="module")

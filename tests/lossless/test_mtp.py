@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from edgespec.decoding.settings import Settings
@@ -74,20 +78,29 @@ def test_a_cut_head(native: None, tmp_path: Path) -> None:
         ).tokens  # fmt: skip
 
 
+@contextmanager
+def untied(model: Path) -> Iterator[dict[str, NDArray[Any]]]:
+    """Give the tensors of a model to change: with an LM head of its own, and with layers that add nothing."""
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    for one in (config, config.get("text_config", {})):
+        one["tie_word_embeddings"] = False
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    tensors = load_file(model / "model.safetensors")
+    for name, values in tensors.items():
+        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight", "out_proj.weight")):
+            values[:] = 0
+    yield tensors
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+
 def test_the_other_order_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
     """A layer that was trained with the hidden state first, in the layout of those that have the embedding first."""
     model = write_mtp(tmp_path / "model", DENSE, agrees=True)
-    config = json.loads((model / "config.json").read_text("utf-8")) | {"tie_word_embeddings": False}
-    (model / "config.json").write_text(json.dumps(config), "utf-8")
-    tensors = load_file(model / "model.safetensors")
-    for name, values in tensors.items():  # layers add nothing, and after each token comes the next one
-        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
-            values[:] = 0
-    tensors["model.norm.weight"][:] = tensors["mtp.norm.weight"][:] = 1
-    tensors["lm_head.weight"] = np.roll(tensors["model.embed_tokens.weight"], 1, 0)
-    half = tensors["mtp.fc.weight"].shape[0]
-    tensors["mtp.fc.weight"] = np.roll(tensors["mtp.fc.weight"], half, 1)
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with untied(model) as tensors:  # after each token comes the next one
+        tensors["model.norm.weight"][:] = tensors["mtp.norm.weight"][:] = 1
+        tensors["lm_head.weight"] = np.roll(tensors["model.embed_tokens.weight"], 1, 0)
+        half = tensors["mtp.fc.weight"].shape[0]
+        tensors["mtp.fc.weight"] = np.roll(tensors["mtp.fc.weight"], half, 1)
     hint = said_of(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1))
     assert "would be right with the hidden state before the embedding" in hint
     assert not (tmp_path / "bundle").exists()
@@ -96,21 +109,15 @@ def test_the_other_order_is_said_where_it_would_help(native: None, tmp_path: Pat
 def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
     """A layer that was trained on it, of a model whose final norm turns signs."""
     model = write_mtp(tmp_path / "model", DENSE, agrees=True)
-    config = json.loads((model / "config.json").read_text("utf-8")) | {"tie_word_embeddings": False}
-    (model / "config.json").write_text(json.dumps(config), "utf-8")
-    tensors = load_file(model / "model.safetensors")
-    for name, values in tensors.items():  # layers add nothing, and each token is written again
-        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
-            values[:] = 0
-    signs = tensors["model.norm.weight"]
-    signs[:] = np.where(np.arange(len(signs)) % 3, -1, 1)
-    tensors["mtp.norm.weight"] = signs.copy()
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * signs
-    half = tensors["mtp.fc.weight"].shape[0]
-    tensors["mtp.fc.weight"][:] = np.eye(half, 2 * half, half)
-    tensors["mtp.pre_fc_norm_hidden.weight"][:] = 1
-    tensors["mtp.pre_fc_norm_embedding.weight"][:] = 0  # so that the other order is of no help
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with untied(model) as tensors:  # each token is written again
+        signs = tensors["model.norm.weight"]
+        signs[:] = np.where(np.arange(len(signs)) % 3, -1, 1)
+        tensors["mtp.norm.weight"] = signs.copy()
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * signs
+        half = tensors["mtp.fc.weight"].shape[0]
+        tensors["mtp.fc.weight"][:] = np.eye(half, 2 * half, half)
+        tensors["mtp.pre_fc_norm_hidden.weight"][:] = 1
+        tensors["mtp.pre_fc_norm_embedding.weight"][:] = 0  # so that the other order is of no help
     hint = said_of(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1))
     assert "would be right with the hidden state before the model's final norm, which" in hint
 
@@ -118,19 +125,12 @@ def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp
 def test_norms_without_the_models_one_are_said_where_they_would_help(native: None, tmp_path: Path) -> None:
     """A converter has added the 1 to the layer's norms; with it twice, the last one turns every sign."""
     model = write_mtp(tmp_path / "model", HYBRID, agrees=True)
-    config = json.loads((model / "config.json").read_text("utf-8"))
-    config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"] = False
-    (model / "config.json").write_text(json.dumps(config), "utf-8")
-    tensors = load_file(model / "model.safetensors")
-    for name, values in tensors.items():  # layers add nothing, and after each token comes the next one
-        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight", "out_proj.weight")):
-            values[:] = 0
-    tensors["model.language_model.norm.weight"][:] = tensors["mtp.norm.weight"][:] = -1.5
-    tensors["lm_head.weight"] = -np.roll(tensors["model.language_model.embed_tokens.weight"], 1, 0)
-    for name in tensors:
-        if (name.startswith("mtp.") and name.endswith("norm.weight")) or "mtp.pre_fc_norm" in name:
-            tensors[name] = tensors[name] + np.float32(1)
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with untied(model) as tensors:  # after each token comes the next one
+        tensors["model.language_model.norm.weight"][:] = tensors["mtp.norm.weight"][:] = -1.5
+        tensors["lm_head.weight"] = -np.roll(tensors["model.language_model.embed_tokens.weight"], 1, 0)
+        for name in tensors:
+            if (name.startswith("mtp.") and name.endswith("norm.weight")) or "mtp.pre_fc_norm" in name:
+                tensors[name] = tensors[name] + np.float32(1)
     hint = said_of(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1))
     assert "would be right with its norms as they are stored" in hint
 

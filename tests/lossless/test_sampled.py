@@ -25,21 +25,14 @@ from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.formats import FORMATS
-from edgespec.runtimes.files.manifest import Operators, SkipSetPart
+from edgespec.runtimes.files.manifest import SkipSetPart
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-from tests.conftest import OPERATORS, PROMPTS, THREADS, use_operators
+from tests.conftest import OPERATORS, PROMPTS, THREADS
 from tests.lossless.test_matrix import CHAINS
 from tests.support.reference import FunctionTarget
 from tests.support.toy import chi_square
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds."""
-    return use_operators(request)
-
 
 # -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
 

@@ -15,60 +15,33 @@ import pytest
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
-from edgespec.engine.loading import load
-from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
+from tests.lossless.conftest import HEADS, engine_of
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
-from tests.support.checkpoints import make_heads
 from tests.support.requests import caches_of
 from tests.support.wide import wide_config
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had heard it before")
 TOKENS = 90  # the texts cross 64
-HEADS = ("medusa", "blockwise", "paradecode")
 METHODS = ("ngram", "speculative", "self-spec", "swift", *HEADS, "chain", "auto")
-MEASURED = "There was nothing left to do but wait, and so she sat down beside the boat. " * 4
 PLAIN = Settings(max_new_tokens=TOKENS, ignore_eos=True, fallback=False)
 DRAWN = PLAIN.changed(temperature=0.8, seed=3, acceptance="coupled")
 Made = Callable[[Operators, Format], Engine]
 
 
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    return use_operators(request)
-
-
 @pytest.fixture(scope="module")
 def maker(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Return a function that loads a bundle with every method; its draft is the model, so that much is accepted."""
     known: dict[tuple[Operators, Format], Engine] = {}
     source = hf.write_checkpoint(tmp_path_factory.mktemp("wide"), wide_config(256, layers=3, positions=512), seed=5)
 
     def get(operators: Operators, form: Format) -> Engine:
         if (operators, form) not in known:
-            folder = tmp_path_factory.mktemp("bundle")
-            (folder / "text.txt").write_text(MEASURED, "utf-8")
-            options = ExportOptions(
-                str(source),
-                folder / "bundle",
-                ["speculative", "self-spec", "swift", *HEADS],
-                form,
-                heads=[str(make_heads(folder / kind, kind, str(source))) for kind in HEADS],
-                draft=str(source),
-                calibration=folder / "text.txt",
-                skip_set=fixed_skip_set(folder, str(source)),
-                threads=THREADS,
-                operators=operators,
-            )
-            Exporter(options).run()
-            known[operators, form] = load(options.output, threads=THREADS, operators=operators)
+            known[operators, form] = engine_of(tmp_path_factory.mktemp("bundle"), str(source), operators, form)
         return known[operators, form]
 
     return get

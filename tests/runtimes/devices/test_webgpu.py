@@ -27,7 +27,8 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.cpu import rows_exact
 from tests.conftest import Reference, Written
 from tests.export.architectures.test_architectures import PARENTS, path_to, run
-from tests.lossless.test_architectures import HEADS, LOSSLESS
+from tests.lossless.conftest import HEADS
+from tests.lossless.test_architectures import LOSSLESS
 from tests.support.checkpoints import make_heads
 
 STATE = webgpu_state()

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from edgespec.errors import BundleError
-from tests.runtimes.native.test_steps import ROOT, random
+from tests.runtimes.native.test_steps import random
 from tests.support.native_graph import Node, Rows, Weights
 
 pytestmark = pytest.mark.usefixtures("native")
+ROOT = Path(__file__).resolve().parents[3]
 
 GOOD = """floats 0 32
 floats 1 32
@@ -154,7 +155,7 @@ print(ran, refused)
 
 def test_no_program_ends_the_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FUZZ, str(tmp_path), "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[3])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     ran, refused = map(int, done.stdout.split())
     assert min(ran, refused) > 20

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +12,6 @@ from numpy.typing import NDArray
 
 from edgespec.export.quantization import levels as quantize
 from edgespec.runtimes.files.formats import Kind
-from edgespec.runtimes.ort.native_library import native_library
 from tests.support.native_graph import Floats, Node, Rows, Weights, levels
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -26,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("native")
 ROWS = (1, 3, 17, 40)
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 WIDTH, INNER, VOCAB, POSITIONS = 72, 88, 50, 64  # fill neither blocks nor tiles
-ROOT = Path(__file__).resolve().parents[3]
 Exact = NDArray[np.float64]
 
 
@@ -365,39 +357,3 @@ def test_numbers_that_are_none_stay_so(tmp_path: Path) -> None:
     assert np.isnan(logits[3])
     assert logits[7] == -30
     assert np.isfinite(np.delete(logits, 3)).all()
-
-
-# -- every instruction set ---------------------------------------------------------------------------------------------
-
-
-def digests() -> Iterator[str]:
-    """Yield digests of what the kernels compute, for every function and number of rows."""
-    with tempfile.TemporaryDirectory() as name:
-        for fn in FUNCTIONS:
-            for kind in ("f32", "q8"):
-                weights, form = Weights(), kind
-                node = Node(Path(name), glu_program(weights, fn, "q8" if form == "q8" else "f32"), weights, WIDTH)
-                for n in ROWS:
-                    out = node.run(Rows.chain(n), random(n, WIDTH, seed=n, scale=2.0))[3]
-                    yield f"{fn} {form} {n} {hashlib.sha256(out.tobytes()).hexdigest()}"
-        weights = Weights()
-        w, b = weights.vector(random(WIDTH, seed=1)), weights.vector(random(WIDTH, seed=2))
-        program = head_program(weights, random(VOCAB, WIDTH), "scale=3 cap=7").replace(
-            f"quantize x=0 k={WIDTH}", f"quantize x=0 norm={w} beta={b} center=1 eps=1e-5 k={WIDTH}"
-        )
-        node = Node(Path(name), program, weights, WIDTH)
-        for n in ROWS:
-            out = node.run(Rows.chain(n), random(n, WIDTH, seed=n))[0]
-            yield f"logits {n} {hashlib.sha256(out.tobytes()).hexdigest()}"
-
-
-def test_every_instruction_set_has_the_same_bits() -> None:
-    isas = {"scalar", native_library().isa} | ({"avx2"} if native_library().isa in ("avx512", "avxvnni") else set())
-    code = "from tests.runtimes.native.test_steps import digests\nprint('\\n'.join(digests()))"
-    found = {}
-    for isa in isas:
-        environment = {**os.environ, "EDGESPEC_ISA": isa, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
-        found[isa] = done.stdout.splitlines()
-        assert len(found[isa]) == len(ROWS) * (2 * len(FUNCTIONS) + 1)
-        assert found[isa] == found[min(found)]
