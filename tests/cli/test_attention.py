@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from edgespec.cli.app import cli
 from edgespec.runtimes.ort.native_library import native_library
-from tests.cli.conftest import Command, export
-from tests.conftest import TARGET, fixed_skip_set
+from tests.cli.conftest import Command
+from tests.conftest import TARGET, THREADS, fixed_skip_set
 
 pytestmark = pytest.mark.skipif(native_library().path is None, reason="no native operators here")
 
@@ -16,12 +18,18 @@ DRAFTING = ("--method", "self-spec", "--no-fallback", "--operators", "native", "
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Self-speculation; nomad is the default, nomad2 is there."""
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """Export with self-speculation; nomad is the default, nomad2 is there."""
     folder = tmp_path_factory.mktemp("attention")
     attention = ("--attention", "nomad", "--attention", "nomad2")
-    skip = fixed_skip_set(folder, TARGET)
-    return export(folder / "bundle", TARGET, "--method", "self-spec", "--skip-set", skip, *attention)
+    skip = ("--method", "self-spec", "--skip-set", str(fixed_skip_set(folder, TARGET)))
+    words = ["export", TARGET, "-o", str(folder / "bundle"), "--threads", str(THREADS), *skip, *attention]
+    return folder / "bundle", CliRunner().invoke(cli, words)
+
+
+@pytest.fixture
+def bundle(exported: tuple[Path, Result]) -> Path:
+    return exported[0]
 
 
 def test_info(command: Command, bundle: Path) -> None:
@@ -57,9 +65,9 @@ def test_what_is_refused(command: Command, bundle: Path, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_export_says_what_it_measured(command: Command, tmp_path: Path) -> None:
-    done = command("export", TARGET, "-o", tmp_path / "out", "--attention", "int4", "--attention", "nomad2")
-    assert done.code == 0, done.err
-    assert "attention: int4 is the default" in done.out
-    assert done.out.count("quality gate: perplexity") == 2
-    assert "attention: learning int4, nomad2 keys" in done.err
+def test_export_says_what_it_measured(exported: tuple[Path, Result]) -> None:
+    _, done = exported
+    assert done.exit_code == 0, done.stderr
+    assert "attention: nomad is the default" in done.stdout
+    assert done.stdout.count("quality gate: perplexity") == 2
+    assert "attention: learning nomad, nomad2 keys" in done.stderr

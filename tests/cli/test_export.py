@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from edgespec.cli.export import QUANTIZERS
 from edgespec.errors import InvalidRequest
 from edgespec.export.quantization import quantizer
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import BLOCK_FORMATS, FORMATS, listed
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, listed
 from edgespec.runtimes.files.manifest import Manifest
-from tests.cli.conftest import Command, export
+from tests.cli.conftest import Command
 from tests.conftest import DRAFT, TARGET, fixed_skip_set
 
 PLAN = {"model", "architecture", "format", "head_format", "quantizer", "methods", "context", "weight_bytes",
@@ -30,8 +31,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_with_the_default_name(command: Command, elsewhere: Path, form: str) -> None:
+@pytest.mark.parametrize("form", ["fp32", "int8"])
+def test_formats_with_the_default_name(command: Command, elsewhere: Path, form: str) -> None:
     result = command("export", TARGET, "--format", form)
     assert result.code == 0
     assert result.out.startswith("shakespeare-edge: ")
@@ -174,12 +175,12 @@ def test_a_folder_that_cannot_be_written(command: Command) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidRequest("what came", "what to do"), OSError(28, "full")])
 def test_a_bundle_appears_only_with_its_golden_vectors(
-    command: Command, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    command: Command, demo: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    old = export(elsewhere / "old", TARGET)
+    old = Path(shutil.copytree(demo, elsewhere / "old"))
     before = sorted((path.name, path.stat().st_mtime_ns) for path in old.iterdir())
     monkeypatch.setattr("edgespec.export.front.make_golden", fail)
     for more in (("-o", "new"), ("-o", "old", "--overwrite")):
@@ -198,7 +199,7 @@ def test_another_search_in_the_folder_is_kept(command: Command, elsewhere: Path)
     assert list(other.parent.iterdir()) == [other]
 
 
-@pytest.mark.parametrize("context", [2, 5, 40])
+@pytest.mark.parametrize("context", [2, 40])
 def test_the_smallest_contexts(command: Command, elsewhere: Path, context: int) -> None:
     manifest = command("export", TARGET, "--context", context, "-o", "small", "--json").json["manifest"]
     assert manifest["golden"]

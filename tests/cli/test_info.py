@@ -186,11 +186,10 @@ def test_no_adapter_is_said(command: Command, bundle: Path, monkeypatch: pytest.
     command("run", bundle, "--device", "webgpu", "--prompt", "A").refused(1, "no adapter", "hint: install a driver")
 
 
-def test_a_bundle_without_graphs_for_a_device(command: Command, tmp_path: Path) -> None:
-    plain = export(tmp_path / "bundle", TARGET)
-    command("run", plain, "--device", "webgpu", "--prompt", "A").refused(1, "export it again with `--device webgpu`")
-    command("run", plain, "--device", "npu", "--prompt", "A").refused(2, "npu")
-    assert "devices" in command("info", plain).out
+def test_a_bundle_without_graphs_for_a_device(command: Command, demo: Path) -> None:
+    command("run", demo, "--device", "webgpu", "--prompt", "A").refused(1, "export it again with `--device webgpu`")
+    command("run", demo, "--device", "npu", "--prompt", "A").refused(2, "npu")
+    assert "devices" in command("info", demo).out
 
 
 def test_graphs_in_both_precisions(command: Command, tmp_path: Path) -> None:

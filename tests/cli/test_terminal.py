@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -23,7 +21,7 @@ from edgespec.engine.loading import load
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk
 from edgespec.runtimes.text.codec import TextCodec
-from tests.cli.conftest import ROOT, Command
+from tests.cli.conftest import Command
 from tests.conftest import PROMPTS, THREADS
 from tests.support import hf
 
@@ -48,21 +46,16 @@ def lines(folder: Path) -> list[str]:
     return [json.loads(line) for line in (folder / "lines").read_text("utf-8").splitlines()]
 
 
-def test_a_line_of_10000_characters_arrives_whole(tmp_path: Path) -> None:
-    with Terminal(["-c", ECHO], tmp_path) as terminal:
-        terminal.wait_for(">")
-        terminal.type(f"{LONG}\rend\r")
-        assert terminal.end() == 0
-    assert lines(tmp_path) == [LONG]
-
-
-def test_what_is_typed_before_the_prompt_arrives_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_line_of_10000_characters_arrives_whole(tmp_path: Path, early: bool) -> None:
+    """Typed at the prompt, where stdout is a file, and before there is one."""
     slow = ECHO.replace("    while", "    print('busy', flush=True); import time; time.sleep(1)\n    while")
-    with Terminal(["-c", slow], tmp_path) as terminal:
-        terminal.wait_for("busy")
+    with Terminal(["-c", slow if early else ECHO], tmp_path, None if early else tmp_path / "out") as terminal:
+        terminal.wait_for("busy" if early else ">")
         terminal.type(f"{LONG}\rend\r")
         assert terminal.end() == 0
     assert lines(tmp_path) == [LONG]
+    assert early or (tmp_path / "out").read_text("utf-8") == "done\n"
 
 
 def test_lines_are_edited_in_any_script(tmp_path: Path) -> None:
@@ -76,15 +69,6 @@ def test_lines_are_edited_in_any_script(tmp_path: Path) -> None:
             terminal.type("\r")
         assert terminal.end() == 0
     assert lines(tmp_path) == ["\uc548", "abc", "abc", "one\ntwo\n\nthree", "four\nfive"]  # pasted lines are one text
-
-
-def test_the_terminal_edits_where_stdout_is_a_file(tmp_path: Path) -> None:
-    with Terminal(["-c", ECHO], tmp_path, stdout=tmp_path / "out") as terminal:
-        terminal.wait_for(">")
-        terminal.type(f"{LONG}\rend\r")
-        assert terminal.end() == 0
-    assert lines(tmp_path) == [LONG]
-    assert (tmp_path / "out").read_text("utf-8") == "done\n"
 
 
 # -- a chat ------------------------------------------------------------------------------------------------------------
@@ -282,31 +266,11 @@ def test_nothing_is_shown_of_a_round_after_its_stop_string(
     assert console.file.getvalue() == text
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal_shows_colours(demo: Path, tmp_path: Path) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
-    running = subprocess.Popen(
-        [sys.executable, "-m", "edgespec", "run", str(demo), *map(str, DRAFTING), "--show-drafts"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:
-        pass  # Linux: the other end was closed
-    finally:
-        os.close(ours)
-    assert running.wait(300) == 0
-    assert {frozenset(GREEN), frozenset(RED)} <= {style for style, _ in coloured(shown.decode("utf-8"))}
+    words = ["-m", "edgespec", "run", demo, *DRAFTING, "--show-drafts"]
+    with Terminal(words, tmp_path, kind="xterm-256color") as terminal:
+        assert terminal.end() == 0
+    assert {frozenset(GREEN), frozenset(RED)} <= {style for style, _ in coloured(terminal.raw)}
 
 
 SHORT = ("--max-new-tokens", 24)

@@ -17,6 +17,7 @@ from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 200  # seconds
+UNSET = ("FORCE_COLOR", "NO_COLOR", "INPUTRC")
 
 
 class Terminal:
@@ -30,6 +31,7 @@ class Terminal:
 
     Attributes:
         shown: all that the terminal has shown, without escape sequences.
+        raw: the same with them.
         escapes: how many of those came.
     """
 
@@ -38,7 +40,7 @@ class Terminal:
         import pty
         import termios
 
-        self.shown, self.escapes = "", 0
+        self.shown, self.raw, self.escapes = "", "", 0
         self._seen = 0
         self._left = b""
         self._half, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
@@ -49,7 +51,7 @@ class Terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-        environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "INPUTRC")}
+        environment = {name: value for name, value in os.environ.items() if name not in UNSET}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8", "TERM": kind}
         environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody here tells where the cursor is
         output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
@@ -119,5 +121,6 @@ class Terminal:
             self._half = escape or ""
             # without the escapes of bracketed paste and of the editor
             self.escapes += whole.count("\x1b")
+            self.raw += whole
             self.shown += re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]|\r", "", whole)
         return self._process.poll() is None or bool(reads)
