@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.server.stored import BYTES_OF_ONE, MOST_BYTES, Stored
 from tests.server.conftest import Later, Served, start, stop, with_template
-from tests.server.test_tools import SCHEMAS, THINKS, TOOLS
+from tests.server.test_tools import SCHEMAS, TOOLS
 
 if TYPE_CHECKING:
     import anthropic
@@ -330,27 +330,3 @@ def test_what_is_stored_is_bounded_and_each_owners_own() -> None:
         kept.put(f"other {number}", "b", piece, b"")
     assert kept.get("you", "a") is None
     assert not kept.remove("you", "a")
-
-
-def test_thoughts_in_both(tmp_path_factory: pytest.TempPathFactory) -> None:
-    running = start(with_template(THINKS, tmp_path_factory.mktemp("both")), "--name", "agent")
-    plain: Any = {key: value for key, value in AGENT.items() if key not in ("tools", "messages")} | {"max_tokens": 9}
-    turns: Any = [{"role": "user", "content": "Hm?"}]
-    try:
-        with anthropic.Anthropic(base_url=running.url, api_key="x", max_retries=0) as claude:
-            thought = claude.messages.create(**plain, messages=turns)
-            assert [block.type for block in thought.content] == ["thinking"]
-            with claude.messages.stream(**plain, messages=turns) as stream:
-                assert stream.get_final_message().content == thought.content
-            off = claude.messages.create(**plain, messages=turns, thinking={"type": "disabled"})
-            assert [block.type for block in off.content] == ["text"]
-        with running.openai("x") as client:
-            said = client.responses.create(model="agent", input="Hm?", max_output_tokens=9, temperature=0)
-            assert [item.type for item in said.output] == ["reasoning"]
-            assert said.usage is not None
-            assert said.usage.output_tokens_details.reasoning_tokens == 9
-            with client.responses.stream(model="agent", input="Hm?", max_output_tokens=9, temperature=0) as events:
-                kinds = {event.type for event in events}
-            assert {"response.reasoning_text.delta", "response.reasoning_text.done", "response.incomplete"} <= kinds
-    finally:
-        stop(running)

@@ -39,7 +39,7 @@ def engine(chat_bundle: Path) -> Iterator[Engine]:
     loaded.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(chat_bundle: Path) -> Iterator[TestClient]:
     app = make_app(models_of(chat_bundle, "chatty", Limits(parallel=2, body=5000, tokens=200)))
     with TestClient(app, base_url=URL) as made:
@@ -179,10 +179,11 @@ def test_a_key_is_asked_for(chat_bundle: Path) -> None:
         assert client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
 
 
-def test_figures(client: TestClient) -> None:
-    client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ar"}})
-    client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ngram"}})
-    text = client.get("/metrics").text
+def test_figures(chat_bundle: Path) -> None:
+    with TestClient(make_app(models_of(chat_bundle, "chatty")), base_url=URL) as client:
+        client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ar"}})
+        client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ngram"}})
+        text = client.get("/metrics").text
     assert 'edgespec_requests_total{end="length",model="chatty"} 2.0' in text
     assert 'edgespec_tokens_total{method="ngram",model="chatty"} 12.0' in text
     assert 'edgespec_running_requests{model="chatty"} 0.0' in text

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
+from edgespec.runtimes.options import LoadOptions
+from edgespec.server.app import make_app
+from edgespec.server.models import Models
 from tests.server.conftest import Later, Served, start, stop
 
 if TYPE_CHECKING:
@@ -110,19 +114,15 @@ def test_what_cannot_be_embedded_is_refused_by_name(client: openai.OpenAI, asked
         client.embeddings.create(model="poet", **asked)
 
 
-def test_a_model_that_is_not_there_and_one_that_cannot(
-    server: Served, client: openai.OpenAI, bundles: Callable[..., Path]
-) -> None:
+def test_a_model_that_is_not_there_and_one_that_cannot(client: openai.OpenAI, bundles: Callable[..., Path]) -> None:
     with pytest.raises(openai.NotFoundError, match="this server has 'poet'"):
         client.embeddings.create(model="prose", input="x")
     (told,) = client.models.list().data
     assert told.model_extra is not None
     assert told.model_extra["edgespec"]["embeddings"]
-    running = start(bundles("stock"), "--name", "plain", "--operators", "stock")
-    with running.openai() as other:
-        with pytest.raises(openai.BadRequestError, match="native operators"):
-            other.embeddings.create(model="plain", input="x")
-        (told,) = other.models.list().data
-        assert told.model_extra is not None
-        assert not told.model_extra["edgespec"]["embeddings"]
-    stop(running)
+    stock = Models({"plain": bundles("stock")}, LoadOptions(threads=1, operators="stock"))
+    with TestClient(make_app(stock), base_url="http://localhost:8000") as other:
+        answer = other.post("/v1/embeddings", json={"model": "plain", "input": "x"})
+        assert answer.status_code == 400
+        assert "native operators" in answer.json()["error"]["message"]
+        assert not other.get("/v1/models").json()["data"][0]["edgespec"]["embeddings"]

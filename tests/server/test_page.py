@@ -75,10 +75,14 @@ def test_the_page_can_be_switched_off(chat_bundle: Path) -> None:
         assert [client.get(path).status_code for path in ("/", "/page/main.js", "/health")] == [404, 404, 200]
 
 
-@pytest.mark.parametrize("options, said", [((), "; a page to talk to it at {url}/"), (("--no-page",), "")])
+@pytest.mark.parametrize(
+    "options, said", [((), "; a page to talk to it at {url}/"), (("--no-page", "--api-key", "secret"), "")]
+)
 def test_the_command_says_where_it_is(chat_bundle: Path, options: tuple[str, ...], said: str) -> None:
-    running = start(chat_bundle, *options)
+    """And that others reach it, where it asks for no key."""
+    running = start(chat_bundle, "--host", "0.0.0.0", *options)
     try:
+        assert running.said.startswith("warning: whoever reaches 0.0.0.0 may use this server") == (not options)
         command = [sys.executable, "-c", "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).status)"]
         got = subprocess.run([*command, f"{running.url}/"], capture_output=True, text=True, check=False)
         assert got.stdout.strip() == ("200" if said else "")

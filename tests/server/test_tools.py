@@ -18,9 +18,10 @@ from edgespec.runtimes.text.call_formats import FORMATS
 from tests.server.conftest import Later, Served, start, stop, with_template
 
 if TYPE_CHECKING:
+    import anthropic
     import openai
 else:
-    openai = Later("openai")
+    anthropic, openai = Later("anthropic"), Later("openai")
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -52,9 +53,9 @@ ASK: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def served_chat(chat_bundle: Path) -> Iterator[Served]:
-    running = start(chat_bundle, "--name", "agent", "--parallel", "2")
+    running = start(chat_bundle, "--name", "agent", "--parallel", "2", "--no-log")
     yield running
-    stop(running)
+    assert "POST" not in stop(running)
 
 
 @pytest.fixture
@@ -167,12 +168,17 @@ THINKS = (
 
 
 @pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def served_thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve the same model by a template that begins every answer with a thought."""
     running = start(with_template(THINKS, tmp_path_factory.mktemp("thinks")), "--name", "agent")
-    with running.openai() as made:
-        yield made
+    yield running
     stop(running)
+
+
+@pytest.fixture
+def thinker(served_thinker: Served) -> Iterator[openai.OpenAI]:
+    with served_thinker.openai() as made:
+        yield made
 
 
 PLAIN = {key: value for key, value in ASK.items() if key != "tools"} | {"max_tokens": 12}
@@ -218,6 +224,25 @@ def test_a_grammar_binds_what_comes_behind_the_thought(thinker: openai.OpenAI) -
     assert thinker.chat.completions.create(**own).choices[0].message.content in ('"yes"', '"no"')
 
 
+def test_thoughts_in_other_apis(served_thinker: Served, thinker: openai.OpenAI) -> None:
+    plain: Any = {"model": "agent", "max_tokens": 9, "extra_body": {"temperature": 0}}
+    turns: Any = [{"role": "user", "content": "Hm?"}]
+    with anthropic.Anthropic(base_url=served_thinker.url, api_key="x", max_retries=0) as claude:
+        thought = claude.messages.create(**plain, messages=turns)
+        assert [block.type for block in thought.content] == ["thinking"]
+        with claude.messages.stream(**plain, messages=turns) as stream:
+            assert stream.get_final_message().content == thought.content
+        off = claude.messages.create(**plain, messages=turns, thinking={"type": "disabled"})
+        assert [block.type for block in off.content] == ["text"]
+    said = thinker.responses.create(model="agent", input="Hm?", max_output_tokens=9, temperature=0)
+    assert [item.type for item in said.output] == ["reasoning"]
+    assert said.usage is not None
+    assert said.usage.output_tokens_details.reasoning_tokens == 9
+    with thinker.responses.stream(model="agent", input="Hm?", max_output_tokens=9, temperature=0) as events:
+        kinds = {event.type for event in events}
+    assert {"response.reasoning_text.delta", "response.reasoning_text.done", "response.incomplete"} <= kinds
+
+
 def test_several_calls_in_one_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASK | {"tool_choice": "required"})
     calls = answer.choices[0].message.tool_calls or []
@@ -240,18 +265,14 @@ def test_a_predicted_output_saves_rounds(client: openai.OpenAI) -> None:
 
 
 def test_a_line_is_written_for_each_request(chat_bundle: Path) -> None:
-    said = []
-    for options in ((), ("--no-log",)):
-        running = start(chat_bundle, "--name", "agent", *options)
-        with running.openai() as made:
-            made.chat.completions.create(**PLAIN)
-            with pytest.raises(openai.NotFoundError):
-                made.models.retrieve("a\nb")
-        said.append(stop(running))
-    lines = [line for line in said[0].splitlines() if " POST " in line or " GET " in line]
+    running = start(chat_bundle, "--name", "agent")
+    with running.openai() as made:
+        made.chat.completions.create(**PLAIN)
+        with pytest.raises(openai.NotFoundError):
+            made.models.retrieve("a\nb")
+    lines = [line for line in stop(running).splitlines() if " POST " in line or " GET " in line]
     assert [line.split()[2:5] for line in lines] == [
         ["POST", "/v1/chat/completions", "200"],
         ["GET", "/v1/models/a\\nb", "404"],
     ]
     assert all(line.split()[1] == "127.0.0.1" and line.endswith(" ms") for line in lines)
-    assert "POST" not in said[1]
