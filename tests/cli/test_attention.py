@@ -70,4 +70,4 @@ def test_export_says_what_it_measured(exported: tuple[Path, Result]) -> None:
     assert done.exit_code == 0, done.stderr
     assert "attention: nomad is the default" in done.stdout
     assert done.stdout.count("quality gate: perplexity") == 2
-    assert "attention: learning nomad, nomad2 keys" in done.stderr
+    assert "attention: learning nomad1, nomad2 keys" in done.stderr
