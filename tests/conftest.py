@@ -147,14 +147,17 @@ LONGEST = (
 
 
 WITH_TORCH = (
+    "audio/",
+    "decoding/test_beams.py",
+    "engine/test_embedding.py",
     "export/training/",
     "export/architectures/test_saved.py",
     "export/drafters/test_heads.py",
+    "export/source/test_embedded_pairs.py",
     "export/tokenizers/test_tokenizers_of_transformers.py",
-    "cli/test_models.py",
     "test_benchmarks.py",
 )
-"""Files that import torch or transformers, which takes a process five seconds."""
+"""Files whose tests import torch or transformers, which takes a process five seconds; no file does when it is read."""
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]

@@ -12,13 +12,12 @@ from edgespec.runtimes.audio.features import encoder_rows, log_mel
 from edgespec.runtimes.audio.reading import RATE, pieces
 from edgespec.runtimes.files.manifest import FeaturePart
 
-transformers = pytest.importorskip("transformers", reason="needs transformers")
-
 
 @pytest.mark.parametrize("samples", [1000, 48_077, 30 * RATE, 30 * RATE + 12_345])
 @pytest.mark.parametrize("bins", [80, 128])
 def test_they_are_those_of_transformers(samples: int, bins: int) -> None:
     """Its numpy path computes in float64, the one over torch in float32, which differs from it by 1e-5."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     rng = np.random.default_rng(bins)
     sound = (rng.standard_normal(samples) * np.sin(np.arange(samples) / 3000) / 9).astype(np.float32)
     whole = np.pad(sound, (0, max(0, 30 * RATE - samples)))

@@ -14,9 +14,10 @@ from edgespec.engine.hearing import EngineListener
 from edgespec.engine.transcription import Transcription
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import log_mel
+from tests.server.conftest import Later
 from tests.support.whisper import BINS, FRAMES, GREEDY, SPEECH, expected, told
 
-torch = pytest.importorskip("torch", reason="needs edgespec[train]")
+torch = Later("torch")  # which the fixture of the model needs
 SEEDED = Settings(method="ar").changed(seed=3)
 
 

@@ -127,7 +127,7 @@ def test_a_second_turn_recomputes_nothing(fresh: Get, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_closed_stream_leaves_a_sound_engine(fresh: Get, method: str) -> None:
     made = fresh()
-    expected = ask(made, method="ar").tokens
+    expected, other = ask(made, method="ar").tokens, ask(fresh(), PROMPTS[3]).tokens
     for rounds in range(4):
         stream = made.stream(PROMPT, method=method, max_new_tokens=NEW, ignore_eos=True, fallback=False)
         for _ in range(rounds):
@@ -139,4 +139,4 @@ def test_a_closed_stream_leaves_a_sound_engine(fresh: Get, method: str) -> None:
         assert len(written.tokens) >= rounds
         assert not made.sessions._busy
         assert ask(made, method=method).tokens == expected
-        assert ask(made, PROMPTS[3], method=method).tokens == ask(fresh(), PROMPTS[3]).tokens
+        assert ask(made, PROMPTS[3], method=method).tokens == other

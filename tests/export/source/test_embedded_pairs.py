@@ -13,14 +13,17 @@ from tokenizers import Tokenizer
 from edgespec.export.source.source import Checkpoint, builtin_names, resolve
 from edgespec.export.source.widened import FILE
 from edgespec.runtimes.audio.reading import pieces
+from tests.server.conftest import Later
 from tests.support.whisper import DIGITS, SAID
 
-torch = pytest.importorskip("torch", reason="needs edgespec[train]")
-transformers = pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
-from tools.train_loop import error_rate  # noqa: E402
-from tools.train_restore import guessed_right, plain, restored  # noqa: E402
-
+torch, transformers = Later("torch"), Later("transformers")
 DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(autouse=True)
+def with_torch() -> None:
+    pytest.importorskip("torch", reason="needs edgespec[train]")
+    pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
 
 
 def opened(name: str) -> Any:
@@ -31,6 +34,9 @@ def opened(name: str) -> Any:
 
 
 def test_restored_lines() -> None:
+    from tools.train_loop import error_rate
+    from tools.train_restore import guessed_right, plain, restored
+
     target, draft = opened("restore"), opened("restore-draft")
     tokenizer = Tokenizer.from_file(str(resolve("builtin:restore") / "tokenizer.json"))
     lines = (DATA / "restore.txt").read_text("utf-8").splitlines()
