@@ -29,7 +29,7 @@ from edgespec.engine.encoding import Source
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
-from edgespec.planning.encoders import source_rows
+from edgespec.planning.buffers import source_rows
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.native_runner import NativeRunner

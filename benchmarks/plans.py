@@ -28,7 +28,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profiles import Profile
-from edgespec.reports.bench import BASELINE, BenchEntry, bench_all
+from edgespec.reports.bench import BASELINE, bench_all
 from edgespec.reports.calibrate import calibrate
 from edgespec.runtimes.options import LoadOptions
 
@@ -111,7 +111,7 @@ def _written(engine: Engine, prompt: Sequence[int], tokens: int) -> list[int]:
 
 def measured(engines: Sequence[Engine], prompts: Sequence[list[int]], new: int, repeats: int) -> Rates:
     """Tokens a second of every method of every bundle, all taking turns."""
-    entries = [BenchEntry(engine, [*(name for name in engine.methods if name != PLAIN), AUTO]) for engine in engines]
+    entries = [(engine, [*(name for name in engine.methods if name != PLAIN), AUTO]) for engine in engines]
     figures = bench_all(entries, prompts, Settings(max_new_tokens=new, ignore_eos=True), repeats)
     rows = [figure.as_dict() for figure in figures]
     return {

@@ -28,7 +28,7 @@ from edgespec.engine.loading import load
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.prediction import speed_of
 from edgespec.planning.profiles import Profile
-from edgespec.reports.bench import BASELINE, BenchEntry, bench_all
+from edgespec.reports.bench import BASELINE, bench_all
 from edgespec.reports.calibrate import SECONDS, calibrate
 from edgespec.runtimes.options import LoadOptions, RunOptions
 
@@ -134,7 +134,7 @@ def compare(
             basis: speed_of(manifest, use, known, depth=depth).speedup for basis, known in profiles.items()
         }
     settings = Settings(max_new_tokens=new, ignore_eos=True)
-    figures = bench_all([BenchEntry(engine, wanted)], prompts, settings, repeats)
+    figures = bench_all([(engine, wanted)], prompts, settings, repeats)
     found = []
     for figure in figures:
         row = figure.as_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -33,13 +33,12 @@ from edgespec.cli.common import (
 )
 from edgespec.drafters.registry import AR
 from edgespec.planning.budget import show_bytes
-from edgespec.reports.advice import label
+from edgespec.reports.advice import label, row_names
 
 if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.reports.advice import Advice
-    from edgespec.reports.bench import MethodFigures
 
 
 def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
@@ -133,7 +132,8 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
     from edgespec.cli.prompts import read_prompts
     from edgespec.planning.profiles import Watch, busy_words
     from edgespec.reports.advice import advise
-    from edgespec.reports.bench import BenchEntry, bench_all, check_output
+    from edgespec.reports.bench import bench_all, check_output
+    from edgespec.reports.pages import plot as draw
     from edgespec.reports.pages import read_llama_bench, write_page
 
     if options["profile"]:
@@ -151,9 +151,11 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
     bundles, entries = tuple(dict.fromkeys(bundles)), []
     for bundle in bundles:
         engine = open_engine(bundle, options)
-        entries.append(BenchEntry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
-    settings = _ended(settings, [entry.engine for entry in entries])
-    texts = read_prompts(entries[0].engine, options["prompts"], options["limit"])
+        entries.append((engine, _wanted(engine, methods, settings, len(bundles) > 1)))
+    engine = entries[0][0]
+    # a text about a source ends: what stands behind its end is nothing that a model was made to write
+    settings = settings.changed(ignore_eos=settings.ignore_eos and all(one.sources is None for one, _ in entries))
+    texts = read_prompts(engine, options["prompts"], options["limit"])
     stopped, watch = Event(), Watch()
     with progress() as told:
         tell = partial(told, "bench")
@@ -164,9 +166,8 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
         pairs = options["repeats"] * len(texts)
         click.echo(f"stopped: {len(figures[0].ratios)} of {pairs} pairs were measured", err=True)
     rows = [figure.as_dict() for figure in figures]
-    engines = {str(entry.engine.bundle.path): entry.engine for entry in entries}
-    advice = advise(rows, {name: engine.bundle.manifest.parity for name, engine in engines.items()})
-    engine = entries[0].engine
+    engines = {str(one.bundle.path): one for one, _ in entries}
+    advice = advise(rows, {name: one.bundle.manifest.parity for name, one in engines.items()})
     if as_json:
         conditions = {
             "threads": engine.model.threads,
@@ -177,10 +178,10 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
             "busy": busy,
         }
         about = {"bundle": str(bundles[0]), "bundles": list(map(str, bundles)), "baseline": rows[0]["method"]}
-        found = {"conditions": conditions, "methods": rows, "advice": [item.as_dict() for item in advice]}
+        found = {"conditions": conditions, "methods": rows, "advice": [asdict(item) for item in advice]}
         emit_json(about | found)
     else:
-        ask = {name: ask_words(engine.bundle.manifest) for name, engine in engines.items()}
+        ask = {name: ask_words(one.bundle.manifest) for name, one in engines.items()}
         _show(rows, _padded(engine), engine.strict, settings.accept.approximations, busy, ask)
         if options["verbose"]:
             _explain(rows, engine.strict, advice)
@@ -188,38 +189,19 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
         again = shlex.join(["edgespec", *sys.argv[1:]])
         write_page(report, engines, figures, texts[0], settings, again, foreign, busy)
     if plot:  # last: whatever goes wrong, the figures are out
-        _plot(figures, rows, engines, plot)
+        what = f"{bundles[0].resolve().name}: {engine.bundle.manifest.target.format}"
+        what = what if len(bundles) == 1 else f"{len(bundles)} bundles"
+        draw(rows, plot, f"{what}, {engine.model.threads} threads")
     if stopped.is_set():
         sys.exit(130)
 
 
 def _settings(options: dict[str, Any]) -> Settings:
-    """Make the settings of every run."""
     settings = make_settings(None, options)
     settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     if not settings.sampling.greedy and settings.sampling.seed is None:
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     return settings
-
-
-def _ended(settings: Settings, engines: list[Engine]) -> Settings:
-    """Let texts about a source end: what stands behind the end is nothing that a model was made to write."""
-    ends = any(engine.sources is not None for engine in engines)
-    return settings.changed(ignore_eos=False) if ends else settings
-
-
-def _plot(figures: list[MethodFigures], rows: list[dict[str, Any]], engines: Mapping[str, Engine], path: Path) -> None:
-    """Draw the speed-ups; of several bundles by their names."""
-    from edgespec.reports.pages import plot
-
-    bundle, engine = next(iter(engines.items()))
-    title = f"{len(engines)} bundles"
-    if len(engines) == 1:
-        title = f"{Path(bundle).resolve().name}: {engine.bundle.manifest.target.format}"
-    else:
-        for figure in figures:
-            figure.method = label(figure.as_dict(), rows)
-    plot(figures, path, f"{title}, {engine.model.threads} threads")
 
 
 def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, several: bool) -> list[str]:
@@ -272,7 +254,6 @@ def _headline(rows: list[dict[str, Any]]) -> str:
 
 
 def _same_text(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> str:
-    """Say what became of the text."""
     same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))
     if given_away:
         return f"lossy, as was asked for: {', '.join(given_away)}"
@@ -293,17 +274,15 @@ def _padded(engine: Engine) -> bool:
 def _explain(rows: list[dict[str, Any]], strict: bool, advice: list[Advice]) -> None:
     """Why methods did not pay, what strict mode costs, and what to use when."""
     click.echo()
-    several = len({row["bundle"] for row in rows}) > 1
-    for row in rows:
-        where = label(row, rows) if several else row["method"]
+    for row, where in zip(rows, row_names(rows), strict=True):
         if row["method"] == AR and strict and row["speedup"] < 0.97:
             click.echo(f"{where}: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
         if "did not pay" in row["reason"]:
             click.echo(f"{where}: {row['reason'].removeprefix('asked for; ')}")
     click.echo("what to use:")
     for item in advice:
-        row = {"bundle": item.bundle, "format": item.format, "method": item.method}
-        click.echo(f"  {item.situation:<8} {label(row, rows) if several else item.method}: {item.why}")
+        taken = {"bundle": item.bundle, "format": item.format, "method": item.method}
+        click.echo(f"  {item.situation:<8} {row_names([taken, *rows])[0]}: {item.why}")
 
 
 def _table(rows: list[dict[str, Any]], padded: bool, short: bool) -> None:

@@ -302,7 +302,7 @@ class Chat:
         from rich.table import Table
 
         from edgespec.drafters.registry import AR
-        from edgespec.reports.bench import BenchEntry, bench_all
+        from edgespec.reports.bench import bench_all
 
         last = max((at for at, one in enumerate(self.conversation.messages) if one.get("role") == "user"), default=None)
         if last is None:
@@ -311,7 +311,7 @@ class Chat:
         prompt = self.engine.chat_prompt(
             conversation.messages[: last + 1], conversation.tools, options=conversation.options
         )
-        entry = BenchEntry(self.engine, [name for name in self.engine.methods if name != AR])
+        entry = self.engine, [name for name in self.engine.methods if name != AR]
         settings = self.settings.changed(max_new_tokens=BENCH_TOKENS, temperature=0.0)
         with progress() as report:
             found = bench_all([entry], [prompt], settings, BENCH_REPEATS, progress=partial(report, "bench"))

@@ -31,46 +31,45 @@ from edgespec.cli.common import (
 from edgespec.cli.recipes import recipe_option
 from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS, Format
+from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from edgespec.planning.plan import Option, Plan, PlannedRun, PlanRequest
     from edgespec.planning.profiles import Profile
-    from edgespec.runtimes.options import LoadOptions
-
 
 DRAFT, DRAFTER = "draft", "drafter"  # folders of what is still to be trained
 
 
-def is_bundle(source: str) -> bool:
-    """Whether this is a bundle's folder rather than a model."""
+def _is_bundle(source: str) -> bool:
     return (Path(source) / MANIFEST).is_file()
 
 
-def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | None = None) -> Option:
-    """Plan for an existing bundle; only its manifest is read, and what was measured with it.
+def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
+    """List what there is to choose from; ``here``: for this machine, whose calibration counts."""
+    from edgespec.library import named
 
-    Args:
-        source: its folder.
-        methods: which of its methods; none = all.
-        load: how it is to be loaded on this machine; None = on another one.
+    source = str(named(source) or source)
+    return (_of_bundle if _is_bundle(source) else _of_model)(source, options, here)
 
-    Raises:
-        BundleError: it cannot be read, or has nothing for the device.
-        InvalidRequest: a method or an attention that it does not have.
-    """
+
+def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]:
+    """Plan for a bundle; only its manifest is read, and what was measured with it."""
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import find_profile
     from edgespec.runtimes.files.bundle import check_sizes
     from edgespec.runtimes.files.operators import choose_operators
 
-    manifest = complete(read_manifest(Path(source)))
+    for name in ("formats", "draft", "revision", "text_only"):
+        if options[name]:
+            raise click.UsageError(f"--{name.rstrip('s').replace('_', '-')} is for models that are not exported yet")
+    manifest, methods = complete(read_manifest(Path(source))), options["methods"]
     check_sizes(Path(source), manifest)
-    profile = None
-    if load is not None:
-        if load.device != "cpu" and load.device not in manifest.target.graphs:
-            choose_operators("stock", manifest.target)  # whose error says where it can run
+    profile, target = None, manifest.target
+    if here:
+        load = replace(make_load_options(options), context=None, budget=None)
+        if load.device != "cpu" and load.device not in target.graphs:
+            choose_operators("stock", target)  # whose error says where it can run
             why = f"export it again with `--device {load.device}`"
             raise BundleError(f"{source}: has no graphs for {load.device}", why)
         load.resolve(manifest)  # what loading would refuse
@@ -83,81 +82,59 @@ def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | 
     if methods:
         kept = {name: part for name, part in manifest.methods.items() if name in methods}
         manifest = manifest.model_copy(update={"methods": kept})
-    return Option(manifest, source, profile=profile)
+    found = Option(manifest, source, profile=profile)
+    native = options["operators"] != "stock" and options["device"] != "webgpu" and target.layout == "native"
+    if not (native and target.planes):
+        return [found]
+    high = Option(complete(manifest.at_high_precision()), source)
+    return [high] if options["precision"] == "high" else [found, high]
 
 
-def model_options(
-    source: str,
-    *,
-    formats: Sequence[Format] = (),
-    methods: Sequence[str] = (),
-    draft: str | None = None,
-    context: int | None = None,
-    revision: str | None = None,
-    text_only: bool = False,
-    profile: Profile | None = None,
-) -> list[Option]:
-    """Plan for the bundles that an export of a model could make, one for each format; from its config.json.
-
-    Args:
-        source: the model's folder, hub id, .gguf file or builtin:NAME.
-        formats: which; none = all.
-        methods: which; none = all that are possible, those with heads marked as needing them.
-        draft: a draft model, for speculative.
-        context: most tokens of a sequence; None = the model's own limit.
-        revision: of a hub model.
-        text_only: of a model that reads images or sound, its text half.
-        profile: what was measured of the device with another bundle.
-
-    Raises:
-        ExportError: unreadable or unsupported.
-    """
+def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
+    """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
     from edgespec.export.options import ExportOptions
     from edgespec.export.planned import planned_bundle, possible_methods
     from edgespec.planning.plan import Option
+    from edgespec.planning.profiles import latest_profile
 
-    wanted = tuple(methods) or (
-        *possible_methods(source, revision, text_only),
+    draft, context, text_only = options["draft"], options["context"], options["text_only"]
+    how: dict[str, Any] = {name: options[name] for name in ("draft", "context", "revision", "text_only")}
+    how["methods"] = options["methods"] or (
+        *possible_methods(source, options["revision"], text_only),
         *(needing("draft") if draft else ()),
     )
+    command = [*(("--context", str(context)) if context else ()), *(("--text-only",) if text_only else ())]
+    # what was measured here with another bundle tells how fast the machine is
+    profile = latest_profile(options["threads"], options["device"]) if here else None
     found = []
-    for form in formats or FORMATS:
-        planned = planned_bundle(ExportOptions(source, methods=wanted, format=form, draft=draft, context=context,
-                                               revision=revision, text_only=text_only))  # fmt: skip
-        needs = {
-            name: f"needs trained heads: edgespec train {name} {source} -o {name}-heads"
-            for name in planned.methods
-            if METHODS[name].needs == "heads"
-        }
-        needs |= {
-            name: f"needs a drafter: edgespec train {name} {source} -o {DRAFTER}"
-            for name in planned.methods
-            if name == EAGLE
-        }
-        published = [name for name in planned.methods if METHODS[name].apart and name != EAGLE]
-        needs |= dict.fromkeys(published, "needs a drafter that was published for this model")
-        if SPECULATIVE in planned.methods and draft is None:
-            needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
-        command = ["--format", form, *(("--context", str(context)) if context else ())]
-        command += ["--text-only"] if text_only else []
-        found.append(Option(planned, source, tuple(command), needs, profile))
+    for form in options["formats"] or FORMATS:
+        planned = planned_bundle(ExportOptions(source, format=form, **how))
+        needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}
+        found.append(Option(planned, source, ("--format", form, *command), needs, profile))
     return found
 
 
-def export_command(option: Option, method: str) -> str | None:
+def _need(method: str, source: str, draft: str | None) -> str:
+    """Say what has to be made or given before a model can be exported with that method; empty = nothing."""
+    if METHODS[method].needs == "heads":
+        return f"needs trained heads: edgespec train {method} {source} -o {method}-heads"
+    if method == EAGLE:
+        return f"needs a drafter: edgespec train {method} {source} -o {DRAFTER}"
+    if METHODS[method].apart:
+        return "needs a drafter that was published for this model"
+    return f"needs a draft: edgespec train draft {source} -o {DRAFT}" if method == SPECULATIVE and not draft else ""
+
+
+def _export_command(option: Option, method: str) -> str | None:
     """Write the command that makes a bundle with that method; None = it exists."""
     if option.export is None:
         return None
+    of, draft = METHODS[method], option.manifest.provenance.get("draft", DRAFT)
+    given = {"heads": f"--heads {method}-heads", "draft": f"--draft {draft}"}
     words = ["edgespec", "export", option.name, *option.export]
-    if METHODS[method].needs != "text":
-        words += ["--method", method]
-    if METHODS[method].needs == "heads":
-        words += ["--heads", f"{method}-heads"]
-    if METHODS[method].apart:
-        words += ["--drafter", DRAFTER]
-    if METHODS[method].needs == "draft":
-        words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]
-    return " ".join(words)
+    words += [f"--method {method}"] if of.needs != "text" else []
+    words += [f"--drafter {DRAFTER}"] if of.apart else []
+    return " ".join([*words, *filter(None, [given.get(of.needs)])])
 
 
 MOST_LINES = 12
@@ -257,7 +234,7 @@ def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, A
     source = click.get_current_context().get_parameter_source
     asked = {key: value for key, value in given.items() if source(key) is not ParameterSource.DEFAULT}
     found = plan_defaults(name)
-    if any(is_bundle(source) for source in sources):
+    if any(_is_bundle(source) for source in sources):
         del found["formats"]
     return options | found | asked
 
@@ -271,32 +248,7 @@ def _foreign(device: str) -> Profile | None:
     return read_profile(Path(device))
 
 
-def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
-    """List what there is to choose from; ``here``: for this machine, whose calibration counts."""
-    from edgespec.library import named
-    from edgespec.planning.profiles import latest_profile
-
-    source = str(named(source) or source)
-    if not is_bundle(source):
-        names = ("formats", "methods", "draft", "context", "revision", "text_only")
-        # what was measured here with another bundle tells how fast the machine is
-        profile = latest_profile(options["threads"], options["device"]) if here else None
-        return model_options(source, profile=profile, **{name: options[name] for name in names})
-    for name in ("formats", "draft", "revision", "text_only"):
-        if options[name]:
-            raise click.UsageError(f"--{name.rstrip('s').replace('_', '-')} is for models that are not exported yet")
-    load = replace(make_load_options(options), context=None, budget=None) if here else None
-    found = bundle_option(source, options["methods"], load)
-    target = found.manifest.target
-    native = options["operators"] != "stock" and options["device"] != "webgpu" and target.layout == "native"
-    if not (native and target.planes):
-        return [found]
-    high = replace(found, manifest=complete(found.manifest.at_high_precision()), profile=None)
-    return [high] if options["precision"] == "high" else [found, high]
-
-
 def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
-    """Make the request: the budget and the device."""
     from edgespec.errors import InvalidRequest
     from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
     from edgespec.planning.plan import PlanRequest
@@ -365,7 +317,7 @@ def _show(plan: Plan, everything: bool) -> None:
     click.echo(f"pick: {label(plan.pick)}: {plan.reason}")
     if plan.pick.precision == "high":
         click.echo("run it: --precision high")
-    if typed := export_command(plan.pick.option, plan.pick.use.method):
+    if typed := _export_command(plan.pick.option, plan.pick.use.method):
         click.echo(f"make it: {typed}")
     for hint in plan.hints:
         click.echo(f"hint: {hint}")

@@ -85,20 +85,20 @@ def command(
     free = why_free(engine)
     running = check_running(engine)  # drafts were loaded meanwhile
     equal = all(proof.exact or (not strict and proof.lossless) for proof in proofs)
-    passed = equal and (same == of or bool(free)) and not running.unproven
+    passed = equal and (same == of or bool(free)) and not running["unproven"]
     if as_json:
         made: dict[str, Any] = {"bundle": str(bundle), "strict": strict, "passed": passed}
         golden = {"same": same, "of": of, "required": bool(of) and not free, "reason": free}
         rows = [proof.as_dict() for proof in proofs]
-        emit_json({**made, "checked": running.as_dict(), "golden": golden, "methods": rows})
+        emit_json({**made, "checked": running, "golden": golden, "methods": rows})
     else:
         _show(proofs, strict)
         if of:
             note = "" if same == of else f": {free}, so near-ties may differ" if free else f": DIFFERENT: {_MUST}"
             click.echo(f"golden vectors: {same} of {of} reproduced on this machine{note}")
-        kernels = f"native operators {running.native['version']}" if running.native else "stock operators"
-        click.echo(f"checked: SHA-256 of {running.files} files, {show_bytes(running.bytes)}, {kernels}")
-        for reason in running.unproven:
+        kernels = f"native operators {running['native']['version']}" if running["native"] else "stock operators"
+        click.echo(f"checked: SHA-256 of {running['files']} files, {show_bytes(running['bytes'])}, {kernels}")
+        for reason in running["unproven"]:
             click.echo(f"UNPROVEN: {reason}")
         click.echo("passed" if passed else "FAILED")
     if not passed:
@@ -106,7 +106,6 @@ def command(
 
 
 def _show(proofs: list[MethodProof], strict: bool) -> None:
-    """Print what was found of each method, and where it differs."""
     for proof in proofs:
         near = proof.lossless and not strict
         word = "exact" if proof.exact else "lossless up to near-ties" if near else "DIFFERENT"

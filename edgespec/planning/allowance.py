@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 
 from edgespec.drafters.registry import AR, NGRAM
 from edgespec.errors import BudgetError
 from edgespec.planning.budget import available_memory, check_budget, most_tokens, parse_bytes, show_bytes
-from edgespec.planning.footprint import Memory, checkpoint_bytes_of, memory_of, resident_now
+from edgespec.planning.buffers import checkpoint_bytes_of
+from edgespec.planning.footprint import Memory, memory_of, resident_now
 from edgespec.runtimes.files.formats import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
@@ -24,25 +27,15 @@ FALLBACKS = (NGRAM, AR)  # methods without memory of their own, the better one f
 
 @dataclass(frozen=True)
 class Admission:
-    """How a request may run.
+    """How a request may run."""
 
-    Attributes:
-        method: the one asked for, or a cheaper one.
-        chunk: rows of a prefill's pass.
-        predicted: peak bytes; 0 = nothing was predicted.
-        reason: what was changed, in words; empty = nothing.
-        crowded: whether idle KV of earlier requests must go first.
-        spare: bytes of idle KV that may stay; None = any number.
-        checkpoints: most checkpoints of states.
-    """
-
-    method: str
-    chunk: int
-    predicted: int
-    reason: str = ""
-    crowded: bool = False
-    spare: int | None = None
-    checkpoints: int = CHECKPOINTS
+    method: str  # the one asked for, or a cheaper one
+    chunk: int  # rows of a prefill's pass
+    predicted: int  # peak bytes; 0 = nothing was predicted
+    reason: str = ""  # what was changed, in words; empty = nothing
+    crowded: bool = False  # whether idle KV of earlier requests must go first
+    spare: int | None = None  # bytes of idle KV that may stay; None = any number
+    checkpoints: int = CHECKPOINTS  # most checkpoints of states
 
 
 class Crowded(BudgetError):
@@ -76,7 +69,7 @@ class Allowance:
         self.limit: int | None = None
         self.others: Callable[[], int] = lambda: 0
         self._mapped = False  # whether mapped files count
-        self._known: dict[RunOptions, tuple[int, int]] = {}
+        self._known = lru_cache(MOST_KNOWN)(self._predicted)
         self._asked_bytes: int | None = None
         self._reserved, self._aside = False, 0
         if budget == OFF:
@@ -120,12 +113,12 @@ class Allowance:
             BudgetError: with what would fit.
             Crowded: it would without the others.
         """
-        use = replace(self._use, method=AR, context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
+        use = self._least(context or min(LEAST, self._use.context))
         limit = self._renew()
         if limit is None or self._bytes(use)[0] <= limit:
             return
         self._blame_others(use, 0)
-        least = self._bytes(replace(use, context=LEAST))[0]
+        least = self._bytes(self._least(LEAST))[0]
         if least > limit:
             raise BudgetError(
                 f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of(limit)}", PLAN
@@ -134,32 +127,24 @@ class Allowance:
 
     def loaded_bytes(self) -> int:
         """Bytes that the bundle takes beside others in a process, no text among them."""
-        memory = memory_of(self._manifest, replace(self._use, method=AR, context=LEAST, chunk=CHUNKS[-1]))
+        memory = memory_of(self._manifest, self._least(LEAST))
         once = [memory.part(name) for name in ("process", "libraries", "runtime")]
-        all_bytes = memory.peak if self._mapped else memory.private
-        return all_bytes - sum(part.all if self._mapped else part.private for part in once)
+        if self._mapped:
+            return memory.peak - sum(part.all for part in once)
+        return memory.private - sum(part.private for part in once)
 
     def admit(
         self,
-        method: str,
-        tokens: int,
+        method: str,  # the one chosen
+        tokens: int,  # of prompt and answer
         *,
-        gamma: int,
-        greedy: bool,
-        methods: Sequence[str],
-        busy: int = 0,
-        idle: int = 0,
+        gamma: int,  # most guesses a round
+        greedy: bool,  # whether only likeliest tokens are needed
+        methods: Sequence[str],  # of the bundle
+        busy: int = 0,  # bytes of KV of other requests
+        idle: int = 0,  # bytes of KV that earlier requests have left
     ) -> Admission:
         """How a request may run.
-
-        Args:
-            method: the one chosen.
-            tokens: of prompt and answer.
-            gamma: most guesses a round.
-            greedy: whether only likeliest tokens are needed.
-            methods: of the bundle.
-            busy: bytes of KV of other requests.
-            idle: bytes of KV that earlier requests have left.
 
         Raises:
             BudgetError: not even plain decoding fits.
@@ -169,18 +154,19 @@ class Allowance:
         if limit is None:
             return Admission(method, CHUNKS[0], 0)
         base = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
-        for name in (method, *(name for name in FALLBACKS if name in methods and name != method)):
-            for chunk in CHUNKS:
-                takes, peak = self._bytes(replace(base, method=name, chunk=chunk))
-                spare = limit - takes - busy
-                if spare >= 0:
-                    dropped = ""
-                    if name != method:
-                        needed = show_bytes(self._bytes(replace(base, method=method, chunk=CHUNKS[-1]))[0])
-                        dropped = f"{method} needs {needed}, {self._of(limit)}: {name} instead"
-                    kept = min(CHECKPOINTS, spare // self._checkpoint) if self._checkpoint else 0
-                    predicted = peak + busy + kept * self._checkpoint
-                    return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
+        names = (method, *(name for name in FALLBACKS if name in methods and name != method))
+        for name, chunk in product(names, CHUNKS):
+            takes, peak = self._bytes(replace(base, method=name, chunk=chunk))
+            spare = limit - takes - busy
+            if spare < 0:
+                continue
+            dropped = ""
+            if name != method:
+                needed = show_bytes(self._bytes(replace(base, method=method, chunk=CHUNKS[-1]))[0])
+                dropped = f"{method} needs {needed}, {self._of(limit)}: {name} instead"
+            kept = min(CHECKPOINTS, spare // self._checkpoint) if self._checkpoint else 0
+            predicted = peak + busy + kept * self._checkpoint
+            return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
         self._blame_others(least, busy)
         raise self._refusal(f"{tokens} tokens of prompt and answer need", least, limit, busy)
@@ -216,7 +202,7 @@ class Allowance:
         if limit is None:
             return list(methods)
         kept: list[str] = []
-        left = limit - self._bytes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method=AR))[0]
+        left = limit - self._bytes(self._least(tokens))[0]
         for name in methods:
             extra = self.extra([name], tokens)
             if extra <= left:
@@ -228,31 +214,32 @@ class Allowance:
         """Bytes that one more request of so many tokens takes: its keys and values, its text, its rows of logits."""
         if self.limit is None:
             return 0
-        use = replace(self._use, method=method, context=tokens, chunk=CHUNKS[-1])
+        use = self._least(tokens, method)
         return self._bytes(replace(use, batch=3))[0] - self._bytes(replace(use, batch=2))[0]
 
     def extra(self, methods: Sequence[str], tokens: int) -> int:
         """Bytes that methods take beyond plain decoding's, all of them together."""
         if self.limit is None:
             return 0
-        use = replace(self._use, context=tokens, chunk=CHUNKS[-1])
-        plain = self._bytes(replace(use, method=AR))[0]
-        return sum(max(0, self._bytes(replace(use, method=name))[0] - plain) for name in methods)
+        plain = self._bytes(self._least(tokens))[0]
+        return sum(max(0, self._bytes(self._least(tokens, name))[0] - plain) for name in methods)
 
     def memory(self, method: str) -> Memory:
         """Predict a method's memory, part by part, with the whole context full."""
         return memory_of(self._manifest, replace(self._use, method=method, checkpoints=CHECKPOINTS))
 
+    def _least(self, tokens: int, method: str = AR) -> RunOptions:
+        """Run in the way that takes the least memory of so many tokens."""
+        return replace(self._use, method=method, context=tokens, chunk=CHUNKS[-1])
+
     def _bytes(self, use: RunOptions) -> tuple[int, int]:
         """(bytes that count: all, or private ones; peak)."""
         # requests differ by a token: whole blocks of KV are what is allocated anyway
-        use = replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context))
-        if use not in self._known:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            memory = memory_of(self._manifest, use)
-            self._known[use] = memory.peak if self._mapped else memory.private, memory.peak
-        return self._known[use]
+        return self._known(replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context)))
+
+    def _predicted(self, use: RunOptions) -> tuple[int, int]:
+        memory = memory_of(self._manifest, use)
+        return memory.peak if self._mapped else memory.private, memory.peak
 
     def _of(self, limit: int) -> str:
         return f"and the budget is {show_bytes(limit)}" if self.asked else f"and {show_bytes(limit)} are free"

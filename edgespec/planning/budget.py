@@ -75,19 +75,12 @@ def most_tokens(fits: Callable[[int], bool], high: int) -> int:
 
 @dataclass(frozen=True)
 class Available:
-    """What this process may take.
+    """What this process may take."""
 
-    Attributes:
-        total: the smallest of the limits, bytes: more than this no process here can ever have.
-        available: bytes that this process may take beyond what it has now.
-        limit_name: what keeps ``available`` from being more: "the machine", "the cgroup", "RLIMIT_AS", "RLIMIT_DATA".
-        resident: bytes that this process has now; 0 = not known.
-    """
-
-    total: int
-    available: int
-    limit_name: str
-    resident: int = 0
+    total: int  # the smallest of the limits, bytes: more than this no process here can ever have
+    available: int  # bytes that this process may take beyond what it has now
+    limit_name: str  # what keeps ``available`` from being more: "the machine", "the cgroup", "RLIMIT_AS", "RLIMIT_DATA"
+    resident: int = 0  # bytes that this process has now; 0 = not known
 
     @property
     def reachable(self) -> int:
@@ -100,10 +93,6 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
 
     Memory that the system could get back at once, such as the page cache, counts as available.  Of RLIMIT_DATA only
     private memory counts, so a mapped file may fit where this says that it does not.
-
-    Args:
-        proc: where the process file system is mounted.
-        cgroups: where control groups are.
     """
     status, info = table_of(proc / "self" / "status"), table_of(proc / "meminfo")
     if "MemTotal" not in info:
@@ -129,7 +118,7 @@ def check_budget(budget: int, available: Available) -> None:
         )
 
 
-def _read(path: Path) -> str:
+def system_file(path: Path) -> str:
     """Read a file of the system; empty where it cannot be read."""
     try:
         return path.read_text("utf-8", "replace")
@@ -139,7 +128,7 @@ def _read(path: Path) -> str:
 
 def table_of(path: Path) -> dict[str, int]:
     """Lines such as "VmRSS:  123 kB" -> bytes by name; none where the file cannot be read."""
-    found = re.findall(r"^([\w()]+):\s+(\d+) kB$", _read(path), re.MULTILINE)
+    found = re.findall(r"^([\w()]+):\s+(\d+) kB$", system_file(path), re.MULTILINE)
     return {name: int(value) * 1024 for name, value in found}
 
 
@@ -158,7 +147,7 @@ def _own_limits(status: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
     """Limits of the process's control groups and all those above: (bytes, used now without page cache)."""
-    for line in _read(proc / "self" / "cgroup").splitlines():
+    for line in system_file(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -169,47 +158,37 @@ def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
             limiting, current = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
         else:
             continue
-        for folder in (folder for base in bases for folder in _upwards(base, path)):
+        # its folder and those above: a container may see the outer path but not its folders
+        inner = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..", ".")))
+        for folder in (base / outer for base in bases for outer in (inner, *inner.parents)):
             limits = [limit for name in limiting if (limit := _number(folder / name)) is not None]
             if limits:
                 used = (_number(folder / current) or 0) - _page_cache(folder / "memory.stat")
                 yield min(limits), max(0, used)
 
 
-def _upwards(base: Path, path: str) -> Iterator[Path]:
-    """List the folder of a control group and those above; a container may see the outer path but not its folders."""
-    parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..", ".")]
-    for count in range(len(parts), -1, -1):
-        yield base.joinpath(*parts[:count])
-
-
 def _number(path: Path) -> int | None:
     """Read a file of a control group; None = no file, or no limit."""
-    text = _read(path).strip()
+    text = system_file(path).strip()
     return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 def _page_cache(path: Path) -> int:
     """Bytes of files that the system can drop; memory that is shared or in tmpfs is not among them."""
-    found = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", _read(path), re.MULTILINE)}
+    found = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", system_file(path), re.MULTILINE)}
     # version 1 counts the groups below under names of their own
     return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _elsewhere() -> Available:
     """Of a system without /proc: the machine's memory, of which all counts as available where it does not say."""
-    if sys.platform == "win32":
-        return _windows()
-    total = 0
-    with suppress(ValueError, OSError, AttributeError):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Available(total, total, "the machine") if total > 0 else Available(sys.maxsize, sys.maxsize, "nothing known")
-
-
-def _windows() -> Available:
+    total = left = 0
+    kernel = getattr(getattr(ctypes, "windll", None), "kernel32", None)
     # MEMORYSTATUSEX: its length and the load in the first 8 bytes, then bytes in all, bytes available, and five more
     status = (ctypes.c_uint64 * 8)(64)
-    kernel = getattr(getattr(ctypes, "windll", None), "kernel32", None)
-    if kernel is None or not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
-        return Available(sys.maxsize, sys.maxsize, "nothing known")
-    return Available(status[1], status[2], "the machine")
+    if kernel is not None and kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
+        total, left = status[1], status[2]
+    else:
+        with suppress(ValueError, OSError, AttributeError):
+            total = left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Available(total, left, "the machine") if total > 0 else Available(sys.maxsize, sys.maxsize, "nothing known")

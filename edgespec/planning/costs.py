@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from edgespec.drafters.draft_cache import FIRST_ROWS
@@ -33,7 +34,7 @@ from edgespec.planning.traffic import (
     weight_size,
 )
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.files.formats import FOUR_BITS, SPECS, Attention, Format
+from edgespec.runtimes.files.formats import FOUR_BITS, SPECS, Format
 from edgespec.runtimes.files.manifest import HeadGroup, Manifest, ModelPart, Operators, SkipSetPart
 from edgespec.runtimes.options import RunOptions
 
@@ -105,43 +106,54 @@ class PassTimes:
         return max(mean - slope * middle, 0.0), slope
 
 
-@dataclass
-class Costs:
-    """Times in milliseconds, or in those of a byte of weights where ``basis`` is assumed.
+def plain_points(profile: Profile) -> Points:
+    """One-row passes of the fastest plain decoding by depth; where there is one graph, those of its passes."""
+    if profile.plain and profile.operators == "stock":
+        return rising(profile.plain)
+    return rising({depth: times[min(times)] for depth, times in profile.passes.items()})
 
-    Attributes:
-        manifest, use, depth: the situation; tokens before a pass.
-        basis: what they rest on.
-        pass_ms: rows -> a pass of the graph that runs every method.
-        plain: a one-row pass of the fastest plain decoding.
-        rate: bytes of weights that a draft step reads in a unit of time.
-        per_kv: time that a byte of keys and values takes it.
-        measured: (method, whether it is a round's first) -> a draft step as it was timed; None = by bytes.
-        other: what a round takes beside its pass and drafts.
-        control: what deciding how much to draft adds to it.
-        prefill: tokens a second; None = not known.
-        notes: what is assumed, in words.
+
+class Costs:
+    """The best that is known of passes and drafts of a bundle after so many tokens.
+
+    Times are in milliseconds, or in those of a byte of weights where ``basis`` is assumed.  Figures of a busy machine,
+    in a profile or from the export, are not used; ``notes`` says so.
     """
 
-    manifest: Manifest
-    use: RunOptions
-    depth: float
-    basis: Basis
-    pass_ms: Callable[[float], float]
-    plain: float
-    rate: float
-    per_kv: float
-    measured: Callable[[str, bool], float | None] = lambda *_: None
-    other: float = 0.0
-    control: float = CONTROL
-    prefill: float | None = None
-    notes: list[str] = field(default_factory=list)
+    pass_ms: Callable[[float], float]  # rows -> a pass of the graph that runs every method
+    plain: float  # a one-row pass of the fastest plain decoding
+    rate: float  # bytes of weights that a draft step reads in a unit of time
+    per_kv: float  # time that a byte of keys and values takes it
+
+    def __init__(self, manifest: Manifest, use: RunOptions, profile: Profile | None, depth: float) -> None:
+        self.manifest, self.target, self.use, self.how = manifest, manifest.target, use, use.operators
+        self.depth = depth  # tokens before a pass
+        self.attention = use.attention or default_attention(self.target)
+        self.weights, self.kv = read_bytes(self.target, self.how), kv_token_bytes(self.target, self.how, use.attention)
+        # (method, whether it is a round's first) -> a draft step as it was timed; None = by bytes
+        self.measured: Callable[[str, bool], float | None] = lambda *_: None
+        self.other = 0.0  # what a round takes beside its pass and drafts
+        self.control = CONTROL  # what deciding how much to draft adds to it
+        self.prefill: float | None = None  # tokens a second; None = not known
+        self.notes: list[str] = []  # what is assumed, in words
+        if profile is None or profile.busy:
+            self.basis: Basis = self._by_bytes()
+            if profile is not None:
+                self.notes.append(f"the calibration is not used, because {profile.busy}")
+            elif self.basis == "assumed" and (busy := export_busy(manifest.cost)):
+                self.notes.append(f"the export's times are not used, because {busy}")
+            return
+        there = (profile.operators, profile.device, profile.bundle)
+        same = there == (self.how, use.device, manifest_hash(manifest))
+        same = same and (self.how == "native" or profile.strict == use.strict)
+        self.basis = self._calibrated(profile) if same else self._scaled(profile)
+        self.other = profile.trials[AR].other_ms if AR in profile.trials else 0.0
 
     def step_ms(self, method: str, first: bool) -> float:
         """Time a draft step, or a round's first; of methods with heads one look at them."""
         if (known := self.measured(method, first)) is not None:
             return known
-        weights, kv = _draft_bytes(self.manifest, self.use, method, first)
+        weights, kv = self._draft_bytes(method, first)
         return weights / self.rate + kv * self.depth * self.per_kv
 
     def v(self, rows: float) -> float:
@@ -156,154 +168,157 @@ class Costs:
         """Time of a draft step, or of a round's first, over a round of plain decoding."""
         return self.step_ms(method, first) / (self.plain + self.other)
 
+    # -- from elsewhere ------------------------------------------------------------------------------------------------
 
-def costs_of(manifest: Manifest, use: RunOptions, profile: Profile | None, depth: float) -> Costs:
-    """Choose the best that is known of passes and drafts after so many tokens.
+    def _calibrated(self, profile: Profile) -> Basis:
+        """Take times of a profile of this very bundle; steps that it lacks as the export says, against its pass."""
+        depth, passes, plain = self.depth, PassTimes(profile.passes), plain_points(profile)
+        (one, slope), deepest = passes.split(1), max(profile.passes)
+        self.pass_ms, self.plain = lambda rows: passes.ms(rows, depth), line(plain, depth)
+        if depth - deepest > deepest / 2:
+            self.notes.append(f"passes at depth {depth:.0f} go on as they did up to {deepest}")
+        if self.use.threads != profile.threads:
+            self.notes.append(f"{self.use.threads} threads take what {profile.threads} do")
+        if self.how == "native" and profile.attention not in (None, self.attention):
+            ratio = self.kv / max(profile.kv_bytes, 1)
 
-    Figures of a busy machine, in a profile or from the export, are not used; ``notes`` says so.
-    """
-    if profile is None or profile.busy:
-        found, busy = _by_bytes(manifest, use, depth), export_busy(manifest.cost)
-        if profile is not None:
-            found.notes.append(f"the calibration is not used, because {profile.busy}")
-        elif busy and found.basis == "assumed":
-            found.notes.append(f"the export's times are not used, because {busy}")
-        return found
-    same_way = (profile.operators, profile.device) == (use.operators, use.device)
-    strict = use.operators == "native" or profile.strict == use.strict
-    same = same_way and strict and profile.bundle == manifest_hash(manifest)
-    found = (_calibrated if same else _scaled)(manifest, use, profile, depth)
-    found.other = profile.trials[AR].other_ms if AR in profile.trials else 0.0
-    return found
+            def moved(times: PassTimes, rows: float) -> float:
+                return times.ms(rows, depth) + times.split(rows)[1] * depth * (ratio - 1)
 
+            self.pass_ms = lambda rows: moved(passes, rows)
+            self.plain = moved(PassTimes({int(d): {1: ms} for d, ms in plain}), 1)
+            self.notes.append(f"attention {self.attention} takes what {profile.attention} does, by its bytes")
 
-def plain_points(profile: Profile) -> Points:
-    """One-row passes of the fastest plain decoding by depth; where there is one graph, those of its passes."""
-    if profile.plain and profile.operators == "stock":
-        return rising(profile.plain)
-    return rising({depth: times[min(times)] for depth, times in profile.passes.items()})
+        def measured(method: str, first: bool) -> float | None:
+            if points := (first and profile.first_drafts.get(method)) or profile.drafts.get(method):
+                return line(rising(points), depth)
+            known = self._exported_step(method, first)
+            return None if known is None else known * (one + slope * depth)
 
+        self.rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
+        self.per_kv, self.measured = slope / max(profile.kv_bytes or self.kv, 1), measured
+        self.prefill = _prefill(profile, depth)
+        return "calibrated"
 
-def _calibrated(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) -> Costs:
-    """Take times of a profile of this very bundle; steps that it lacks as the export says, against its pass."""
-    passes, plain, notes = PassTimes(profile.passes), plain_points(profile), []
-    (one, slope), deepest = passes.split(1), max(profile.passes)
-    attention, pass_ms, plain_ms = _attention(manifest, use), lambda rows: passes.ms(rows, depth), line(plain, depth)
-    if depth - deepest > deepest / 2:
-        notes.append(f"passes at depth {depth:.0f} go on as they did up to {deepest}")
-    if use.threads != profile.threads:
-        notes.append(f"{use.threads} threads take what {profile.threads} do")
-    if use.operators == "native" and profile.attention not in (None, attention):
-        ratio = kv_token_bytes(manifest.target, use.operators, attention) / max(profile.kv_bytes, 1)
+    def _scaled(self, profile: Profile) -> Basis:
+        """Scale a profile of another bundle by bytes; its curve holds where format and operators are the same."""
+        target, how, use = self.target, self.how, self.use
+        passes = PassTimes(profile.passes)
+        one, slope = passes.split(1)
+        rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
+        same = (profile.format, profile.operators, profile.device) == (target.format, how, use.device)
+        theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
+        slower = STOCK_STEP if target.format in FOUR_BITS and how != profile.operators else 1.0
+        slower = slower if how == "stock" else 1 / slower
+        slower *= SPECS[target.format].step / SPECS[profile.format].step
+        curve = curve_of(target.format, how)
 
-        def moved(times: PassTimes, rows: float) -> float:
-            return times.ms(rows, depth) + times.split(rows)[1] * depth * (ratio - 1)
+        def own(rows: float) -> float:
+            """Read the verify curve of the profile's machine, or of another one."""
+            return passes.split(rows)[0] / max(one, 1e-6) if same else line(curve, rows)
 
-        pass_ms, plain_ms = lambda rows: moved(passes, rows), moved(PassTimes({int(d): {1: ms} for d, ms in plain}), 1)
-        notes.append(f"attention {attention} takes what {profile.attention} does, by its bytes")
+        def reading(rows: float) -> float:
+            """Attention here over that of the profile."""
+            kind = profile.attention or "f16"
+            return self._attended(rows) / attention_bytes(profile.facts, theirs, rows, profile.operators, kind)
 
-    def measured(method: str, first: bool) -> float | None:
-        if points := (first and profile.first_drafts.get(method)) or profile.drafts.get(method):
-            return line(rising(points), depth)
-        known = _exported_step(manifest, method, first)
-        return None if known is None else known * (one + slope * depth)
+        def pass_ms(rows: float) -> float:
+            # the curve of a mixture of experts is not that of matrices that all rows go through
+            v = own(rows) if same and profile.facts.experts else verify_curve(target, rows, how, own)
+            return slower * self.weights / rate * v + passes.split(rows)[1] * reading(rows) * self.depth
 
-    kv = profile.kv_bytes or kv_token_bytes(manifest.target, use.operators, use.attention)
-    rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
-    found = Costs(manifest, use, depth, "calibrated", pass_ms, plain_ms, rate, slope / max(kv, 1), measured)
-    found.prefill, found.notes = _prefill(profile, depth), notes
-    return found
+        self.pass_ms, self.plain = pass_ms, pass_ms(1) / _padding(use, profile)
+        self.rate, self.per_kv = rate / slower, slope * reading(1) / max(self.kv, 1)
+        if prefill := _prefill(profile, self.depth):
+            self.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
+        notes = {
+            f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes": True,
+            f"the verify curve of {how} {target.format} is another machine's": not same,
+            f"{how} operators take {slower:.2g} times a byte what {profile.operators} do": how != profile.operators,
+            f"{use.threads} threads take what {profile.threads} do": use.threads != profile.threads,
+            f"device {use.device} takes what {profile.device} does": use.device != profile.device,
+        }
+        self.notes = [note for note, holds in notes.items() if holds]
+        return "scaled"
 
+    def _by_bytes(self) -> Basis:
+        """Take what the exporting machine measured, where that is of such operators and it was not busy.
 
-def _scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) -> Costs:
-    """Scale a profile of another bundle by bytes; its verify curve holds where format and operators are the same."""
-    target, passes, (one, slope) = manifest.target, PassTimes(profile.passes), PassTimes(profile.passes).split(1)
-    rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
-    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
-    same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
-    theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
-    slower = STOCK_STEP if target.format in FOUR_BITS and use.operators != profile.operators else 1.0
-    slower = slower if use.operators == "stock" else 1 / slower
-    slower *= SPECS[target.format].step / SPECS[profile.format].step
-    curve = curve_of(target.format, use.operators)
+        Else curves of another machine, and bytes: the unit is a byte's time.
+        """
+        target, how, depth, cost = self.target, self.how, self.depth, self.manifest.cost
+        times = {int(rows): float(ms) for rows, ms in cost.get("verify_ms", {}).items()}
+        points: Points = rising(times)
+        known = times and not export_busy(cost) and (how, self.use.device) == (target.layout, "cpu")
+        curve, before, per_byte, padded, unit = curve_of(target.format, how), 0.0, 1.0, _padding(self.use), 1.0
+        if known:
+            before = float(cost.get("depth", EXPORT_DEPTH))
+            one = line(points, 1)
+            per_byte = one / (self.weights + self._attended(1) * before)
+            step = cost.get("plain_ms", one)
+            padded = max(1.0, one / step) if how == "stock" and self.use.strict else 1.0
+            unit = step if how == "stock" else one  # a row without padding; native operators have none
+            self.notes = ["this device is like the exporting machine"]
+        else:
+            v = partial(verify_curve, target, operators=how, v=lambda rows: line(curve, rows))
+            points, self.control = [(n, self.weights * v(n)) for n, _ in curve], 0.0
+            self.notes = [f"the verify curve of {how} {target.format} is another machine's"]
+            self.notes.append("a draft step takes what its bytes do")
 
-    def own(rows: float) -> float:
-        """Read the verify curve of the profile's machine, or of another one."""
-        return passes.split(rows)[0] / max(one, 1e-6) if same else line(curve, rows)
+        def pass_ms(rows: float) -> float:
+            then = line(points, rows)
+            return max(then + self._attended(rows) * per_byte * (depth - before), then / 2)
 
-    def reading(rows: float) -> float:
-        """Attention here over that of the profile."""
-        mine = attention_bytes(target.facts, kv, rows, use.operators, _attention(manifest, use))
-        return mine / attention_bytes(profile.facts, theirs, rows, profile.operators, profile.attention or "f16")
+        def measured(method: str, first: bool) -> float | None:
+            if not known or (step := self._exported_step(method, first)) is None:
+                return None
+            read = self._draft_bytes(method, first)[1]
+            return max(float(step * unit) + read * (depth - before) * per_byte, 0.0)
 
-    def pass_ms(rows: float) -> float:
-        # the curve of a mixture of experts is not that of matrices that all rows go through
-        v = own(rows) if same and profile.facts.experts else verify_curve(target, rows, use.operators, own)
-        return slower * weights / rate * v + passes.split(rows)[1] * reading(rows) * depth
+        self.pass_ms, self.plain, self.measured = pass_ms, pass_ms(1) / padded, measured
+        self.rate, self.per_kv = 1 / per_byte, per_byte
+        return "exported" if known else "assumed"
 
-    plain, per_kv = pass_ms(1) / _padding(use, profile), slope * reading(1) / max(kv, 1)
-    found = Costs(manifest, use, depth, "scaled", pass_ms, plain, rate / slower, per_kv)
-    if prefill := _prefill(profile, depth):
-        found.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
-    notes = {
-        f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes": True,
-        f"the verify curve of {use.operators} {target.format} is another machine's": not same,
-        f"{use.operators} operators take {slower:.2g} times a byte what {profile.operators} do": use.operators
-        != profile.operators,
-        f"{use.threads} threads take what {profile.threads} do": use.threads != profile.threads,
-        f"device {use.device} takes what {profile.device} does": use.device != profile.device,
-    }
-    found.notes = [note for note, holds in notes.items() if holds]
-    return found
+    # -- parts ---------------------------------------------------------------------------------------------------------
 
+    def _attended(self, rows: float) -> float:
+        """Count what attention takes for each token before a pass, in bytes read."""
+        return attention_bytes(self.target.facts, self.kv, rows, self.how, self.attention)
 
-def _by_bytes(manifest: Manifest, use: RunOptions, depth: float) -> Costs:
-    """Take what the exporting machine measured, where that is of such operators and it was not busy.
+    def _exported_step(self, method: str, first: bool) -> float | None:
+        """Look up what the export measured: a step in passes of one row; None = nothing."""
+        part = self.manifest.methods[method]
+        return part.first_cost if first and part.first_cost is not None else part.draft_cost
 
-    Else curves of another machine, and bytes: the unit is a byte's time.
-    """
-    target, how = manifest.target, use.operators
-    weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
-    times = {int(rows): float(ms) for rows, ms in manifest.cost.get("verify_ms", {}).items()}
-    known = bool(times) and not export_busy(manifest.cost) and (how, use.device) == (target.layout, "cpu")
+    def _draft_bytes(self, method: str, first: bool) -> tuple[float, float]:
+        """Count what one draft step reads: (bytes of weights, bytes a token before it).
 
-    def attention(rows: float) -> float:
-        return attention_bytes(target.facts, kv, rows, how, _attention(manifest, use))
-
-    curve, before, per_byte, padded, unit = curve_of(target.format, how), 0.0, 1.0, _padding(use), 1.0
-    points: Points = [(n, weights * verify_curve(target, n, how, lambda rows: line(curve, rows))) for n, _ in curve]
-    if known:
-        points, before = rising(times), float(manifest.cost.get("depth", EXPORT_DEPTH))
-        one = line(points, 1)
-        per_byte = one / (weights + attention(1) * before)
-        step = manifest.cost.get("plain_ms", one)
-        padded = max(1.0, one / step) if how == "stock" and use.strict else 1.0
-        unit = step if how == "stock" else one  # a row without padding; native operators have none
-
-    def pass_ms(rows: float) -> float:
-        then = line(points, rows)
-        return max(then + attention(rows) * per_byte * (depth - before), then / 2)
-
-    def measured(method: str, first: bool) -> float | None:
-        if not known or (cost := _exported_step(manifest, method, first)) is None:
-            return None
-        read = _draft_bytes(manifest, use, method, first)[1]
-        return max(float(cost * unit) + read * (depth - before) * per_byte, 0.0)
-
-    found = Costs(manifest, use, depth, "exported", pass_ms, pass_ms(1) / padded, 1 / per_byte, per_byte, measured)
-    found.notes = ["this device is like the exporting machine"]
-    if not known:
-        found.basis, found.control = "assumed", 0.0
-        curve_note = f"the verify curve of {how} {target.format} is another machine's"
-        found.notes = [curve_note, "a draft step takes what its bytes do"]
-    return found
-
-
-# -- parts -----------------------------------------------------------------------------------------------------------
-
-
-def _attention(manifest: Manifest, use: RunOptions) -> Attention:
-    return use.attention or default_attention(manifest.target)
+        Those of weights times what its rows take over one row: a drafter's first step reads what was accepted, too.
+        """
+        target, part, how, weights, kv = self.target, self.manifest.methods[method], self.how, self.weights, self.kv
+        needs = METHODS[method].needs
+        if needs in ("draft", "drafter"):
+            if (draft := self.manifest.beside(needs)) is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
+                return weights / 20, kv / 20
+            if draft.decoder is None:
+                return float(read_bytes(draft, how)), kv_token_bytes(draft, how)
+            reads, dims = draft.decoder.reads, target.facts.dims  # keys and values of the target's layers, or its own
+            own = kv * sum(dims[at] for at in reads) / sum(dims) if reads else kv_token_bytes(draft, how)
+            return _step_bytes(draft, first, how), own
+        if needs == "layers":
+            layers = range(target.facts.layers)
+            half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])
+            share, kept = kept_share(target, part.skip or half, how)
+            return weights * share, kv * kept
+        if METHODS[method].at_once:
+            groups = [group for group in target.heads if group.name in part.heads]
+            groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
+            return float(sum(look_bytes(target, group, how) for group in groups)), 0.0
+        if needs == "heads":
+            exits = [group.layer for group in target.heads if group.name in part.heads]
+            below = min(exits, default=target.facts.layers // 2)
+            return weights * exit_share(target, below, how), kv * below / target.facts.layers
+        return 0.0, 0.0
 
 
 def _padding(use: RunOptions, profile: Profile | None = None) -> float:
@@ -322,44 +337,6 @@ def _prefill(profile: Profile, depth: float) -> float | None:
     if not profile.prefill:
         return None
     return 1000 / line(rising({at: 1000 / rate for at, rate in profile.prefill.items()}), depth)
-
-
-def _exported_step(manifest: Manifest, method: str, first: bool) -> float | None:
-    """Look up what the export measured: a step in passes of one row; None = nothing."""
-    part = manifest.methods[method]
-    return part.first_cost if first and part.first_cost is not None else part.draft_cost
-
-
-def _draft_bytes(manifest: Manifest, use: RunOptions, method: str, first: bool) -> tuple[float, float]:
-    """Count what one draft step reads: (bytes of weights, bytes a token before it).
-
-    Those of weights times what its rows take over one row: a drafter's first step reads what was accepted, too.
-    """
-    target, part, how = manifest.target, manifest.methods[method], use.operators
-    weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
-    needs = METHODS[method].needs
-    if needs in ("draft", "drafter"):
-        if (draft := manifest.beside(needs)) is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
-            return weights / 20, kv / 20
-        if draft.decoder is None:
-            return float(read_bytes(draft, how)), kv_token_bytes(draft, how)
-        reads, dims = draft.decoder.reads, target.facts.dims  # keys and values of the target's layers, or its own
-        own = kv * sum(dims[at] for at in reads) / sum(dims) if reads else kv_token_bytes(draft, how)
-        return _step_bytes(draft, first, how), own
-    if needs == "layers":
-        layers = range(target.facts.layers)
-        half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])
-        share, kept = kept_share(target, part.skip or half, how)
-        return weights * share, kv * kept
-    if METHODS[method].at_once:
-        groups = [group for group in target.heads if group.name in part.heads]
-        groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
-        return float(sum(look_bytes(target, group, how) for group in groups)), 0.0
-    if needs == "heads":
-        exits = [group.layer for group in target.heads if group.name in part.heads]
-        below = min(exits, default=target.facts.layers // 2)
-        return weights * exit_share(target, below, how), kv * below / target.facts.layers
-    return 0.0, 0.0
 
 
 def _step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:

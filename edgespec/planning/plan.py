@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.drafters.registry import AR, native_alone, needing, searching
@@ -22,45 +22,35 @@ from edgespec.runtimes.ort.session import default_threads
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
 CONTEXT = 4096  # tokens that are planned for where none are asked for
 LEAST_CONTEXT = 512
+NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
+PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
+# Where quality is asked for, nothing finer is looked for than int8, which loses 1 to 3 % of what int4 does
+# (docs/project/measurements.md, weight quality): fp32 takes four times its bytes, and time.
+FINE = PRECISION.index("int8")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A bundle that is there, or one that an export would make.
+    """A bundle that is there, or one that an export would make."""
 
-    Attributes:
-        manifest: its manifest, or the planned one.
-        name: the bundle's folder, or the model's name.
-        export: options of ``edgespec export`` that make it; None = it is there.
-        needs: by method: what has to be made or given first, in words.
-        profile: what was measured with this very bundle; None = the request's.
-    """
-
-    manifest: Manifest
-    name: str
-    export: tuple[str, ...] | None = None
-    needs: dict[str, str] = field(default_factory=dict)
-    profile: Profile | None = None
+    manifest: Manifest  # its manifest, or the planned one
+    name: str  # the bundle's folder, or the model's name
+    export: tuple[str, ...] | None = None  # options of ``edgespec export`` that make it; None = it is there
+    needs: dict[str, str] = field(default_factory=dict)  # by method: what has to be made or given first, in words
+    profile: Profile | None = None  # what was measured with this very bundle; None = the request's
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is asked of a plan.
+    """What is asked of a plan."""
 
-    Attributes:
-        budget: bytes.
-        goal: what matters most.
-        batch: sequences together.
-        load: how bundles are loaded, its budget apart.  A context of None = ``CONTEXT``, or what fits; an attention of
-            None = the bundle's default, and int8 where only that fits.
-        profile: another device; None = this one.
-    """
-
-    budget: int
-    goal: Goal = "auto"
-    batch: int = 1
+    budget: int  # bytes
+    goal: Goal = "auto"  # what matters most
+    batch: int = 1  # sequences together
+    # how bundles are loaded, its budget apart.  A context of None = ``CONTEXT``, or what fits; an attention of None =
+    # the bundle's default, and int8 where only that fits
     load: LoadOptions = field(default_factory=LoadOptions)
-    profile: Profile | None = None
+    profile: Profile | None = None  # another device; None = this one
 
     def operators(self, manifest: Manifest) -> Operators:
         """Those that a bundle is run on there."""
@@ -112,6 +102,11 @@ class PlannedRun:
         return found
 
     @property
+    def fineness(self) -> int:
+        """Place of the format among all, from coarse to fine."""
+        return PRECISION.index(self.format)
+
+    @property
     def rate(self) -> float:
         """Tokens a second, or a figure in proportion to it where nothing is known of the device."""
         manifest = self.option.manifest
@@ -140,18 +135,19 @@ class PlannedRun:
             "needs": self.option.needs.get(self.use.method),
             "export": None if self.option.export is None else list(self.option.export),
             "memory": self.memory.as_dict(),
-            "speed": self.speed.as_dict(),
+            "speed": asdict(self.speed),
         }
 
 
-def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOptions]:
+def ways(option: Option, request: PlanRequest, context: int) -> Iterable[RunOptions]:
     """Ways to run one bundle."""
-    manifest = option.manifest
-    operators, threads = request.operators(manifest), request.load.threads or default_threads()
+    manifest, device = option.manifest, request.load.device
+    operators = request.operators(manifest)
+    impossible = native_alone(manifest) if operators == "stock" else ()
+    if device != "cpu":
+        impossible = (*impossible, *searching(), *needing("drafter"))
     for method, part in manifest.methods.items():
-        if request.load.device != "cpu" and method in (*searching(), *needing("drafter")):
-            continue
-        if operators == "stock" and method in native_alone(manifest):
+        if method in impossible:
             continue
         use = RunOptions(
             method,
@@ -159,12 +155,13 @@ def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpti
             min(context, manifest.target.facts.context),
             request.load.attention,
             batch=request.batch,
-            threads=threads,
-            device=request.load.device,
+            threads=request.load.threads or default_threads(),
+            device=device,
             draft_attention=request.load.draft_attention if operators == "native" else None,
         )
-        longer = method in (*needing("draft", "drafter"), "medusa")
-        yield replace(use, gamma=max(part.gamma, use.gamma)) if longer else use
+        if method in (*needing("draft", "drafter"), "medusa"):
+            use = replace(use, gamma=max(part.gamma, use.gamma))
+        yield use
         if request.load.attention is None and operators == "native" and _coarser(manifest):
             yield replace(use, attention="int8")
 
@@ -194,30 +191,15 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
     return low if low >= min(LEAST_CONTEXT, high) else 0
 
 
-NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
-PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
-# Where quality is asked for, nothing finer is looked for than int8, which loses 1 to 3 % of what int4 does
-# (docs/project/measurements.md, weight quality): fp32 takes four times its bytes, and time.
-FINE = PRECISION.index("int8")
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        request: what was asked for.
-        candidates: all that were considered, those that fit first, the best first.
-        pick: the best that fits; None = nothing does.
-        reason: why, in words.
-        hints: what would make it fit, or what else could be had.
-    """
-
-    request: PlanRequest
-    candidates: tuple[PlannedRun, ...]
-    pick: PlannedRun | None
-    reason: str
-    hints: tuple[str, ...] = ()
+    request: PlanRequest  # what was asked for
+    candidates: tuple[PlannedRun, ...]  # all that were considered, those that fit first, the best first
+    pick: PlannedRun | None  # the best that fits; None = nothing does
+    reason: str  # why, in words
+    hints: tuple[str, ...] = ()  # what would make it fit, or what else could be had
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -247,68 +229,66 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
         raise InvalidRequest("nothing to plan for: expected at least one bundle or model")
     if request.batch < 1:
         raise InvalidRequest(f"batch {request.batch}: expected at least one sequence")
-    most = max(option.manifest.target.facts.context for option in options)
-    if request.load.context is not None and not 1 < request.load.context <= most:
-        raise InvalidRequest(f"context {request.load.context}: expected 2 to {most}, what the model was made for")
-    contexts = [request.load.context or min(CONTEXT, most)]
-    while request.load.context is None and contexts[-1] > LEAST_CONTEXT:  # halves only where nobody asked for one
-        contexts.append(max(LEAST_CONTEXT, contexts[-1] // 2))
-    for context in contexts:
-        tried = [planned_run(option, use, request) for option in options for use in uses(option, request, context)]
-        if not tried:
-            names = ", ".join(dict.fromkeys(name for option in options for name in option.manifest.methods))
-            where = request.load.device if request.load.device != "cpu" else "these operators"
-            raise InvalidRequest(f"{names}: cannot run on {where}", "plan for other methods, or without --device")
-        if any(candidate.fits for candidate in tried):
+    most, asked = max(option.manifest.target.facts.context for option in options), request.load.context
+    if asked is not None and not 1 < asked <= most:
+        raise InvalidRequest(f"context {asked}: expected 2 to {most}, what the model was made for")
+    context = asked or min(CONTEXT, most)
+    while True:
+        tried = [planned_run(option, use, request) for option in options for use in ways(option, request, context)]
+        if asked is not None or context <= LEAST_CONTEXT or any(one.fits for one in tried):
             break
-    ranked = tuple(sorted(tried, key=lambda candidate: _order(candidate, request.goal)))
-    fitting = [candidate for candidate in ranked if candidate.fits]
-    if not fitting:
-        return Plan(request, ranked, None, *_nothing_fits(ranked, options, request))
-    pick = _pick(fitting, request.goal)
-    ranked = (pick, *(candidate for candidate in ranked if candidate is not pick))
-    return Plan(request, ranked, pick, *_why(pick, fitting, ranked, request, most))
+        context = max(LEAST_CONTEXT, context // 2)
+    if not tried:
+        names = ", ".join(dict.fromkeys(name for option in options for name in option.manifest.methods))
+        where = request.load.device if request.load.device != "cpu" else "these operators"
+        raise InvalidRequest(f"{names}: cannot run on {where}", "plan for other methods, or without --device")
+    ranked = sorted(tried, key=lambda one: _order(one, request.goal))
+    pick = _pick([one for one in ranked if one.fits], request.goal)
+    if pick is None:
+        return Plan(request, tuple(ranked), None, *_nothing_fits(ranked, request))
+    ranked = [pick, *(one for one in ranked if one is not pick)]
+    return Plan(request, tuple(ranked), pick, *_why(pick, ranked, request))
 
 
 # -- the pick ----------------------------------------------------------------------------------------------------------
 
 
-def _order(candidate: PlannedRun, goal: Goal) -> tuple[float, ...]:
+def _order(one: PlannedRun, goal: Goal) -> tuple[float, ...]:
     """Sorts the best first: what fits, what keeps the bundle's own text, what can be run at once, then the goal."""
-    first = (not candidate.fits, candidate.approximates)
+    first = (not one.fits, one.approximates)
     if goal == "memory":
-        return (*first, candidate.waits, candidate.memory.peak, -candidate.rate)
+        return (*first, one.waits, one.memory.peak, -one.rate)
     if goal == "quality":
-        return (*first, -min(PRECISION.index(candidate.format), FINE), candidate.waits, -candidate.rate)
-    return (*first, candidate.waits, -candidate.rate, candidate.memory.peak)
+        return (*first, -min(one.fineness, FINE), one.waits, -one.rate)
+    return (*first, one.waits, -one.rate, one.memory.peak)
 
 
-def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
+def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun | None:
     """Pick the best that fits; plain decoding where nothing is clearly faster, the smaller one of equals."""
+    if not fitting:
+        return None
     best = fitting[0]
-    rivals = [
-        one
-        for one in fitting
-        if one.approximates == best.approximates
-        and one.waits == best.waits
-        and (goal != "quality" or one.format == best.format)
-    ]
+    rivals = [one for one in fitting if (one.approximates, one.waits) == (best.approximates, best.waits)]
+    if goal == "quality":
+        rivals = [one for one in rivals if one.format == best.format]
     if goal == "memory":
         # a little memory for a clearly faster method is no saving worth having
-        return max((one for one in rivals if one.memory.peak <= 1.02 * best.memory.peak), key=lambda one: one.rate)
-    plain = [one for one in rivals if one.use.method == AR]
-    if plain and best.rate < WORTH * max(one.rate for one in plain):
-        return max(plain, key=lambda one: one.rate)
+        return max((one for one in rivals if one.memory.peak <= 1.02 * best.memory.peak), key=_rate)
+    plain = max((one for one in rivals if one.use.method == AR), key=_rate, default=None)
+    if plain is not None and best.rate < WORTH * plain.rate:
+        return plain
     near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
-    finest = max(PRECISION.index(one.format) for one in near)
-    near = [one for one in near if PRECISION.index(one.format) == finest]
+    finest = max(one.fineness for one in near)
+    near = [one for one in near if one.fineness == finest]
     least = min(one.memory.peak for one in near)
-    return max((one for one in near if one.memory.peak <= (1 + NEAR) * least), key=lambda one: one.rate)
+    return max((one for one in near if one.memory.peak <= (1 + NEAR) * least), key=_rate)
 
 
-def _why(
-    pick: PlannedRun, fitting: Sequence[PlannedRun], ranked: Sequence[PlannedRun], request: PlanRequest, most: int
-) -> tuple[str, tuple[str, ...]]:
+def _rate(one: PlannedRun) -> float:
+    return one.rate
+
+
+def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -> tuple[str, tuple[str, ...]]:
     """Write the reason, and hints."""
     goals = {
         "auto": "the fastest that fits",
@@ -318,17 +298,18 @@ def _why(
         "quality": "the finest format that fits, up to int8, and the fastest with it",
     }
     words = [goals[request.goal]]
-    if request.goal in ("auto", "chat", "batch") and any(one.rate > pick.rate for one in fitting):
+    if request.goal in ("auto", "chat", "batch") and any(one.fits and one.rate > pick.rate for one in ranked):
         words = ["as fast as the fastest that fits, as far as a prediction tells"]
     words += [f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
     if pick.use.method == AR:
         words.append("no method is predicted to be clearly faster than plain decoding")
     else:
         words.append(f"predicted {pick.speed.speedup:.2f}x plain decoding ({pick.speed.basis})")
-    better = [one for one in ranked if not one.fits and one.rate > WORTH * pick.rate and not one.approximates]
-    if better:
-        best = max(better, key=lambda one: one.rate)
+    faster = [one for one in ranked if one.rate > WORTH * pick.rate and not one.approximates]
+    if best := max((one for one in faster if not one.fits), key=_rate, default=None):
         words.append(f"{best.format} {best.use.method} would be faster but needs {show_bytes(best.memory.peak)}")
+    whole = pick.option.manifest.target.facts.context
+    most = max(one.option.manifest.target.facts.context for one in ranked)
     if request.load.context is None and pick.use.context < min(CONTEXT, most):
         words.append(f"context cut to {pick.use.context} tokens to fit")
     if pick.approximates & 1:
@@ -337,25 +318,21 @@ def _why(
         words.append("with both planes of its weights nothing fits: the high ones alone are a model of 4 bits")
     if pick.speed.assumed:
         words.append(f"assumed: {', '.join(pick.speed.assumed)}")
-    room, whole = largest_context(pick.option, pick.use, request), pick.option.manifest.target.facts.context
+    room = largest_context(pick.option, pick.use, request)
     all_of_it = f"the model's whole context of {whole} tokens fits this budget"
     hints = [all_of_it if room == whole else f"room for {room} tokens of context in this budget"]
     profiles = (request.profile, *(one.option.profile for one in ranked))
     if busy := next((profile.busy for profile in profiles if profile is not None and profile.busy), ""):
         hints.append(f"{busy}: its times are not used; calibrate again when nothing else runs")
-    for one in ranked:
-        need = one.option.needs.get(one.use.method)
-        if need and one.fits and one.rate > WORTH * pick.rate and not one.approximates:
-            hints.append(f"{one.format} {one.use.method}: predicted {one.speed.speedup:.2f}x, but {need}")
-            break
+    if one := next((one for one in faster if one.fits and one.waits), None):
+        need = one.option.needs[one.use.method]
+        hints.append(f"{one.format} {one.use.method}: predicted {one.speed.speedup:.2f}x, but {need}")
     return "; ".join(words), tuple(hints)
 
 
-def _nothing_fits(
-    ranked: Sequence[PlannedRun], options: Sequence[Option], request: PlanRequest
-) -> tuple[str, tuple[str, ...]]:
+def _nothing_fits(ranked: Sequence[PlannedRun], request: PlanRequest) -> tuple[str, tuple[str, ...]]:
     """Say what is closest, and what would make it fit."""
-    closest = min(ranked, key=lambda candidate: candidate.memory.peak)
+    closest = min(ranked, key=lambda one: one.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
     reason = (
         f"nothing fits {show_bytes(request.budget)}: closest is {own.format} {own.use.method} with a context of "
@@ -374,8 +351,7 @@ def _nothing_fits(
     if request.batch > 1:
         alone = request.memory(own.option, replace(own.use, batch=1))
         hints.append(f"one sequence at a time needs {show_bytes(alone.peak)}")
-    finest = min(PRECISION.index(option.manifest.target.format) for option in options)
-    if finest > PRECISION.index("int4"):
+    if min(one.fineness for one in ranked) > PRECISION.index("int4"):
         hints.append("a smaller format: export with --format int4")
     if own.use.method != AR and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")

@@ -12,15 +12,15 @@ it moves no pick (docs/project/log.md).  ``tests/planning/test_gains.py`` holds 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgespec.drafters.heads import MOST_NODES
 from edgespec.drafters.registry import AR, METHODS, Prior, prior_of
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import expected_tokens, rising
 from edgespec.formulas.tree import grow
-from edgespec.planning.costs import Basis, Costs, PassTimes, costs_of, line, plain_points
+from edgespec.planning.costs import Basis, Costs, PassTimes, line, plain_points
 from edgespec.planning.cut import typical_share
 from edgespec.planning.profiles import Profile, Trial
 from edgespec.runtimes.files.manifest import Manifest
@@ -31,25 +31,17 @@ Curve = Callable[[float], float]  # rows -> time; a mean of passes need not be o
 
 @dataclass(frozen=True)
 class Guessing:
-    """How a method guesses.
+    """How a method guesses."""
 
-    Attributes:
-        rates: P(accepted | put to the test) by position; the last one goes on.
-        ranks: of trees, [head][rank]; empty = chains.
-        at_once: whether a look at heads makes all guesses, so that their number costs nothing.
-        most: most guesses.
-        fixed: (guesses, tokens) of a round of a drafter that stops by itself; None = control decides.
-    """
-
-    rates: Sequence[float]
-    most: int
-    ranks: Sequence[Sequence[float]] = field(default_factory=list)
-    at_once: bool = False
+    rates: Sequence[float]  # P(accepted | put to the test) by position; the last one goes on
+    most: int  # most guesses
+    ranks: Sequence[Sequence[float]] = ()  # of trees, [head][rank]; empty = chains
+    at_once: bool = False  # whether a look at heads makes all guesses, so that their number costs nothing
+    # (guesses, tokens) of a round of a drafter that stops by itself; None = control decides
     fixed: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """What is predicted: speed over plain decoding, guesses and tokens of a round."""
 
     speedup: float
@@ -83,38 +75,22 @@ def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: flo
             time = begin + more * further + v(width * (1 + gamma)) / whole
             found.append(Gain(tokens / time, gamma, tokens))
     best = max(found, key=lambda gain: gain.speedup)
-    return replace(best, speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
+    return best._replace(speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A prediction.
+    """A prediction; a plan's JSON has these keys."""
 
-    Attributes:
-        speedup: over the fastest plain decoding of the same bundle on the same device, of as many sequences.
-        tokens_per_second: of one sequence after the prefill; None = nothing is known of the device.
-        plain_tokens_per_second: the same of plain decoding.
-        prefill_tokens_per_second: None = not known.
-        gamma: guesses a round that it was predicted for; 0 = plain decoding is fastest.
-        tokens_per_round: expected.
-        acceptance: of the first guess; None = the method was timed as a whole, or drafts nothing.
-        basis: what it rests on.
-        assumed: what of it is assumed rather than measured, in words; empty = nothing.
-    """
-
-    speedup: float
-    tokens_per_second: float | None
-    plain_tokens_per_second: float | None
-    prefill_tokens_per_second: float | None
-    gamma: int
-    tokens_per_round: float
-    acceptance: float | None
-    basis: Basis
-    assumed: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the keys are stable."""
-        return asdict(self) | {"assumed": list(self.assumed)}
+    speedup: float  # over the fastest plain decoding of the same bundle on the same device, of as many sequences
+    tokens_per_second: float | None  # of one sequence after the prefill; None = nothing is known of the device
+    plain_tokens_per_second: float | None  # the same of plain decoding
+    prefill_tokens_per_second: float | None  # None = not known
+    gamma: int  # guesses a round that it was predicted for; 0 = plain decoding is fastest
+    tokens_per_round: float  # expected
+    acceptance: float | None  # of the first guess; None = the method was timed as a whole, or drafts nothing
+    basis: Basis  # what it rests on
+    assumed: tuple[str, ...] = ()  # what of it is assumed rather than measured, in words; empty = nothing
 
 
 def speed_of(
@@ -139,16 +115,15 @@ def speed_of(
             "export it with that method",
         )
     at = use.context / 2 if depth is None else depth
-    costs = costs_of(manifest, use, profile, at)
+    costs = Costs(manifest, use, profile, at)
     notes, basis = list(costs.notes), costs.basis
     width = use.batch if use.operators == "native" and use.device == "cpu" else 1
     if width > 1:
         notes.append("rows of several sequences take what as many rows of one do")
     plain = None
     if profile is not None and basis in ("calibrated", "scaled"):
-        plain = (
-            1000 / (costs.plain * (costs.pass_ms(width) / costs.pass_ms(1)) + costs.other) / (use.batch // width)
-        )  # or they take turns
+        step = costs.plain * (costs.pass_ms(width) / costs.pass_ms(1)) + costs.other
+        plain = 1000 / step / (use.batch // width)  # or they take turns
 
     def speed(gain: float, gamma: int = 0, tokens: float = 1.0, rates: Sequence[float] = ()) -> Speed:
         fast, why = None if plain is None else plain * gain, tuple(dict.fromkeys(notes))

@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,12 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec import __version__
 from edgespec.errors import EdgespecError, ProfileError
-from edgespec.planning.budget import available_memory
+from edgespec.planning.budget import available_memory, system_file
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.formats import Attention, Format
 from edgespec.runtimes.files.json_file import read_json, validated
-from edgespec.runtimes.files.manifest import Manifest, ModelFacts, Operators, read_manifest
+from edgespec.runtimes.files.manifest import Manifest, ModelFacts, Operators
 from edgespec.runtimes.files.staged import write_staged
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.ort.native_library import native_library
@@ -32,7 +34,7 @@ BUSY = 1.5  # from this spread of equal passes on, something else ran on the mac
 OTHERS = 0.2  # share of the processors: from here on, what others take shows in the times
 STAT = Path("/proc/stat")
 UNITS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # ticks a second in ``STAT``
-IDLE = (3, 4)  # idle and waiting for a disk, in ``STAT``
+IDLE, WAITING = 3, 4  # for a disk, in ``STAT``
 
 
 class Watch:
@@ -72,12 +74,9 @@ def export_busy(cost: Mapping[str, Any]) -> str:
 def _busy() -> float | None:
     """Seconds that the processors of this process have worked since the machine started; None = not known."""
     wanted = {f"cpu{number}" for number in processors()}
-    try:
-        lines = [line.split() for line in STAT.read_text("ascii").splitlines()]
-    except (OSError, ValueError):
-        return None
+    lines = (line.split() for line in system_file(STAT).splitlines())
     rows = [[int(one) for one in line[1:9]] for line in lines if line and line[0] in wanted]
-    return sum(sum(row) - sum(row[at] for at in IDLE) for row in rows) / UNITS if rows else None
+    return sum(sum(row) - row[IDLE] - row[WAITING] for row in rows) / UNITS if rows else None
 
 
 PROFILE_SCHEMA = 1
@@ -89,10 +88,7 @@ class _Part(BaseModel):
 
 
 class Machine(_Part):
-    """What the figures belong to: another machine, runtime or driver has others.  ``this_machine`` asks for it.
-
-    ``library``: hash of the file of native operators; empty = none.  ``driver``: of a device other than the CPU.
-    """
+    """What the figures belong to: another machine, runtime or driver has others.  ``this_machine`` asks for it."""
 
     processor: str
     cores: int = Field(gt=0, description="processors that this process may use")
@@ -100,29 +96,28 @@ class Machine(_Part):
     onnxruntime: str
     edgespec: str
     isa: str = Field(description="kernels of native operators; empty = none")
-    library: str = ""
-    driver: str = ""
+    library: str = ""  # hash of the file of native operators; empty = none
+    driver: str = ""  # of a device other than the CPU
 
 
 class Trial(_Part):
     """A method run as it comes (adaptive control, greedy) beside plain decoding, on the bundle's own prompts.
 
-    ``rows``: rounds by rows of their pass; times are means of a round.  ``offered`` and ``accepted_at``: guesses put to
-    the test, and accepted, by position (``Stats``).
+    Times are means of a round.
     """
 
     rounds: int = Field(gt=0)
     tokens: int = Field(gt=0)
     drafted: int = Field(ge=0)
     accepted: int = Field(ge=0)
-    rows: dict[int, int]
+    rows: dict[int, int]  # rounds by rows of their pass
     draft_ms: float = Field(ge=0)
     verify_ms: float = Field(ge=0)
     other_ms: float = Field(ge=0)
     speedup: float = Field(gt=0, description="over plain decoding of the same prompts, right beside it")
     depth: float = Field(default=0.0, ge=0, description="mean tokens before a pass")
-    offered: list[int] = Field(default_factory=list)
-    accepted_at: list[int] = Field(default_factory=list)
+    offered: list[int] = Field(default_factory=list)  # guesses put to the test, by position (``Stats``)
+    accepted_at: list[int] = Field(default_factory=list)  # those accepted
 
     @property
     def tokens_per_round(self) -> float:
@@ -137,12 +132,8 @@ class Trial(_Part):
     @property
     def acceptance(self) -> list[float]:
         """P(accepted | put to the test) by position, up to the first that never was."""
-        rates: list[float] = []
-        for offered, accepted in zip(self.offered, self.accepted_at, strict=False):
-            if not offered:
-                break
-            rates.append(accepted / offered)
-        return rates
+        tried = takewhile(lambda pair: pair[0], zip(self.offered, self.accepted_at, strict=False))
+        return [accepted / offered for offered, accepted in tried]
 
     @property
     def gamma(self) -> int:
@@ -154,13 +145,7 @@ class Trial(_Part):
 
 
 class Profile(_Part):
-    """A device, as one bundle saw it.  Times are milliseconds, medians.
-
-    ``passes``: by depth (tokens before the pass), by rows, over the graph that runs every method.  ``plain``: one row
-    of the fastest plain decoding, by depth.  ``drafts``: one draft step of each method, by depth; of methods with heads
-    one look at them.  ``first_drafts``: of a round's first step, where it takes another time; older profiles have none.
-    ``trials`` by method.  ``bandwidth``: bytes a second that a one-row pass reads of weights.
-    """
+    """A device, as one bundle saw it.  Times are milliseconds, medians; depth is tokens before a pass."""
 
     schema_version: int = PROFILE_SCHEMA
     machine: Machine
@@ -177,14 +162,17 @@ class Profile(_Part):
     attention: Attention | None = None
     strict: bool = True
     context: int = Field(default=0, ge=0, description="most tokens that it was measured for")
+    # by depth, by rows, over the graph that runs every method
     passes: dict[int, dict[int, float]] = Field(min_length=1)
-    plain: dict[int, float] = Field(default_factory=dict)
+    plain: dict[int, float] = Field(default_factory=dict)  # one row of the fastest plain decoding, by depth
+    # by method, by depth: one draft step, of methods with heads one look at them
     drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
+    # a round's first step, where it takes another time; older profiles have none
     first_drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
-    trials: dict[str, Trial] = Field(default_factory=dict)
+    trials: dict[str, Trial] = Field(default_factory=dict)  # by method
     prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
     prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
-    bandwidth: float = Field(gt=0)
+    bandwidth: float = Field(gt=0, description="bytes a second that a one-row pass reads of weights")
     spread: float = Field(default=1.0, ge=1, description="of times of equal passes: upper quartile over the lower")
     others: float = Field(default=0.0, ge=0, le=1, description="share of the processors that other programs took")
     rows_exact: bool
@@ -222,19 +210,16 @@ def read_profile(path: Path) -> Profile:
         ProfileError: it cannot be read, is no profile, lacks something, or is of another version's schema.
     """
     data = read_json(path, ProfileError, AGAIN, "not a device profile: ")
-    if not isinstance(data, dict) or not isinstance(data.get("schema_version"), int) or "machine" not in data:
-        raise ProfileError(
-            f"{path}: not a device profile: expected an object with schema_version and machine, got "
-            f"{', '.join(list(data)[:4]) or 'nothing' if isinstance(data, dict) else type(data).__name__}",
-            AGAIN,
-        )
-    version = data["schema_version"]
+    version = data.get("schema_version") if isinstance(data, dict) and "machine" in data else None
+    if not isinstance(version, int):
+        got = ", ".join(list(data)[:4]) or "nothing" if isinstance(data, dict) else type(data).__name__
+        expected = "expected an object with schema_version and machine"
+        raise ProfileError(f"{path}: not a device profile: {expected}, got {got}", AGAIN)
     if version != PROFILE_SCHEMA:
-        older = version < PROFILE_SCHEMA
+        age = "older" if version < PROFILE_SCHEMA else "newer"
         raise ProfileError(
-            f"{path}: profile of schema {version}, which is {'older' if older else 'newer'} than this edgespec's "
-            f"({PROFILE_SCHEMA})",
-            "calibrate again with this version" if older else "upgrade edgespec, or calibrate with this version",
+            f"{path}: profile of schema {version}, which is {age} than this edgespec's ({PROFILE_SCHEMA})",
+            "calibrate again with this version" + (", or upgrade edgespec" if age == "newer" else ""),
         )
     return validated(Profile, data, path, ProfileError, AGAIN)
 
@@ -274,20 +259,12 @@ def this_machine(device: DeviceName = "cpu") -> Machine:
 
 
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Architecture, name and the instruction sets that matter."""
-    name, flags = platform.processor(), ""
-    try:
-        lines = cpuinfo.read_text("utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    for line in lines:
-        key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "model name" or (key == "Hardware" and not name):
-            name = value
-        if key in ("flags", "Features"):
-            flags = " ".join(flag for flag in _FLAGS if flag in value.split())
-            break
-    return " ".join(filter(None, (platform.machine(), name, flags)))
+    """Architecture, name and the instruction sets that matter; of several kinds of cores those of the first."""
+    lines = re.findall(r"^(model name|flags|Features)\s*:(.*)$", system_file(cpuinfo), re.MULTILINE)
+    found = {key: value.strip() for key, value in reversed(lines)}
+    flags = found.get("flags", found.get("Features", "")).split()
+    name = found.get("model name", platform.processor())
+    return " ".join(filter(None, (platform.machine(), name, *(flag for flag in _FLAGS if flag in flags))))
 
 
 def _how(run: RunOptions | Profile) -> dict[str, Any]:
@@ -307,13 +284,12 @@ def profile_path(bundle: str, run: RunOptions | Profile) -> Path:
     return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def find_profile(bundle: Path | Manifest, options: LoadOptions) -> Profile | None:
+def find_profile(manifest: Manifest, options: LoadOptions) -> Profile | None:
     """Find the profile of this machine with a bundle, loaded in this way; None = it was not calibrated so.
 
     Whatever else lies in the cache is no profile: nothing is raised.
     """
     try:
-        manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
         name, run = manifest_hash(manifest), options.resolve(manifest)
         path = profile_path(name, run)
         profile = read_profile(path) if path.is_file() else None
@@ -324,11 +300,9 @@ def find_profile(bundle: Path | Manifest, options: LoadOptions) -> Profile | Non
 
 def latest_profile(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
     """Find the latest profile of this machine, whatever the bundle."""
-    found = [
-        profile
-        for profile in kept_profiles()
-        if (profile.threads, profile.device) == (threads or default_threads(), device) and not foreign(profile)
-    ]
+    wanted = threads or default_threads(), device
+    kept = (one for one in kept_profiles() if (one.threads, one.device) == wanted)
+    found = [one for one in kept if not staleness(one, one.bundle, one)]
     return max(found, key=lambda profile: profile.created, default=None)
 
 
@@ -352,22 +326,25 @@ def save_profile(profile: Profile) -> Path:
     return path
 
 
+_TOLD = {
+    "processor": "measured on",
+    "cores": "processors:",
+    "onnxruntime": "onnxruntime",
+    "edgespec": "edgespec",
+    "isa": "kernels",
+    "driver": "driver",
+}
+
+
 def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[str]:
     """Why a profile does not say what this machine takes for a bundle run in this way, in words; empty = it does."""
-    here = this_machine(run.device)
+    there, here = profile.machine, this_machine(run.device)
     reasons = [
-        f"{what} {there}, here {mine}"
-        for what, there, mine in (
-            ("measured on", profile.machine.processor, here.processor),
-            ("processors:", profile.machine.cores, here.cores),
-            ("onnxruntime", profile.machine.onnxruntime, here.onnxruntime),
-            ("edgespec", profile.machine.edgespec, here.edgespec),
-            ("kernels", profile.machine.isa or "none", here.isa or "none"),
-            ("driver", profile.machine.driver, here.driver),
-        )
-        if there != mine
+        f"{what} {getattr(there, name) or 'none'}, here {getattr(here, name) or 'none'}"
+        for name, what in _TOLD.items()
+        if getattr(there, name) != getattr(here, name)
     ]
-    if profile.machine.library != here.library and profile.machine.isa == here.isa:
+    if there.library != here.library and there.isa == here.isa:
         reasons.append("other native operators are installed now")
     if profile.bundle != bundle:
         reasons.append(f"another bundle ({profile.name})")
@@ -377,25 +354,18 @@ def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[
     return reasons + [f"{name} {theirs[name]}, here {mine}" for name, mine in _how(run).items() if theirs[name] != mine]
 
 
-def foreign(profile: Profile) -> list[str]:
-    """Why a profile is not of this machine, in words; empty = it is.  Planning with one is planning for its device."""
-    return staleness(profile, profile.bundle, profile)
-
-
 def why_none(bundle: str, run: RunOptions, name: str) -> list[str]:
     """Why nothing that was kept will do, where something of a bundle of this name was kept.
 
     What is closest speaks: the one with the fewest reasons against it.  Files that are no profiles say so.
     """
-    path, found = profile_path(bundle, run), []
+    path = profile_path(bundle, run)
     if path.is_file():
         try:
             return staleness(read_profile(path), bundle, run)
         except EdgespecError as error:
             return [f"the profile that was kept is unusable: {error.message}"]
-    for profile in kept_profiles():
-        if profile.bundle == bundle:
-            found.append(staleness(profile, bundle, run))
-        elif profile.name == name:
-            found.append(["the bundle has changed", *staleness(profile, profile.bundle, run)])
+    kept = [one for one in kept_profiles() if bundle == one.bundle or name == one.name]
+    changed = "the bundle has changed"
+    found = [[changed] * (one.bundle != bundle) + staleness(one, one.bundle, run) for one in kept]
     return min(found, key=len, default=[])

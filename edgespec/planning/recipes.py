@@ -58,28 +58,21 @@ class _Part(BaseModel):
 
 
 class DeviceClass(_Part):
-    """What a recipe was made for.
-
-    ``memory`` is the whole device's, as ``4GiB``, ``budget`` what one process may take of it, and ``assumptions`` what
-    `edgespec calibrate` on the device replaces.
-    """
+    """What a recipe was made for."""
 
     name: str
-    memory: Amount
-    budget: Amount
+    memory: Amount  # of the whole device, as ``4GiB``
+    budget: Amount  # what one process may take of it
     threads: int = Field(gt=0)
-    assumptions: list[str] = Field(min_length=1)
+    assumptions: list[str] = Field(min_length=1)  # what `edgespec calibrate` on the device replaces
 
 
 class Models(_Part):
-    """The models a recipe was made for; others are not refused.
+    """The models a recipe was made for; others are not refused."""
 
-    ``architectures`` as in config.json, the fewest and the most ``parameters``, well-known ``examples``.
-    """
-
-    architectures: list[str] = Field(min_length=1)
-    parameters: tuple[int, int]
-    examples: list[str]
+    architectures: list[str] = Field(min_length=1)  # as in config.json
+    parameters: tuple[int, int]  # the fewest and the most
+    examples: list[str]  # well-known ones
 
 
 class ExportPart(_Part):
@@ -131,16 +124,13 @@ class Recipe(_Part):
             "run.attention is not among export.attention": run.attention in (None, "f16", *export.attention),
             "the budget is beyond the device's memory": self.budget <= parse_bytes(self.device.memory),
             "head_format is for formats in blocks": export.head_format in (None, *BLOCK_FORMATS),
+            "speculative needs draft: which model suits": SPECULATIVE not in prepared or bool(export.draft),
+            "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
         }
-        for name, why in _misfits(export.format, prepared, export.operators).items():
-            if why:
-                rules[why] = not getattr(export, name)
-        rules["speculative needs draft: which model suits"] = SPECULATIVE not in prepared or bool(export.draft)
-        least, most = self.models.parameters
-        rules["parameters are fewest and most"] = 0 < least <= most
-        for rule, kept in rules.items():
-            if not kept:
-                raise ValueError(rule)
+        misfits = _misfits(export.format, prepared, export.operators)
+        rules |= {why: not getattr(export, name) for name, why in misfits.items() if why}
+        if broken := [rule for rule, kept in rules.items() if not kept]:
+            raise ValueError(broken[0])
         return self
 
     @property
@@ -172,17 +162,13 @@ def read_recipe(name: str | Path) -> Recipe:
         InvalidRequest: neither, or a file that is no recipe; the message names what there is.
     """
     where, known = str(name), f"recipes: {', '.join(recipes())}; or give a JSON file (docs/recipes.md)"
-    if where in recipes():
-        text = (CONFIGS / f"{name}.json").read_text("utf-8")
-    elif where.endswith(".json") or Path(name).is_file():
-        try:
-            text = Path(name).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{where}: cannot read a recipe: {error}", known) from error
-    else:
+    file = CONFIGS / f"{name}.json" if where in recipes() else Path(name)
+    if where not in recipes() and not where.endswith(".json") and not Path(name).is_file():
         raise InvalidRequest(f"there is no recipe {where!r}", known)
     try:
-        data = parse_json(text)
+        data = parse_json(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{where}: cannot read a recipe: {error}", known) from error
     except ValueError as error:
         raise InvalidRequest(f"{where}: not readable as JSON: {error}", "see docs/recipes.md") from error
     return validated(Recipe, data, where, InvalidRequest, "see docs/recipes.md")
@@ -255,7 +241,7 @@ def plan_defaults(name: str | Path) -> dict[str, Any]:
         "formats": (export.format,),
         "methods": tuple(dict.fromkeys((*needing("text"), *export.methods))),
         "threads": recipe.device.threads,
+        "attention": run.attention,
+        "batch": run.batch if run.batch > 1 else None,
     }
-    if run.attention is not None:
-        found["attention"] = run.attention
-    return found | ({"batch": run.batch} if run.batch > 1 else {})
+    return {name: value for name, value in found.items() if value is not None}

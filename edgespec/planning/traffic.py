@@ -51,13 +51,13 @@ def layer_weights(facts: ModelFacts, own: int | None = None) -> int:
     return facts.layers * (_attention_weights(facts) + 3 * facts.hidden * facts.intermediate)
 
 
-def pass_weights(facts: ModelFacts, rows: float = 1.0, own: int | None = None) -> float:
-    """Those of them that a pass over so many rows reads: of experts the chosen ones."""
+def pass_weights(facts: ModelFacts, own: int | None = None) -> float:
+    """Those of them that a pass over a row reads: of experts the chosen ones."""
     weights, mixed = layer_weights(facts, own), facts.experts
     if mixed is None:
         return weights
     each = 3 * facts.hidden * mixed.inner * len(mixed.layers)
-    return weights - each * mixed.count + each * mixed.distinct(rows)
+    return weights - each * mixed.count + each * mixed.distinct(1)
 
 
 def fuse_weights(part: ModelPart) -> int:
@@ -71,13 +71,8 @@ def fuse_weights(part: ModelPart) -> int:
 def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable[[float], float]) -> float:
     """Time of the matrices of a pass over so many rows, over that of one row.
 
-    More rows go to more experts, of which each then gets few rows.
-
-    Args:
-        part: the model.
-        rows: of the pass.
-        operators: that compute it.
-        v: the same of matrices that all rows go through.
+    More rows go to more experts, of which each then gets few rows.  ``v``: the same of matrices that all rows go
+    through.
     """
     mixed = part.facts.experts
     if mixed is None:
@@ -88,14 +83,14 @@ def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable
     return ((one - each * few) * v(rows) + each * others * v(rows * few / max(others, 1.0))) / one
 
 
-def read_bytes(part: ModelPart, operators: Operators, rows: float = 1.0) -> int:
-    """Bytes of weights that a pass reads: of experts those chosen, of an embedding of its own only rows.
+def read_bytes(part: ModelPart, operators: Operators) -> int:
+    """Bytes of weights that a pass over a row reads: of experts those chosen, of an embedding of its own only rows.
 
     Of a drafter all matrices, of which not every step reads each (``costs``).
     """
     rest, head = layer_size(part, operators), weight_size(part.head_format or part.format, operators)
     own, fuse = head_weights(part), fuse_weights(part)
-    layers = pass_weights(part.facts, rows, own if part.decoder else None)
+    layers = pass_weights(part.facts, own if part.decoder else None)
     return round((layers - fuse) * rest + (own + fuse) * head)
 
 
@@ -152,5 +147,4 @@ def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:
 
 
 def _attention_weights(facts: ModelFacts) -> int:
-    """Weights of a layer's attention."""
     return facts.hidden * facts.head_dim * (2 * facts.heads + 2 * facts.kv_heads)

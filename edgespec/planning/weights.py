@@ -20,31 +20,18 @@ _ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank is in a text; fitted 
 
 @dataclass(frozen=True)
 class WeightParts:
-    """Bytes of what a weight file holds, as it lies there.
+    """Bytes of what a weight file holds, as it lies there."""
 
-    Attributes:
-        matrices: of the layers.
-        lm_head: that all rows go through: the model's, or the cut one of a draft.
-        table: an embedding that is only looked up; 0 = the LM head's matrix, or none.
-        row: of a token in the embedding.
-        heads: matrices by group of heads.
-        cut: a cut LM head beside the model's own, for heads.
-        angles: of all positions, or learned positions.
-        position: of a position in them.
-        layer_table: embeddings of all layers, of which rows are looked up too.
-        layer_row: of a token in them.
-    """
-
-    matrices: int
-    lm_head: int
-    table: int
-    row: int
-    heads: Mapping[str, int]
-    cut: int
-    angles: int
-    position: int
-    layer_table: int = 0
-    layer_row: int = 0
+    matrices: int  # of the layers
+    lm_head: int  # that all rows go through: the model's, or the cut one of a draft
+    table: int  # an embedding that is only looked up; 0 = the LM head's matrix, or none
+    row: int  # of a token in the embedding
+    heads: Mapping[str, int]  # matrices by group of heads
+    cut: int  # a cut LM head beside the model's own, for heads
+    angles: int  # of all positions, or learned positions
+    position: int  # of a position in them
+    layer_table: int = 0  # embeddings of all layers, of which rows are looked up too
+    layer_row: int = 0  # of a token in them
 
 
 def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:

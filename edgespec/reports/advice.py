@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -15,31 +15,17 @@ BASELINE = "plain"
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice for one situation.
+    """Advice for one situation; the JSON has these keys."""
 
-    Attributes:
-        situation: chat, batch, memory or quality.
-        bundle: the bundle to take.
-        format: of its weights.
-        method: the method; ``ar`` = plain decoding.
-        why: in words, with the figures it rests on.
-        rests_on: the rows compared, as ``format method``; with several bundles of a format their folders instead.
-        measured: whether the situation itself was measured; False = derived by a rule, which ``why`` names.
-        pays: whether it is faster than plain decoding of the same bundle.
-    """
-
-    situation: str
-    bundle: str
-    format: str
-    method: str
-    why: str
+    situation: str  # chat, batch, memory or quality
+    bundle: str  # the bundle to take
+    format: str  # of its weights
+    method: str  # the method; ``ar`` = plain decoding
+    why: str  # in words, with the figures it rests on
+    # the rows compared, as ``format method``; with several bundles of a format their folders instead
     rests_on: list[str]
-    measured: bool
-    pays: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the keys are stable."""
-        return asdict(self)
+    measured: bool  # whether the situation itself was measured; False = derived by a rule, which ``why`` names
+    pays: bool  # whether it is faster than plain decoding of the same bundle
 
 
 def advise(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> list[Advice]:
@@ -76,6 +62,12 @@ def label(row: Row, rows: Sequence[Row]) -> str:
     """Name a row by format and method, or by the folder's name where two bundles have one format."""
     shared = len({at["bundle"] for at in rows if at["format"] == row["format"]}) > 1
     return f"{PurePath(row['bundle']).name if shared else row['format']} {row['method']}"
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Name all rows: by their methods, where they are of one bundle."""
+    several = len({row["bundle"] for row in rows}) > 1
+    return [label(row, rows) if several else row["method"] for row in rows]
 
 
 def _speed(row: Row) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,30 +25,18 @@ RESAMPLES = 2000
 
 @dataclass
 class MethodFigures:
-    """What was measured of one method.
+    """What was measured of one method."""
 
-    Attributes:
-        method: its name; ``plain`` is the baseline.
-        ms_per_token: one figure per run, prefill apart.
-        ratios: plain decoding's time over this method's, pair by pair.
-        results: the runs.
-        same_text: runs whose tokens equal those of strict plain decoding.
-        extra_bytes: memory beyond plain decoding's: draft weights and KV, or the weights of heads.
-        bundle: the bundle's folder.
-        format: of its weights.
-        weight_bytes: of the target's weights.
-        batch: tokens per second of several sequences together, one figure per run; empty = not measured.
-    """
-
-    method: str
-    ms_per_token: list[float] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    same_text: int = 0
-    extra_bytes: int = 0
-    bundle: str = ""
-    format: str = ""
-    weight_bytes: int = 0
+    method: str  # its name; ``plain`` is the baseline
+    ms_per_token: list[float] = field(default_factory=list)  # one figure per run, prefill apart
+    ratios: list[float] = field(default_factory=list)  # plain decoding's time over this method's, pair by pair
+    results: list[Result] = field(default_factory=list)  # the runs
+    same_text: int = 0  # runs whose tokens equal those of strict plain decoding
+    extra_bytes: int = 0  # memory beyond plain decoding's: draft weights and KV, or the weights of heads
+    bundle: str = ""  # the bundle's folder
+    format: str = ""  # of its weights
+    weight_bytes: int = 0  # of the target's weights
+    # tokens per second of several sequences together, one figure per run; empty = not measured
     batch: list[float] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,14 +75,6 @@ def bootstrap(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tu
     return medians[edge], medians[-1 - edge]
 
 
-@dataclass(frozen=True)
-class BenchEntry:
-    """A bundle to measure: its engine, and which methods."""
-
-    engine: Engine
-    methods: Sequence[str]
-
-
 @dataclass
 class _Run:
     """One method of one bundle, and what was found of it; ``base``: the plain decoding it is held against."""
@@ -107,24 +87,17 @@ class _Run:
 
 
 def bench_all(
-    entries: Sequence[BenchEntry],
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    repeats: int,
-    batch: int = 0,
-    progress: Callable[[int, int, str], None] | None = None,
+    entries: Sequence[tuple[Engine, Sequence[str]]],  # of each bundle, and its methods
+    prompts: Sequence[Prompt],  # texts or token ids
+    settings: Settings,  # sampling, length and gamma of every run
+    repeats: int,  # rounds over all prompts, after one that is not timed
+    batch: int = 0,  # time so many sequences together, too: the prompts, over again where there are fewer; 0 = do not
+    progress: Callable[[int, int, str], None] | None = None,  # called with (done, of, what)
     on_stop: Callable[[], None] | None = None,
 ) -> list[MethodFigures]:
     """Measure methods of several bundles, interleaved: all take turns on every prompt.
 
-    Args:
-        entries: the bundles.  Where their tokenizers differ, prompts must be texts.
-        prompts: texts or token ids.
-        settings: sampling, length and gamma of every run.
-        repeats: rounds over all prompts, after one that is not timed.
-        batch: time so many sequences together as well (the prompts, over again where there are fewer); 0 = do not.
-        progress: called with (done, of, what).
-        on_stop: called where Ctrl-C ends it before its time; what was measured until then is returned.
+    ``on_stop`` is called where Ctrl-C ends it before its time; what was measured until then is returned.
 
     Returns:
         for each bundle its plain decoding, then its methods.
@@ -133,12 +106,12 @@ def bench_all(
         InvalidRequest: token ids for bundles whose tokenizers differ.
         KeyboardInterrupt: Ctrl-C without ``on_stop``, or before every method was timed once.
     """
-    tokenizers = {entry.engine.codec.vocabulary_sha256() for entry in entries}
+    tokenizers = {engine.codec.vocabulary_sha256() for engine, _ in entries}
     if len(tokenizers) > 1 and not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidRequest("these bundles have different tokenizers", "give texts with --prompts FILE")
     runs: list[_Run] = []
-    for entry in entries:
-        runs += _runs(entry, prompts, settings, len(runs))
+    for engine, methods in entries:
+        runs += _runs(engine, methods, prompts, settings, len(runs))
     try:
         _measure(runs, prompts, repeats, batch, progress)
     except KeyboardInterrupt:
@@ -190,22 +163,16 @@ def _measure(
             tell(f"{run.found.method}, {batch} together")
 
 
-def _runs(entry: BenchEntry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
+def _runs(
+    engine: Engine, methods: Sequence[str], prompts: Sequence[Prompt], settings: Settings, base: int
+) -> Iterator[_Run]:
     """Plain decoding of a bundle, which is number ``base``, and its methods."""
-    engine, bundle, target = entry.engine, entry.engine.bundle, entry.engine.bundle.manifest.target
-    size = bundle.manifest.files[target.weights].size
+    bundle, target = str(engine.bundle.path), engine.bundle.manifest.target
+    size = engine.bundle.manifest.files[target.weights].size
     expected = [engine.generate(prompt, settings.changed(method=AR)).tokens for prompt in prompts]
-    named = [(BASELINE, engine.plain(), AR), *((name, engine, name) for name in entry.methods)]
-    return [
-        _Run(
-            where,
-            settings.changed(method=method),
-            MethodFigures(name, bundle=str(bundle.path), format=target.format, weight_bytes=size),
-            base,
-            expected,
-        )
-        for name, where, method in named
-    ]
+    for name, where in ((BASELINE, engine.plain()), *((name, engine) for name in methods)):
+        found = MethodFigures(name, bundle=bundle, format=target.format, weight_bytes=size)
+        yield _Run(where, settings.changed(method=AR if name == BASELINE else name), found, base, expected)
 
 
 def _loaded(found: MethodFigures) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -39,9 +38,8 @@ EXITS = "paradecode"
 def pass_times(results: Iterable[Result]) -> dict[int, float]:
     """Time passes by their rows, whoever asked for them: milliseconds, medians."""
     times: dict[int, list[float]] = {}
-    for result in results:
-        for seen in result.stats.recent:
-            times.setdefault(1 + seen.drafted, []).append(seen.verify_ms)
+    for seen in (seen for result in results for seen in result.stats.recent):
+        times.setdefault(1 + seen.drafted, []).append(seen.verify_ms)
     return medians(times)
 
 
@@ -51,9 +49,8 @@ def mean_round(results: Sequence[Result], passes: Mapping[int, float]) -> tuple[
     Of rounds with as many rows the median counts for all: one that the system interrupted says nothing.
     """
     drafts: dict[int, list[float]] = {}
-    for result in results:
-        for seen in result.stats.recent:
-            drafts.setdefault(1 + seen.drafted, []).append(seen.draft_ms)
+    for seen in (seen for result in results for seen in result.stats.recent):
+        drafts.setdefault(1 + seen.drafted, []).append(seen.draft_ms)
     rounds = sum(result.stats.rounds for result in results)
     drafted = sum(len(taken) * median(taken) for taken in drafts.values())
     verified = sum(len(taken) * passes[rows] for rows, taken in drafts.items())
@@ -88,54 +85,7 @@ def make_trial(results: Sequence[Result], passes: Mapping[int, float], plain: fl
     )
 
 
-def run_trials(
-    engine: Engine,
-    plain: Engine,
-    methods: Sequence[str],
-    prompts: Sequence[list[int]],
-    seconds: float,
-    step_ms: float,
-    clock: Clock = perf_counter,
-    tell: Callable[[int, int, str], None] = lambda done, of, what: None,
-) -> tuple[dict[str, Trial], list[str]]:
-    """Decode prompts plainly and by every method in turn; the first ones only for control to learn from.
-
-    Args:
-        engine: runs the methods.
-        plain: the fastest plain decoding of the same bundle.
-        methods: which, beside plain decoding.
-        prompts: token ids.
-        seconds: no text begins after so long, once each was timed on one.
-        step_ms: of a plain step: decides how much is written.
-        clock: seconds.
-        tell: progress: prompts done, of how many, which method.
-
-    Returns:
-        trials by method, plain decoding's as ``ar``; what failed, in words.
-    """
-    new = _length(seconds, step_ms, len(methods) + 1, engine.context - max(map(len, prompts)))
-    settings = Settings(max_new_tokens=new, ignore_eos=engine.sources is None)  # a text about a source has an end
-    results: dict[str, list[Result]] = {name: [] for name in (AR, *methods)}
-    failed: dict[str, str] = {}
-    begun, names = clock(), list(results)
-    for number in range(LEARN + max(1, TEXTS * len(prompts) - LEARN)):
-        if number > LEARN and clock() - begun > seconds:
-            break
-        for name in turned(names, number):
-            if name in failed:
-                continue
-            tell(number, TEXTS * len(prompts), name)
-            where = plain if name == AR else engine
-            result = where.generate(prompts[number % len(prompts)], settings.changed(method=name))
-            if result.stats.dropped_reason:
-                failed[name] = f"{name} failed: {result.stats.dropped_reason}"
-            elif number >= LEARN:
-                results[name].append(result)
-    found = {name: made for name, made in results.items() if name not in failed}
-    return _trials(found, apart=plain.model is not engine.model), list(failed.values())
-
-
-def _trials(results: Mapping[str, Sequence[Result]], apart: bool) -> dict[str, Trial]:
+def make_trials(results: Mapping[str, Sequence[Result]], apart: bool) -> dict[str, Trial]:
     """Make what a profile keeps; ``apart``: plain decoding has a graph of its own.
 
     Passes of as many rows over the same graph are the same, whatever the method: together they are timed best.  Those
@@ -170,36 +120,25 @@ Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 def calibrate(
     bundle: Bundle,
-    options: LoadOptions | None = None,
+    options: LoadOptions | None = None,  # no budget is kept
     *,
     seconds: float = SECONDS,
-    prompts: Prompts = (),
-    trials: bool = True,
-    process: int = 0,
+    prompts: Prompts = (),  # what methods are tried on, as token ids; empty = the bundle's own
+    trials: bool = True,  # whether whole methods are tried
+    process: int = 0,  # resident bytes of a process before a bundle is opened (``process_bytes``)
     progress: Progress = lambda *_: None,
     clock: Clock = perf_counter,
 ) -> Profile:
-    """Measure a bundle on this machine.
+    """Measure a bundle on this machine, loaded in this way.
 
-    Args:
-        bundle: opened.
-        options: how it is loaded; no budget is kept.
-        seconds: of measuring; divided among its parts, each of which makes its fewest turns however long they take.
-        prompts: what methods are tried on, as token ids; empty = the bundle's own prompts.
-        trials: whether whole methods are tried.
-        process: resident bytes of a process before a bundle is opened (``process_bytes``).
-        progress: told of every stage.
-        clock: seconds.
+    The seconds are divided among the parts, each of which makes its fewest turns however long they take.
 
     Raises:
         EdgespecError: the bundle cannot be run in this way.
     """
     made = Calibrator(bundle, options, seconds, prompts, progress, clock)
-    try:
+    with made.engine, made.plain:
         return made.run(process, trials)
-    finally:
-        made.plain.close()
-        made.engine.close()
 
 
 @dataclass
@@ -218,6 +157,8 @@ class Calibrator:
         self.spread = 1.0
         self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF, prompt_cache=False))
         self.plain = self.engine.plain()
+        unusable = () if self.engine.device == "cpu" else searching()
+        self.methods = [name for name in self.engine.methods if name not in unusable]
 
     def run(self, process: int, trials: bool) -> Profile:
         """Measure everything."""
@@ -330,15 +271,16 @@ class Calibrator:
     def _drafts(self, depths: list[int]) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
         """One draft step of every method that has one, and a round's first, at the first and at the last depth."""
         wanted = sorted({depths[0], depths[-1]})
-        with self._session() as session:
-            names = [name for name in self.engine.methods if self._usable(name)]
-            drafters = [drafter for name in names if (drafter := self._drafter(session, name))]
+        found: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first
+        session = self.engine.sessions.any()
+        try:
+            session.attend(None)
+            drafters = [drafter for name in self.methods if (drafter := self._drafter(session, name))]
             steps = {(one.name, False): one.dry_step for one in drafters}
             steps |= {
                 (one.name, True): partial(one.dry_step, first=True) for one in drafters if one.dry_step(first=True)
             }
             slots = [slot for one in drafters if isinstance(slot := getattr(one, "model", None), Slot)]
-            found: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first
             for depth, seconds in self._each("drafts", wanted, len(wanted)):
                 session.target.stand_in(depth)
                 for slot in slots:  # of draft models
@@ -346,17 +288,9 @@ class Calibrator:
                 times = medians(time_turns(steps, seconds, self.clock))
                 for (name, first), ms in times.items():
                     found[first].setdefault(name, {})[depth] = ms
-        return found[False], found[True]
-
-    @contextmanager
-    def _session(self) -> Iterator[Session]:
-        """Lend a session of the engine, which is dropped afterwards: its drafters have seen nothing real."""
-        session = self.engine.sessions.any()
-        try:
-            session.attend(None)
-            yield session
         finally:
-            self.engine.sessions.drop(session)
+            self.engine.sessions.drop(session)  # its drafters have seen nothing real
+        return found[False], found[True]
 
     def _drafter(self, session: Session, method: str) -> Drafter | None:
         """Build a method's drafter without control; None = it has no draft step here."""
@@ -369,11 +303,9 @@ class Calibrator:
 
     def _prefill(self, slot: Slot, depths: list[int]) -> dict[int, float]:
         """Tokens a second, by depth."""
-        room = self.engine.context - PREFILL
-        wanted = [depth for depth in depths if depth <= room] or [0]
+        wanted = [depth for depth in depths if depth <= self.engine.context - PREFILL] or [0]
         size = min(PREFILL, self.engine.context - 1 - wanted[0])
-        tokens = [0] * size
-        found: dict[int, float] = {}
+        tokens, found = [0] * size, dict[int, float]()
         for depth, seconds in self._each("prefill", wanted, 1):
             # a slot that holds something else is cropped, so that each begins where it should
             run, warm = {depth: lambda: slot.prefill(tokens)}, 0 if found else 1
@@ -382,21 +314,41 @@ class Calibrator:
         return found
 
     def _trials(self, step_ms: float) -> dict[str, Trial]:
-        """Every method on the bundle's own prompts, as far as it has some."""
+        """Decode the bundle's own prompts, as far as it has some, plainly and by every method in turn.
+
+        Control learns from the first ones.  No text begins when the time is over, once each was timed on one.
+
+        Args:
+            step_ms: of a plain step: decides how much is written.
+
+        Returns:
+            by method, plain decoding's as ``ar``.
+        """
         room, golden = self.engine.context - 2, [vector.prompt for vector in self.bundle.manifest.golden]
         prompts = [list(prompt) for prompt in self.prompts or golden if 0 < len(prompt) <= room]
         if not prompts:
             self.notes.append("no method was tried: there are no prompts that fit")
             return {}
-        methods = [name for name in self.engine.methods if name != AR and self._usable(name)]
-        seconds, tell = self._seconds("trials"), partial(self.progress, "trials")
-        found, failed = run_trials(self.engine, self.plain, methods, prompts, seconds, step_ms, self.clock, tell)
-        self.notes += failed
-        return found
-
-    def _usable(self, method: str) -> bool:
-        """Whether a method can run on this device."""
-        return self.engine.device == "cpu" or method not in searching()
+        names = [AR, *(name for name in self.methods if name != AR)]
+        seconds = self._seconds("trials")
+        new = _length(seconds, step_ms, len(names), self.engine.context - max(map(len, prompts)))
+        # a text about a source has an end
+        settings = Settings(max_new_tokens=new, ignore_eos=self.engine.sources is None)
+        results: dict[str, list[Result]] = {name: [] for name in names}
+        begun = self.clock()
+        for number in range(LEARN + max(1, TEXTS * len(prompts) - LEARN)):
+            if number > LEARN and self.clock() - begun > seconds:
+                break
+            for name in filter(results.__contains__, turned(names, number)):
+                self.progress("trials", number, TEXTS * len(prompts), name)
+                where = self.plain if name == AR else self.engine
+                result = where.generate(prompts[number % len(prompts)], settings.changed(method=name))
+                if result.stats.dropped_reason:
+                    self.notes.append(f"{name} failed: {result.stats.dropped_reason}")
+                    del results[name]
+                elif number >= LEARN:
+                    results[name].append(result)
+        return make_trials(results, apart=self.plain.model is not self.engine.model)
 
     def _seconds(self, part: str) -> float:
         """Time of a part: its share of what is left, so that those after it make up for one that took longer."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
@@ -21,23 +22,42 @@ from edgespec.planning.footprint import Memory
 from edgespec.planning.plan import Plan
 from edgespec.planning.plan import label as plan_label
 from edgespec.planning.profiles import this_machine
-from edgespec.reports.advice import label
+from edgespec.reports.advice import row_names
 from edgespec.reports.bench import BASELINE, MethodFigures
 from edgespec.reports.measuring import pass_over
+from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.staged import write_staged
 
-MOST_BYTES = 16 << 20
+
+class Foreign(BaseModel):
+    """One test of llama-bench, in its words."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_filename: str
+    model_type: str
+    n_threads: int
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_depth: int = 0
+    avg_ts: float
+    stddev_ts: float = 0.0
+    build_commit: str = ""
+
+    @property
+    def model(self) -> str:
+        """File and type."""
+        return f"{Path(self.model_filename).name} ({self.model_type})"
+
+    @property
+    def test(self) -> str:
+        """As llama-bench prints it, such as ``tg128 @ d512``."""
+        parts = (f"pp{self.n_prompt}" if self.n_prompt else "", f"tg{self.n_gen}" if self.n_gen else "")
+        return "+".join(filter(None, parts)) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
 
-class Foreign(NamedTuple):
-    """One test of llama-bench; ``test`` in its words, as in ``tg128 @ d512``, ``speed`` in tokens per second."""
-
-    model: str
-    test: str
-    threads: int
-    speed: float
-    deviation: float
-    build: str
+class _Bench(RootModel[Annotated[list[Foreign], Field(min_length=1)]]):
+    """What llama-bench writes."""
 
 
 def read_llama_bench(file: Path) -> list[Foreign]:
@@ -47,31 +67,8 @@ def read_llama_bench(file: Path) -> list[Foreign]:
         InvalidRequest: not there, or not what llama-bench writes.
     """
     hint = "write it with `llama-bench -m MODEL -o json > llama-bench.json`"
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise InvalidRequest(f"{file}: larger than any output of llama-bench", hint)
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{file}: cannot be read as JSON: {error}", hint) from error
-    if not isinstance(found, list) or not found:
-        raise InvalidRequest(f"{file}: expected a list of tests, got {type(found).__name__}", hint)
-    try:
-        return [_test(one) for one in found]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"{file}: not an output of llama-bench: {error!r}", hint) from error
-
-
-def _test(one: dict[str, Any]) -> Foreign:
-    prompt, written, depth = (int(one.get(name, 0)) for name in ("n_prompt", "n_gen", "n_depth"))
-    test = "+".join(part for part in (f"pp{prompt}" if prompt else "", f"tg{written}" if written else "") if part)
-    return Foreign(
-        model=f"{Path(str(one['model_filename'])).name} ({one['model_type']})",
-        test=test + (f" @ d{depth}" if depth else ""),
-        threads=int(one["n_threads"]),
-        speed=float(one["avg_ts"]),
-        deviation=float(one.get("stddev_ts", 0)),
-        build=str(one.get("build_commit", "")),
-    )
+    where = f"{file}: not an output of llama-bench"
+    return validated(_Bench, read_json(file, InvalidRequest, hint), where, InvalidRequest, hint).root
 
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -81,24 +78,18 @@ SECONDS = 6.0  # of all timed passes together
 Kind = Literal["accepted", "rejected", "own", "prompt"]
 
 
-class Passes(NamedTuple):
-    """Milliseconds of passes of the target: by rows, at the first depth; of one row, by the tokens before it."""
+def time_passes(engine: Engine, seconds: float = SECONDS) -> tuple[dict[int, float], dict[int, float]]:
+    """Milliseconds of passes of the target: by rows, at the first depth; of one row, by depth (tokens before it).
 
-    by_rows: dict[int, float]
-    by_depth: dict[int, float]
-    depth: int
-
-
-def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
-    """Time passes of several rows, and of one row at several depths; keys and values are made up, times are not."""
+    Keys and values are made up, times are not.
+    """
     slot = engine.open_slot()
     rows = [n for n in ROWS if n + 1 < engine.context]
     depths = [depth for depth in DEPTHS if depth + max(rows) < engine.context] or [1]
     slot.stand_in(depths[0])
     by_rows = time_turns({n: pass_over(slot, n) for n in rows}, seconds / 2)
-    one = pass_over(slot, 1)
-    by_depth = time_turns(dict.fromkeys(depths, one), seconds / 2, prepare=slot.stand_in)
-    return Passes(medians(by_rows), medians(by_depth), depths[0])
+    by_depth = time_turns(dict.fromkeys(depths, pass_over(slot, 1)), seconds / 2, prepare=slot.stand_in)
+    return medians(by_rows), medians(by_depth)
 
 
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
@@ -125,7 +116,6 @@ MOST = 16  # candidates in a picture of a plan
 
 
 def _picture(height: float, title: str, across: str, up: str = "") -> tuple[Any, Any]:
-    """Make a figure and its axes."""
     from matplotlib.figure import Figure  # without pyplot: nothing global
 
     figure = Figure(figsize=(WIDTH, height))
@@ -178,10 +168,12 @@ def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str =
     return figure
 
 
-def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
-    """Draw the speed-ups into a PNG."""
-    rows = [figure.as_dict() for figure in figures]
-    figure = speeds(rows, [row["method"] for row in rows], title)
+def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Draw the speed-ups of what was measured into a PNG."""
+    _save(speeds(rows, row_names(rows), title), path)
+
+
+def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
@@ -203,8 +195,7 @@ def plot_plan(plan: Plan, path: Path) -> None:
     axes.set_xlim(0, 1.05 * max(*peaks, longest, min(budget, 2 * max(peaks))))
     axes.set_xlabel("MiB resident: private and mapped, context full")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    _save(figure, path)
 
 
 def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up: str, log: bool = False) -> str:
@@ -227,10 +218,10 @@ def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up
 def stacks(memories: Mapping[str, Memory], title: str) -> str:
     """Draw stacked bars, a method each, of the six largest parts and the rest."""
     figure, axes = _picture(0.42 * len(memories) + 1.3, title, "MiB, the context full")
-    largest = {name: 0 for memory in memories.values() for name in (part.name for part in memory.parts)}
-    for name in largest:
-        largest[name] = max(memory.part(name).all for memory in memories.values())
-    shown = sorted(largest, key=lambda name: -largest[name])[:6]
+    largest = Counter[str]()
+    for part in (part for memory in memories.values() for part in memory.parts):
+        largest[part.name] = max(largest[part.name], part.all)
+    shown = [name for name, _ in largest.most_common(6)]
     parts = {name: [memory.part(name).all for memory in memories.values()] for name in shown}
     parts["the rest"] = [sum(part.all for part in one.parts if part.name not in shown) for one in memories.values()]
     _bars(axes, list(memories), parts)
@@ -239,36 +230,25 @@ def stacks(memories: Mapping[str, Memory], title: str) -> str:
 
 
 def write_page(
-    path: Path,
-    engines: Mapping[str, Engine],
-    figures: Sequence[MethodFigures],
-    prompt: Prompt,
-    settings: Settings,
-    command: str,
-    foreign: Sequence[Foreign] = (),
-    busy: str = "",
+    path: Path,  # of the page
+    engines: Mapping[str, Engine],  # by bundle, as the figures name them
+    figures: Sequence[MethodFigures],  # what ``bench_all`` found
+    prompt: Prompt,  # whose text is shown with its guesses
+    settings: Settings,  # of the measurement
+    command: str,  # how to repeat it
+    foreign: Sequence[Foreign] = (),  # figures of llama.cpp to show beside them
+    busy: str = "",  # what else ran while they were measured, in words
 ) -> None:
-    """Write it, whole or not at all.
-
-    Args:
-        path: of the page.
-        engines: by bundle, as the figures name them.
-        figures: what ``bench_all`` found.
-        prompt: whose text is shown with its guesses.
-        settings: of the measurement.
-        command: how to repeat it.
-        foreign: figures of llama.cpp to show beside them.
-        busy: what else ran while they were measured, in words.
-    """
+    """Write it, whole or not at all."""
     from jinja2 import Environment, StrictUndefined
 
     rows = [figure.as_dict() for figure in figures]
-    names = [label(row, rows) if len(engines) > 1 else row["method"] for row in rows]
+    names = row_names(rows)
     bundle, engine = next(iter(engines.items()))
     own = [row for row in rows if row["bundle"] == bundle]
     best = max((row for row in own if row["method"] != BASELINE), key=lambda row: row["speedup"], default=None)
-    passes = time_passes(engine)
-    curve = {rows: ms / passes.by_rows[1] for rows, ms in passes.by_rows.items()}
+    by_rows, by_depth = time_passes(engine)
+    curve = {"passes": {rows: ms / by_rows[1] for rows, ms in by_rows.items()}}
     methods = [AR, *(row["method"] for row in own if row["method"] in engine.methods and row["method"] != AR)]
     shown = {
         "title": path.stem,
@@ -276,12 +256,10 @@ def write_page(
         "bundles": [(Path(name).resolve().name, one) for name, one in engines.items()],
         "rows": [row | {"name": name} for row, name in zip(rows, names, strict=True)],
         "best": best,
-        "synthetic": [note for one in engines.values() for note in _synthetic(one)],
+        "synthetic": list(filter(None, map(_synthetic, engines.values()))),
         "speeds": _svg(speeds(rows, names)),
-        "curve": lines(
-            {"passes": curve}, f"Verify curve, depth {passes.depth}", "rows of a pass", "times a pass of one row"
-        ),
-        "depth": lines({"one row": passes.by_depth}, "Time by depth", "tokens before", "ms", log=True),
+        "curve": lines(curve, f"Verify curve, depth {min(by_depth)}", "rows of a pass", "times a pass of one row"),
+        "depth": lines({"one row": by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),
         "memory": stacks({name: engine.allowance.memory(name) for name in methods}, "Memory by part, predicted"),
         "text": coloured_text(engine, prompt, settings.changed(method=best["method"] if best else AR)),
@@ -299,10 +277,10 @@ def write_page(
     write_staged(path, environment.from_string(source).render(shown))
 
 
-def _synthetic(engine: Engine) -> list[str]:
-    """Find what the bundle says of a size that is not real: at most one note."""
+def _synthetic(engine: Engine) -> str:
+    """Find what the bundle says of a size that is not real; empty = nothing."""
     notes = engine.bundle.manifest.provenance.get("notes") or []
-    return [str(note) for note in notes if "synthetic" in str(note)][:1]
+    return next((str(note) for note in notes if "synthetic" in str(note)), "")
 
 
 def _acceptance(figures: Sequence[MethodFigures], names: Sequence[str]) -> str | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -32,8 +32,8 @@ from edgespec.runtimes.files.images import ImagePart, SeenVector
 from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.images.image import proof_picture
 from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.text.sources import SourceTexts
 
+T = TypeVar("T")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
 LINE = 80  # characters of a line that is a source
 PICTURE = 32, 256  # pixels: so long that few tiles are cut of it
@@ -45,25 +45,24 @@ def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
     Of an encoder-decoder they are sources, and their languages the first that it has where it must be told; of one that
     reads features there are none.
     """
+    if engine.sources is not None:
+        form, languages = engine.sources.form, list(engine.sources.form.languages)[:2]
+        origin = languages[0] if form.needs("from") else None
+        target = languages[-1] if form.needs("to") else None
+        begin, texts = engine.sources.begin(origin, target), _spread(list(filter(str.strip, text.splitlines())))
+        return [Source.of(engine.sources.encode(line[:LINE], origin, target), begin) for line in texts]
     if engine.encoding is not None:
-        return [] if engine.sources is None else _golden_sources(engine, engine.sources, text)
+        return []
     size = min(PROMPT_TOKENS, engine.context // 2)
     lines = [tokens for line in text.splitlines() if len(tokens := engine.codec.encode(line)) >= 4]
     if not lines:  # a text of very short lines: take it as one
         tokens = engine.codec.encode(text)
         lines = [tokens[at : at + size] for at in range(0, len(tokens), size)]
-    step = max(1, len(lines) // PROMPTS)
-    return [line[:size] for line in lines[::step][:PROMPTS]]
+    return [line[:size] for line in _spread(lines)]
 
 
-def _golden_sources(engine: Engine, sources: SourceTexts, text: str) -> list[list[int] | Source]:
-    """Short lines of a text, as sources."""
-    languages = list(sources.form.languages)[:2]
-    origin = languages[0] if sources.form.needs("from") else None
-    target = languages[-1] if sources.form.needs("to") else None
-    lines = [line[:LINE] for line in text.splitlines() if line.strip()]
-    step, begin = max(1, len(lines) // PROMPTS), sources.begin(origin, target)
-    return [Source.of(sources.encode(line, origin, target), begin) for line in lines[::step][:PROMPTS]]
+def _spread(lines: list[T]) -> list[T]:
+    return lines[:: max(1, len(lines) // PROMPTS)][:PROMPTS]
 
 
 def made_by(engine: LoadedBundle) -> dict[str, str]:
@@ -82,12 +81,11 @@ def why_free(engine: LoadedBundle) -> str:
         return f"device {engine.device} rounds differently"
     # a bundle that does not say it was made by what its layout is for
     then: dict[str, str] = manifest.provenance.get("golden") or {"operators": manifest.target.layout}
-    now = made_by(engine)
-    for name in now:
+    for name, now in made_by(engine).items():
         if name not in then:
             return f"the bundle does not say with which {name} they were made"
-        if then[name] != now[name]:
-            return f"they were made with {name} {then[name]}, and this is {now[name]}"
+        if then[name] != now:
+            return f"they were made with {name} {then[name]}, and this is {now}"
     return ""
 
 
@@ -96,12 +94,11 @@ def make_golden(
 ) -> tuple[list[GoldenVector], list[SeenVector], dict[str, str]]:
     """Greedy plain decoding, strict -> vectors, those of a picture, what made them (``provenance.golden``)."""
     engine = load(bundle, threads=threads, check=False, prompt_cache=False)
-    vectors = []
+    vectors, settings = [], Settings(method=AR, max_new_tokens=NEW_TOKENS)
     for prompt in golden_prompts(engine, text):
-        result = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS))
-        given = prompt.tokens if isinstance(prompt, Source) else prompt
-        begin = list(prompt.begin) if isinstance(prompt, Source) else None
-        vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=result.tokens))
+        given, begin = (prompt.tokens, list(prompt.begin)) if isinstance(prompt, Source) else (prompt, None)
+        tokens = engine.generate(prompt, settings).tokens
+        vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=tokens))
     return vectors, _seen(engine, text), made_by(engine)
 
 
@@ -119,31 +116,13 @@ def _seen(engine: Engine, text: str) -> list[SeenVector]:
                        tokens=written)]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Running:
-    """What was checked.
-
-    Attributes:
-        files: whose digests were taken and compared, those in the cache among them.
-        bytes: of them.
-        onnxruntime: its version.
-        native: version, instruction set, and SHA-256 of the native operators; None = stock ones ran.
-        unproven: what could not be checked, a sentence each.
-    """
-
-    files: int
-    bytes: int
-    onnxruntime: str
-    native: dict[str, str] | None
-    unproven: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the keys are stable."""
-        return asdict(self)
-
-
-def check_running(engine: LoadedBundle) -> Running:
+def check_running(engine: LoadedBundle) -> dict[str, Any]:
     """Take the digests of all that an engine runs, whatever is remembered of them.
+
+    Returns:
+        for JSON; the keys are stable: how many ``files``, those in the cache among them, and their ``bytes``; version
+        of ``onnxruntime``; ``native``: version, instruction set and SHA-256 of the operators, None = stock ones run;
+        ``unproven``: what could not be checked, a sentence each.
 
     Raises:
         BundleError: something is not what the manifest, or the record of a conversion, says; or the native operators
@@ -158,7 +137,13 @@ def check_running(engine: LoadedBundle) -> Running:
                 "install edgespec again, so that they are built again",
             )
         native = {"version": library.version, "isa": library.isa, "sha256": sha256(library.path)}
-    return Running(files, size, onnxruntime.__version__, native, engine.unproven())
+    return {
+        "files": files,
+        "bytes": size,
+        "onnxruntime": onnxruntime.__version__,
+        "native": native,
+        "unproven": engine.unproven(),
+    }
 
 
 # A token may differ from plain decoding's only where the two logits are about as close as the rounding of a row
@@ -172,24 +157,17 @@ TREE_TEXTS = 8
 
 @dataclass
 class Difference:
-    """The first place where a method's tokens leave plain decoding's.
+    """The first place where a method's tokens leave plain decoding's."""
 
-    Attributes:
-        prompt: number of the prompt.
-        position: index of the new token.
-        expected: plain decoding's token.
-        got: the method's token.
-        gap: how much higher the logit (and noise, when sampling) of plain decoding's token is, in standard deviations
-            of the row; infinite where one text only ends before the other.
-        near_tie: whether the gap is within what other kernels' rounding explains, and no later token of the method is
-            further from what plain decoding writes after the same text.
-    """
-
-    prompt: int
-    position: int
-    expected: int
-    got: int
+    prompt: int  # number of the prompt
+    position: int  # index of the new token
+    expected: int  # plain decoding's token
+    got: int  # the method's token
+    # how much higher the logit (and noise, when sampling) of plain decoding's token is, in standard deviations of the
+    # row; infinite where one text only ends before the other
     gap: float
+    # whether the gap is within what other kernels' rounding explains, and no later token of the method is further from
+    # what plain decoding writes after the same text
     near_tie: bool
 
     def as_dict(self) -> dict[str, Any]:
@@ -199,21 +177,13 @@ class Difference:
 
 @dataclass
 class MethodProof:
-    """What was found of one method.
+    """What was found of one method."""
 
-    Attributes:
-        method: its name.
-        prompts: how many were tried.
-        tokens: how many tokens were compared.
-        equal: prompts whose tokens are all equal.
-        differences: the first difference of each other prompt.
-    """
-
-    method: str
-    prompts: int = 0
-    tokens: int = 0
-    equal: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    method: str  # its name
+    prompts: int = 0  # how many were tried
+    tokens: int = 0  # how many tokens were compared
+    equal: int = 0  # prompts whose tokens are all equal
+    differences: list[Difference] = field(default_factory=list)  # the first difference of each other prompt
 
     @property
     def exact(self) -> bool:
@@ -227,8 +197,7 @@ class MethodProof:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
-        names = ("method", "prompts", "tokens", "equal", "exact", "lossless")
-        found = {name: getattr(self, name) for name in names}
+        found = vars(self) | {"exact": self.exact, "lossless": self.lossless}
         return found | {"differences": [difference.as_dict() for difference in self.differences]}
 
 

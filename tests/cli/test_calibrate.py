@@ -12,6 +12,7 @@ from edgespec.planning import profiles as profile_cache
 from edgespec.planning import profiles as quiet
 from edgespec.planning.profiles import Machine, Profile, Trial, find_profile, read_profile
 from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import Command
 from tests.conftest import THREADS
@@ -99,7 +100,7 @@ def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monk
     first = command("calibrate", demo, *SHORT)
     assert "the machine was busy" in first.out
     assert "no use of this" in first.out
-    assert find_profile(demo, LoadOptions(threads=THREADS, context=200)) is None
+    assert find_profile(read_manifest(demo), LoadOptions(threads=THREADS, context=200)) is None
     again = command("calibrate", demo, *SHORT, "--json")
     assert "calibrating again" not in again.err  # its reasons are in the object
     assert (again.json["cached"], again.json["profile"]["spread"] >= 1) == (False, True)

@@ -18,7 +18,7 @@ from edgespec.engine import methods
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sessions import Session
-from edgespec.reports.bench import BenchEntry, bench_all
+from edgespec.reports.bench import bench_all
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import PROMPTS
@@ -181,7 +181,7 @@ def test_without_control_it_is_the_pick_alone(fresh: Get) -> None:
 def test_bench_measures_it_like_any_method(fresh: Get) -> None:
     made = fresh(promises={"speculative": 1.9})
     settings = Settings(max_new_tokens=24, ignore_eos=True)
-    figures = bench_all([BenchEntry(made, [AUTO, "speculative"])], [PROMPT], settings, repeats=1)
+    figures = bench_all([(made, [AUTO, "speculative"])], [PROMPT], settings, repeats=1)
     plain, row, speculative = (one.as_dict() for one in figures)
     assert (plain["method"], row["method"], row["same_text"], row["runs"]) == ("plain", AUTO, 1, 1)
     assert 0 <= row["extra_bytes"] <= speculative["extra_bytes"]

@@ -16,7 +16,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization import coded_keys as attention
-from edgespec.planning.footprint import model_kv
+from edgespec.planning.buffers import model_kv
 from edgespec.reports.proof import check_golden
 from edgespec.runtimes.files.formats import Attention
 from edgespec.runtimes.options import LoadOptions

@@ -21,16 +21,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
-from edgespec.planning.footprint import (
-    PROCESS,
-    Memory,
-    MemoryPart,
-    kv_bytes,
-    memory_of,
-    native_scratch,
-    process_bytes,
-    resident_now,
-)
+from edgespec.planning.buffers import kv_bytes, native_scratch
+from edgespec.planning.footprint import PROCESS, Memory, MemoryPart, memory_of, process_bytes, resident_now
 from edgespec.planning.traffic import look_bytes, weight_size
 from edgespec.planning.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
 from edgespec.reports.bench import extra_bytes

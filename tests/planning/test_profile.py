@@ -14,7 +14,6 @@ from edgespec.errors import EdgespecError, ProfileError
 from edgespec.planning import profiles
 from edgespec.planning.profiles import (
     find_profile,
-    foreign,
     kept_profiles,
     latest_profile,
     manifest_hash,
@@ -27,7 +26,7 @@ from edgespec.planning.profiles import (
     why_none,
     write_profile,
 )
-from edgespec.runtimes.files.manifest import MANIFEST, Manifest
+from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.planning import ELSEWHERE, manifest, profile, trial
 
@@ -117,16 +116,13 @@ def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_kept_is_found_by_its_manifest_or_its_folder(tmp_path: Path) -> None:
+def test_what_was_kept_is_found_by_its_manifest() -> None:
     bundle = manifest()
     assert find_profile(bundle, HOW) is None
     made = profile(bundle)
     path = save_profile(made)
     assert path.parent == profile_folder()
     assert find_profile(bundle, HOW) == made
-    (tmp_path / MANIFEST).write_text(bundle.model_dump_json())
-    assert find_profile(tmp_path, HOW) == made
-    assert find_profile(tmp_path / "none", HOW) is None
     assert list(kept_profiles()) == [made]
 
 
@@ -216,8 +212,6 @@ def test_a_profile_of_a_phone_says_so() -> None:
     assert any("measured on aarch64 Phone 1" in reason for reason in reasons)
     assert any("onnxruntime 1.99.0, here " in reason for reason in reasons)
     assert not staleness(profile(manifest()), *where(manifest()))
-    assert foreign(profile(manifest(), machine=ELSEWHERE)) == reasons
-    assert not foreign(profile(manifest(), threads=99))  # as many as anybody asks for
 
 
 def test_every_difference_of_setting_is_a_reason() -> None:

@@ -21,8 +21,8 @@ from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import LEAST, MOST, medians, spread, time_turns
 from edgespec.reports.advice import advise, label
-from edgespec.reports.bench import BASELINE, BenchEntry, MethodFigures, bench_all, bootstrap, check_output
-from edgespec.reports.calibrate import FEWEST_NEW, NEW, _length, _trials, mean_round, pass_times
+from edgespec.reports.bench import BASELINE, MethodFigures, bench_all, bootstrap, check_output
+from edgespec.reports.calibrate import FEWEST_NEW, NEW, _length, make_trials, mean_round, pass_times
 from edgespec.reports.measuring import profile_passes
 from edgespec.reports.pages import plot
 from edgespec.runtimes.ort.native_library import PARTS, Roofs
@@ -93,9 +93,7 @@ def test_methods_take_turns(engine: Get) -> None:
     seen: list[tuple[int, int, str]] = []
     wanted = Settings(max_new_tokens=12, ignore_eos=True)
     prompts: list[Prompt] = [PROMPTS[0], engine().codec.encode(PROMPTS[1])]
-    found = bench_all(
-        [BenchEntry(engine(), ["ngram", "self-spec"])], prompts, wanted, 2, progress=lambda *at: seen.append(at)
-    )
+    found = bench_all([(engine(), ["ngram", "self-spec"])], prompts, wanted, 2, progress=lambda *at: seen.append(at))
     assert [figures.method for figures in found] == [BASELINE, "ngram", "self-spec"]
     assert [done for done, _, _ in seen] == list(range(1, 19))
     assert {of for _, of, _ in seen} == {18}
@@ -113,7 +111,7 @@ def test_methods_take_turns(engine: Get) -> None:
 
 def test_a_plot(tmp_path: Path) -> None:
     found = [MethodFigures(name, [1.0], [ratio], [result(1, 1, 1, 1)]) for name, ratio in ((BASELINE, 1), ("x$y$", 2))]
-    plot(found, tmp_path / "speed.png", r"$\bad{$ title")
+    plot([one.as_dict() for one in found], tmp_path / "speed.png", r"$\bad{$ title")
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -202,7 +200,7 @@ def test_passes_over_the_same_graph_are_timed_together() -> None:
     plain, slow = text([(1, 0, 10)] * 3, 3), text([(1, 1, 12)] * 2, 2)  # one in a slow moment
     drafting, exits = text([(1, 1, 11)] * 4 + [(2, 2, 15)] * 4, 12), text([(1, 5, 6)] * 2, 2)
     texts = {"ar": [plain], "ngram": [slow], "speculative": [drafting], "paradecode": [exits]}
-    found, apart = _trials(texts, apart=False), _trials(texts, apart=True)
+    found, apart = make_trials(texts, apart=False), make_trials(texts, apart=True)
     assert found["ar"].speedup == pytest.approx(1)
     assert found["ngram"].verify_ms == found["ar"].verify_ms == 11.0
     assert found["ngram"].speedup == pytest.approx(11 / 12)  # its drafter cost 1 ms, its passes what all do

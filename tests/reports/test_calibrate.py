@@ -25,7 +25,7 @@ from edgespec.planning.budget import Available
 from edgespec.planning.prediction import speed_of
 from edgespec.planning.profiles import Profile, find_profile, manifest_hash, prompts_digest, save_profile
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.reports.calibrate import FEWEST_NEW, KV_SHARE, LEARN, ROWS, SHARES, Calibrator, calibrate, run_trials
+from edgespec.reports.calibrate import FEWEST_NEW, KV_SHARE, LEARN, ROWS, SHARES, Calibrator, calibrate
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import GoldenVector
@@ -229,12 +229,13 @@ def test_later_parts_have_what_is_left(opened: Bundle) -> None:
 
 @pytest.mark.parametrize(("step", "timed"), [(100.0, 1), (1e-9, 4)])
 def test_trials_end_in_time(opened: Bundle, step: float, timed: int) -> None:
-    engine, prompts = Engine(opened, LoadOptions(threads=THREADS)), [[1, 2, 3], [4, 5], [6, 7, 8]]
     told: list[int] = []
-    found, failed = run_trials(
-        engine, engine, ["ngram"], prompts, 10.0, 1e9, Ticks(step), lambda done, of, what: told.append(done)
-    )
-    assert not failed
+    parts = {name: opened.manifest.methods[name] for name in ("ar", "ngram")}
+    known = Bundle(opened.path, opened.manifest.model_copy(update={"methods": parts}))
+    made = Calibrator(known, **short(10.0), progress=lambda _, done, *__: told.append(done), clock=Ticks(step))
+    made.begun = 0.0
+    found = made._trials(1e9)
+    assert not made.notes
     assert max(told) == LEARN + timed - 1
     assert found["ar"].tokens == timed * FEWEST_NEW
 
