@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.text.answer import AnswerReader
@@ -167,22 +167,13 @@ class Choice:
         return made | ({"tool_calls": calls} if calls else {})
 
 
-@dataclass(frozen=True)
-class Used:
+class Used(NamedTuple):
     """How many tokens went in and out; the prompt is counted once a prompt, as OpenAI does."""
 
     prompt: int
     written: int
     cached: int
     thought: int
-
-    @classmethod
-    def of(cls, prompt: int, choices: Sequence[Choice]) -> Used:
-        """Count those of a request."""
-        results = [choice.result for choice in choices if choice.result]
-        reused = sum(result.stats.reused_tokens for result in results)
-        written = sum(len(result.tokens) for result in results)
-        return cls(prompt, written, min(prompt, reused), min(written, sum(choice.thought for choice in choices)))
 
 
 def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from edgespec.engine.result import Chunk
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, Scored, extension
 from edgespec.server.errors import Failure
-from edgespec.server.writer import Body, Writer, as_json, sse
+from edgespec.server.writer import Body, Writer, listed, sse
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,12 +35,12 @@ class CompletionWriter(Writer):
         return made | ({"completion_tokens_details": {"reasoning_tokens": used.thought}} if used.thought else {})
 
     def whole(self) -> Iterator[str]:
-        yield f'{as_json(self._body(self.kind))[:-1]}, "choices": ['
-        for choice in self.choices:
-            made = {"index": choice.index, "finish_reason": choice.finish} | self._said(choice)
-            logprobs = self._logprobs(choice.scored, 0) if self.logprobs else None
-            yield (", " if choice.index else "") + as_json(made | {"logprobs": logprobs})
-        yield f"], {as_json({'usage': self._usage(), 'edgespec': extension(self.choices)})[1:]}"
+        end = {"usage": self._usage(), "edgespec": extension(self.choices)}
+        yield from listed(self._body(self.kind), "choices", map(self._choice, self.choices), end)
+
+    def _choice(self, choice: Choice) -> Body:
+        logprobs = self._logprobs(choice.scored, 0) if self.logprobs else None
+        return {"index": choice.index, "finish_reason": choice.finish} | self._said(choice) | {"logprobs": logprobs}
 
     def opening(self) -> Iterator[bytes]:
         yield from ()

@@ -14,7 +14,7 @@ from edgespec.decoding.settings import MOST_GUIDANCE
 from edgespec.engine.drawing import Drawing
 from edgespec.engine.engine import Engine
 from edgespec.server.requests import SEED, Count, Name, Number, Strict
-from edgespec.server.writer import as_json
+from edgespec.server.writer import listed
 
 MOST_PROMPT, MOST_PICTURES = 4096, 10  # characters, and pictures of a request, as OpenAI takes
 MOST_WAITING = 64  # pictures of all requests to a model
@@ -50,10 +50,8 @@ class ImageRequest(Strict):
 
 def drawn(drawings: Sequence[Drawing]) -> Iterator[str]:
     """Write an answer, as some pieces of JSON; ``edgespec`` says how the codes of each picture were decoded."""
-    yield f'{{"created": {int(time.time())}, "data": ['
-    for at, one in enumerate(drawings):
-        coded = base64.b64encode(one.png()).decode("ascii")
-        yield (", " if at else "") + as_json({"b64_json": coded})
+    coded = ({"b64_json": base64.b64encode(one.png()).decode("ascii")} for one in drawings)
     how = [{name: getattr(one.result, name) for name in HOW} for one in drawings]
     height, width, _ = drawings[0].pixels.shape
-    yield f"], {as_json({'output_format': 'png', 'size': f'{width}x{height}', 'edgespec': how})[1:]}"
+    end = {"output_format": "png", "size": f"{width}x{height}", "edgespec": how}
+    return listed({"created": int(time.time())}, "data", coded, end)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Pooling
 from edgespec.server.requests import Count, Ids, Name, Strict
-from edgespec.server.writer import as_json
+from edgespec.server.writer import listed
 
 MOST_INPUTS = 2048  # texts of a request, as OpenAI takes
 MOST_WAITING = 4 * MOST_INPUTS  # texts of all requests to a model
@@ -29,20 +28,25 @@ class HowEmbedded(Strict):
     pooling: Pooling | None = None
 
 
-class EmbeddingRequest(Strict):
+class Wanted(Strict):
+    """What is asked of a model beside the texts."""
+
+    model: Name
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[Count, Field(ge=1)] | None = None
+    edgespec: HowEmbedded = HowEmbedded()
+
+
+class EmbeddingRequest(Wanted):
     """``POST /v1/embeddings``."""
 
     ignored: ClassVar[tuple[str, ...]] = ("user", "metadata", "input_type", "truncate_prompt_tokens")
-    model: Name
     input: (
         str
         | Ids
         | Annotated[list[str], Field(min_length=1, max_length=MOST_INPUTS)]
         | Annotated[list[Ids], Field(min_length=1, max_length=MOST_INPUTS)]
     )
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[Count, Field(ge=1)] | None = None
-    edgespec: HowEmbedded = HowEmbedded()
 
     @property
     def texts(self) -> list[str | list[int]]:
@@ -58,34 +62,20 @@ class EmbeddingRequest(Strict):
         return found
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is asked of a model.
-
-    Attributes:
-        model: its name.
-        encoding: of the vectors.
-        pooling, dimensions: as of ``Engine.embed``.
-    """
-
-    model: str
-    encoding: str
-    pooling: Pooling | None
-    dimensions: int | None
-
-
 def run_of(engine: Engine, text: Sequence[int], wanted: Wanted) -> Callable[[threading.Event], Vector]:
     """Give what embeds a text."""
-    pooling, dimensions = wanted.pooling, wanted.dimensions
+    pooling, dimensions = wanted.edgespec.pooling, wanted.dimensions
     return lambda cancel: engine.embed([text], pooling=pooling, dimensions=dimensions, cancel=cancel)[0]
 
 
 def written(vectors: Sequence[Vector], wanted: Wanted, tokens: int) -> Iterator[str]:
     """Write an answer, as some pieces of JSON."""
-    yield '{"object": "list", "data": ['
-    for at, vector in enumerate(vectors):
-        coded = base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-        value = coded if wanted.encoding == "base64" else vector.tolist()
-        yield (", " if at else "") + as_json({"object": "embedding", "index": at, "embedding": value})
+
+    def value(vector: Vector) -> str | list[float]:
+        if wanted.encoding_format != "base64":
+            return vector.tolist()
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+    each = ({"object": "embedding", "index": at, "embedding": value(one)} for at, one in enumerate(vectors))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    yield f"], {as_json({'model': wanted.model, 'usage': usage})[1:]}"
+    return listed({"object": "list"}, "data", each, {"model": wanted.model, "usage": usage})

@@ -67,8 +67,7 @@ class Guard:
             return False
         if found.username is not None or found.path or found.query or found.fragment:
             return False
-        local = name == "localhost" or name.endswith(".localhost")
-        return local or "*" in self._hosts or name in self._hosts or is_address(name)
+        return "*" in self._hosts or name in self._hosts or is_address(name) or is_local(name)
 
     def _allowed(self, origin: str, host: str) -> bool:
         """Whether a page may ask: one of this server's own, or of an origin that was named."""

@@ -61,7 +61,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Fou
 
 
 async def in_pieces(pieces: Iterator[str]) -> Response:
-    """Answer with JSON that is written in pieces: a long answer must not keep others waiting."""
+    """Answer with JSON that is written in pieces, others between them."""
     found = []
     for piece in pieces:
         found.append(piece)

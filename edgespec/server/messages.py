@@ -14,6 +14,7 @@ from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, extension
 from edgespec.server.errors import MESSAGES, Failure
 from edgespec.server.pictures import part as picture
+from edgespec.server.pictures import parts
 from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_STOPS,
@@ -131,13 +132,6 @@ def _append(message: dict[str, Any], text: str) -> None:
         message["content"].append({"type": "text", "text": text})
 
 
-def _said(blocks: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Write texts and pictures, which are parts as OpenAI's API has them."""
-    if not any(block.get("type") == "image" for block in blocks):
-        return _text(list(blocks))
-    return [_picture(one) if one.get("type") == "image" else {"type": "text", "text": _text([one])} for one in blocks]
-
-
 def _picture(block: dict[str, Any]) -> dict[str, Any]:
     source = block.get("source")
     source = source if isinstance(source, dict) else {}
@@ -157,23 +151,25 @@ def _user(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[d
             named = {"name": names[call]} if call in names else {}
             yield {"role": "tool", "tool_call_id": call, "content": _text(block.get("content") or ""), **named}
     if said := [block for block in blocks if block.get("type") != "tool_result"]:
-        yield {"role": "user", "content": _said(said)}
+        yield {"role": "user", "content": parts(said, "image", _picture, _text)}
 
 
 def _assistant(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Write what the model said, thought and called."""
-    made: dict[str, Any] = {"role": "assistant", "content": None}
-    kinds = ("tool_use", "thinking", "redacted_thinking")
-    made["content"] = _text([block for block in blocks if block.get("type") not in kinds]) or None
-    if thoughts := "".join(str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"):
-        made["reasoning_content"] = thoughts
-    calls = []
+    texts, thoughts, calls = [], "", []
     for block in blocks:
-        if block.get("type") == "tool_use":
+        if (kind := block.get("type")) == "tool_use":
             id_, name = str(block.get("id")), str(block.get("name"))
             names[id_] = name
             function = {"name": name, "arguments": block.get("input") or {}}
             calls.append({"id": id_, "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts += str(block.get("thinking", ""))
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    made: dict[str, Any] = {"role": "assistant", "content": _text(texts) or None}
+    if thoughts:
+        made["reasoning_content"] = thoughts
     yield made | ({"tool_calls": calls} if calls else {})
 
 

@@ -44,9 +44,22 @@ def part(url: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def parts(
+    content: Any, kind: str, picture: Callable[[dict[str, Any]], dict[str, Any]], text: Callable[[Any], str]
+) -> str | list[dict[str, Any]]:
+    """Write what a message says for a chat: one text, or where it has pictures, parts of type ``kind``, its parts."""
+    if not isinstance(content, list) or not any(_is(one, kind) for one in content):
+        return text(content)
+    return [picture(one) if _is(one, kind) else {"type": "text", "text": text([one])} for one in content]
+
+
+def _is(one: Any, *kinds: str) -> bool:
+    return isinstance(one, dict) and one.get("type") in kinds
+
+
 def has_pictures(content: Any) -> bool:
     """Whether the content of a message has such a part, or a recording."""
-    return isinstance(content, list) and any(isinstance(one, dict) and one.get("type") in PARTS for one in content)
+    return isinstance(content, list) and any(_is(one, *PARTS) for one in content)
 
 
 @dataclass(frozen=True)

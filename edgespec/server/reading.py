@@ -38,7 +38,7 @@ from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.drawings import ImageRequest
-from edgespec.server.embeddings import EmbeddingRequest, Wanted
+from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.errors import Failure, failure, misread
 from edgespec.server.pictures import Given, Sight
 from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
@@ -260,13 +260,12 @@ def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]
 
 
 def _texts(tokens: _Tokens, sent: EmbeddingRequest) -> tuple[dict[str, Any], list[array[int]]]:
-    """Read what is to be embedded, as plain data for ``Wanted``, and the token ids of each text."""
+    """Read what is to be embedded, as the fields of ``Wanted``, and the token ids of each text."""
     known = tokens.known
     texts = [tokens.codec.encode(one) if isinstance(one, str) else one for one in sent.texts]
     for text in texts:
         check_prompt(text, SamplingParams(), known.vocab, known.context)
-    wanted = Wanted(known.name, sent.encoding_format or "float", sent.edgespec.pooling, sent.dimensions)
-    return {"wanted": asdict(wanted)}, [array("i", text) for text in texts]
+    return {"wanted": sent.model_dump(exclude={"input"})}, [array("i", text) for text in texts]
 
 
 def _compile(guidance: Guidance, grammar: Grammar) -> None:

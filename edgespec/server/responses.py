@@ -14,6 +14,7 @@ from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, extension
 from edgespec.server.errors import Failure
 from edgespec.server.pictures import part as picture
+from edgespec.server.pictures import parts
 from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -118,7 +119,8 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
     turn = made[-1] if made and made[-1]["role"] == "assistant" else None
     if kind == "message":
-        role, text = str(item.get("role")), _content(item.get("content"))
+        role = str(item.get("role"))
+        text = parts(item.get("content"), "input_image", lambda one: picture(one.get("image_url")), _text)
         if role not in _ROLES:
             raise InvalidRequest(f"a message of role {role[:80]!r}: expected {', '.join(_ROLES)}")
         if role == "assistant" and turn and turn.get("content") is None and "tool_calls" not in turn:
@@ -146,25 +148,11 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
         )
 
 
-def _content(content: Any) -> str | list[dict[str, Any]]:
-    """Write texts and pictures, which are parts as chats have them."""
-    parts = content if isinstance(content, list) else []
-    if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
-        return _text(content)
-    return [
-        picture(part.get("image_url"))
-        if isinstance(part, dict) and part.get("type") == "input_image"
-        else {"type": "text", "text": _text([part])}
-        for part in parts
-    ]
-
-
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    if isinstance(content, list) and len(parts) == len(content) and all(part.get("type") in _TEXTS for part in parts):
-        return "".join(str(part.get("text", "")) for part in parts)
+    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") in _TEXTS for one in content):
+        return "".join(str(one.get("text", "")) for one in content)
     raise InvalidRequest("an item's content is neither text nor parts of text", TEXT_AND_PICTURES)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -66,9 +66,11 @@ class Open:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection.  ``with_limits`` makes the class that a server uses."""
+    """One connection, among those of its server."""
 
-    open: ClassVar[Open]
+    def __init__(self, opened: Open, **how: Any) -> None:
+        super().__init__(**how)
+        self.open = opened
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -245,13 +247,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-def with_limits(limits: Limits) -> tuple[type[Connection], Open]:
-    """Make a class of connections for one server, and the record of those that are open."""
-    found = Open(limits)
-    made: dict[str, Any] = {"open": found}
-    return type("LimitedConnection", (Connection,), made), found
-
-
 OTHERS = 64  # descriptors for all but connections
 UNREAD = 1 << 17  # bytes of an answer that the system keeps for a client that does not read
 BACKLOG = 512  # connections that wait in the system to be accepted
@@ -312,11 +307,11 @@ class Server(uvicorn.Server):
         say: Callable[[str], None],
         started: Callable[[], None],
     ) -> None:
-        connection, self._open = with_limits(limits)
+        self._open = Open(limits)
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http=connection,
+            http=Connection,
             ws="none",
             lifespan="on",
             log_level="error",
@@ -376,9 +371,7 @@ class Server(uvicorn.Server):
                 await loop.connect_accepted_socket(self._connection, sock=sock)
 
     def _connection(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+        return Connection(self._open, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def _descriptors() -> int:

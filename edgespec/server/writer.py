@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,11 +43,14 @@ class Writer(ABC):
     @property
     def used(self) -> Used:
         """Tokens in and out."""
-        return Used.of(self.prompt_tokens, self.choices)
+        prompt, results = self.prompt_tokens, [choice.result for choice in self.choices if choice.result]
+        written = sum(len(result.tokens) for result in results)
+        cached = min(prompt, sum(result.stats.reused_tokens for result in results))
+        return Used(prompt, written, cached, min(written, sum(choice.thought for choice in self.choices)))
 
     @abstractmethod
     def whole(self) -> Iterator[str]:
-        """Write the answer in one piece, as some pieces of JSON: a long one must not keep others waiting."""
+        """Write the answer in one piece, as some pieces of JSON (``listed``)."""
 
     @abstractmethod
     def opening(self) -> Iterator[bytes]:
@@ -69,6 +72,14 @@ class Writer(ABC):
 def as_json(body: Any) -> str:
     """Write JSON as it is sent."""
     return json.dumps(body, ensure_ascii=False)
+
+
+def listed(head: Body, name: str, items: Iterable[Body], tail: Body) -> Iterator[str]:
+    """Write an object with a list between other fields, in pieces: a long answer must not keep others waiting."""
+    yield f'{as_json(head)[:-1]}, "{name}": ['
+    for at, item in enumerate(items):
+        yield (", " if at else "") + as_json(item)
+    yield f"], {as_json(tail)[1:]}"
 
 
 def sse(body: Body, event: str | None = None) -> bytes:

@@ -26,7 +26,7 @@ from edgespec.server.app import Access, make_app
 from edgespec.server.guard import client_of, is_local
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
-from edgespec.server.serving import with_limits
+from edgespec.server.serving import Connection, Open
 from tests.server.conftest import Served, models_of, start, stop
 from tests.stress.attacks import ATTACKS, Place
 from tests.stress.hostile import attack
@@ -232,14 +232,13 @@ def test_a_client_that_left_as_it_was_refused() -> None:
 
         loop, failures = asyncio.get_running_loop(), list[dict[str, Any]]()
         loop.set_exception_handler(lambda _, context: failures.append(context))
-        kind, _ = with_limits(Limits(arrive=0.05))
-        config = uvicorn.Config(lambda *_: None, http=kind, log_config=None)
+        config = uvicorn.Config(lambda *_: None, http=Connection, log_config=None)
         config.load()
         ours, theirs = socket.socketpair()
         with theirs:
-            transport, made = await loop.connect_accepted_socket(
-                lambda: kind(config=config, server_state=ServerState(), app_state={}, _loop=loop), ours
-            )
+            how = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": loop}
+            opened = Open(Limits(arrive=0.05))
+            transport, made = await loop.connect_accepted_socket(lambda: Connection(opened, **how), ours)
             setattr(transport, "write_eof", gone)  # noqa: B010  the loop does not know yet that it is closed
             theirs.sendall(b"POST / HTTP/1.1\r\n")  # half a request, which is late soon
             while not (made.cut or failures):
