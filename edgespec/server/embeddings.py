@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from pydantic import Field
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Pooling
-from edgespec.server.requests import Count, Ids, Name, Strict
+from edgespec.server.requests import Count, Ids, Name, Strict, several
 from edgespec.server.writer import listed
 
 MOST_INPUTS = 2048  # texts of a request, as OpenAI takes
@@ -55,8 +55,7 @@ class EmbeddingRequest(Wanted):
         Raises:
             InvalidRequest: an empty one.
         """
-        one = isinstance(self.input, str) or isinstance(self.input[0], int)
-        found: list[Any] = [self.input] if one else list(self.input)
+        found = several(self.input)
         if not all(found):
             raise InvalidRequest(f"input {found.index('')} is empty: expected a text")
         return found

@@ -201,7 +201,7 @@ class Jobs:
             with suppress(RuntimeError):  # the loop has ended: nobody waits
                 loop.call_soon_threadsafe(put, event)
 
-        return self.scheduler.submit(prompt, settings, sink, client, request, self._owner(client))
+        return self.scheduler.submit(Ticket(prompt, settings, sink, client, request, self._owner(client)))
 
     def _owner(self, client: str) -> str | None:
         """Whose what is computed is: of one client, or of all."""

@@ -223,10 +223,12 @@ class CompletionRequest(Asked):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Every prompt."""
-        given = self.prompt
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            return [given]
-        return list(given)  # type: ignore[arg-type]
+        return several(self.prompt)
+
+
+def several(given: Any) -> list[str | list[int]]:
+    """List texts or token ids that may be given as one."""
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
 class Described(Strict):

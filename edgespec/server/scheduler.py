@@ -80,10 +80,10 @@ class Ticket:
         prompt: token ids.
         settings: as for ``Engine.stream``.
         sink: called with every event, in the decoding thread: it must be quick and must not raise.
-        deadline: when its time is over, by ``time.monotonic``.
         client: whose it is.
         request: which of its requests.
         owner: as for ``RunningBatch.join``.
+        deadline: when its time is over, by ``time.monotonic``.
         cancelled: set by ``cancel``.
         done: set after its last event.
         late: its time was over before it had ended.
@@ -92,10 +92,10 @@ class Ticket:
     prompt: Sequence[int]
     settings: Settings
     sink: Callable[[Event], None]
-    deadline: float
     client: str = ""
     request: str = ""
     owner: str | None = None
+    deadline: float = math.inf
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     late: bool = False
@@ -149,28 +149,14 @@ class Scheduler:
         with self._changed:
             return bool(self._waiting or self._joining or self._running)
 
-    def submit(
-        self,
-        prompt: Sequence[int],
-        settings: Settings,
-        sink: Callable[[Event], None],
-        client: str = "",
-        request: str = "",
-        owner: str | None = None,
-    ) -> Ticket:
-        """Line up a text.
-
-        Args:
-            prompt: token ids.
-            settings: as for ``Engine.stream``.
-            sink: see ``Ticket``.
-            client, request, owner: see ``Ticket``.
+    def submit(self, ticket: Ticket) -> Ticket:
+        """Line up a text; its time begins.
 
         Raises:
             Busy: the queue is full, or the client has its part of it.
             Stopped: the server stops.
         """
-        ticket = Ticket(prompt, settings, sink, time.monotonic() + self.limits.seconds, client, request, owner)
+        ticket.deadline, client = time.monotonic() + self.limits.seconds, ticket.client
         with self._changed:
             if self._stopping:
                 raise Stopped("the server is stopping", "ask again in a moment")
@@ -180,7 +166,7 @@ class Scheduler:
             part = self.limits.queue - self.limits.queue // 4  # somebody else's find a place
             if (own := self._waiting.of(client)) >= part + room:
                 raise Busy(f"{own} texts of this client wait already", "ask again when some of them are there")
-            self._waiting.add(client, request, ticket)
+            self._waiting.add(client, ticket.request, ticket)
             self._changed.notify()
         return ticket
 

@@ -234,7 +234,8 @@ class Listener:
 
 
 def submit(scheduler: Scheduler, engine: Engine, listener: Listener) -> Ticket:
-    return scheduler.submit(engine.codec.encode("The king"), Settings(max_new_tokens=300, ignore_eos=True), listener)
+    settings = Settings(max_new_tokens=300, ignore_eos=True)
+    return scheduler.submit(Ticket(engine.codec.encode("The king"), settings, listener))
 
 
 def test_time_is_limited(engine: Engine) -> None:
