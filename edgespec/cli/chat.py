@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,29 +48,27 @@ class Command:
     example: str = ""
 
 
+@dataclass
 class Chat:
     """A conversation whose questions are typed.
 
-    Args:
+    Attributes:
         engine: what answers.
         conversation: with the messages so far.
         settings: of the next answers.
         shown: names of ``SWITCHES`` that are on.
         tools: that the model may call; None = none.
+        images: and recordings, that go along with the next question.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        conversation: Conversation,
-        settings: Settings,
-        shown: set[str],
-        tools: Tools | None = None,
-    ) -> None:
-        self.engine, self.conversation, self.settings, self.shown = engine, conversation, settings, shown
-        self.tools = tools
-        self.images: list[Image | Audio] = []  # that go along with the next question
-        self.ended = self.typed = False
+    engine: Engine
+    conversation: Conversation
+    settings: Settings
+    shown: set[str]
+    tools: Tools | None = None
+    images: list[Image | Audio] = field(default_factory=list)
+    ended: bool = False
+    typed: bool = False
 
     def talk(self) -> None:
         """Answer what is typed until the chat is ended."""
@@ -247,8 +245,7 @@ class Chat:
     def _setting(name: str, settings: Settings) -> Any:
         if name == "accept":
             return settings.accept.rule
-        sampling = name in {field.name for field in fields(settings.sampling)}
-        return getattr(settings.sampling if sampling else settings, name)
+        return getattr(settings.sampling if hasattr(settings.sampling, name) else settings, name)
 
     def _methods(self) -> list[str]:
         return [*self.engine.methods, "auto"]

@@ -139,15 +139,10 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
     found = trained.report
     if as_json:
         accuracy = {str(step): tops for step, tops in trained.history.accuracy.items()}
-        about = {
-            "output": str(output),
-            "method": method,
-            "model": model,
-            "seconds": seconds,
-            "windows": trained.windows,
-        }
-        results = {"ranks": found.get("ranks"), "acceptance": found.get("acceptance"), "training": found["training"]}
-        emit_json({**about, **results, "losses": trained.history.losses, "accuracy": accuracy})
+        about = {"output": str(output), "method": method, "model": model, "seconds": seconds}
+        measured = {name: found.get(name) for name in ("ranks", "acceptance", "training")}
+        history = {"losses": trained.history.losses, "accuracy": accuracy}
+        emit_json(about | {"windows": trained.windows} | measured | history)
         return
     steps = found["training"]["steps"]
     click.echo(f"{output}: {method} for {model}, {steps} steps on {trained.windows} windows in {seconds:.0f} s")
