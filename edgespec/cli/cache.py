@@ -6,7 +6,7 @@ import time
 
 import click
 
-from edgespec.cli.common import emit_json, json_option, option, table_console
+from edgespec.cli.common import emit_json, json_option, option, print_table
 from edgespec.planning.budget import parse_bytes, prompt_limit, show_bytes
 from edgespec.runtimes.files.cache import KINDS, PROMPTS, Entry, cache_folder, entries, remove, set_limit, size_limit
 
@@ -52,13 +52,10 @@ def listing(as_json: bool) -> None:
             }
         )
         return
-    from rich.table import Table
-
-    table = Table("kind", "size", "used", "what", box=None, pad_edge=False)
-    for entry in sorted(found, key=lambda entry: -entry.bytes):
-        table.add_row(entry.kind, show_bytes(entry.bytes), _ago(entry.used), _what(entry))
     if found:
-        table_console().print(table)
+        largest = sorted(found, key=lambda entry: -entry.bytes)
+        rows = [(one.kind, show_bytes(one.bytes), _ago(one.used), _what(one)) for one in largest]
+        print_table(("kind", "size", "used", "what"), rows)
     bound = "no limit" if limit is None else f"limit {show_bytes(limit)}"
     click.echo(f"{show_bytes(size - own)} in {cache_folder()}, {bound}")
     if prompts:

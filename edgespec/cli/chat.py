@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.answer import conclude, template_value
-from edgespec.cli.common import progress, table_console
+from edgespec.cli.common import print_table, progress
 from edgespec.cli.images import read_images, require_sight, text_of, with_images
 from edgespec.cli.line_editor import line_editor
 from edgespec.cli.markdown import show
@@ -296,8 +296,6 @@ class Chat:
 
     def _bench(self, _: str) -> None:
         """Compare the methods on the last question, with the conversation before it."""
-        from rich.table import Table
-
         from edgespec.drafters.registry import AR
         from edgespec.reports.bench import bench_all
 
@@ -312,17 +310,17 @@ class Chat:
         settings = self.settings.changed(max_new_tokens=BENCH_TOKENS, temperature=0.0)
         with progress() as report:
             found = bench_all([entry], [prompt], settings, BENCH_REPEATS, progress=partial(report, "bench"))
-        table = Table("method", "tokens/s", "speed-up", "tokens/round", "same text", box=None, pad_edge=False)
-        for one in found:
-            row = one.as_dict()
-            table.add_row(
+        rows = [
+            (
                 row["method"],
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['speedup']:.2f}x",
                 f"{row['tokens_per_round']:.2f}",
                 f"{row['same_text']}/{row['runs']}",
             )
-        table_console().print(table)
+            for row in (one.as_dict() for one in found)
+        ]
+        print_table(("method", "tokens/s", "speed-up", "tokens/round", "same text"), rows)
 
     def _image(self, name: str) -> None:
         require_sight(self.engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
@@ -334,6 +334,16 @@ def table_console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; without titles its rows are facts, each behind its name."""
+    from rich.table import Table
+
+    table = Table(*titles, box=None, show_header=bool(titles), pad_edge=not titles)
+    for row in rows:
+        table.add_row(*row)
+    table_console().print(table)
 
 
 def progress() -> AbstractContextManager[Progress]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import attention_lines, bundle_argument, emit_json, json_option, option, table_console
+from edgespec.cli.common import (
+    attention_lines,
+    bundle_argument,
+    emit_json,
+    json_option,
+    option,
+    print_table,
+    table_console,
+)
 from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import BLOCK_FORMATS
 
@@ -58,21 +66,12 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         emit_json({"bundle": str(bundle), "operators": operators, "manifest": manifest.model_dump(mode="json")})
         return
     console = table_console()
-    _show(console, _rows(manifest, choice, tried))
+    print_table((), _rows(manifest, choice, tried))
     _show_methods(console, manifest)
     told = "; ".join(part.notes or "" for part in manifest.methods.values())
     for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
         if note not in told:
             console.print(f"note: {note}", markup=False)
-
-
-def _show(console: Console, rows: list[tuple[str, str]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> list[tuple[str, str]]:

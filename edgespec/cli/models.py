@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgespec.cli.common import emit_json, json_option, option, table_console
+from edgespec.cli.common import emit_json, json_option, option, print_table, table_console
 from edgespec.planning.budget import show_bytes
 
 VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, gates; int4 text lossless, every method"
@@ -156,12 +156,7 @@ def _list(as_json: bool) -> None:
     if not rows:
         click.echo("no model was downloaded yet")
         return
-    from rich.table import Table
-
-    table = Table("model", "size", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(row["model"], show_bytes(row["bytes"]))
-    table_console().print(table)
+    print_table(("model", "size"), [(row["model"], show_bytes(row["bytes"])) for row in rows])
 
 
 @click.command("list")
@@ -184,12 +179,8 @@ def listing(as_json: bool) -> None:
             "no bundle was made yet: edgespec run MODEL makes one; those of `edgespec export` are where you put them"
         )
         return
-    from rich.table import Table
-
-    table = Table("name", "size", "last used", "model", box=None, pad_edge=False)
-    for one in found:
-        table.add_row(one.name, show_bytes(one.bytes), time.strftime("%Y-%m-%d", time.localtime(one.used)), one.model)
-    table_console().print(table)
+    rows = [(one.name, show_bytes(one.bytes), f"{date.fromtimestamp(one.used)}", one.model) for one in found]
+    print_table(("name", "size", "last used", "model"), rows)
 
 
 @click.command("rm")

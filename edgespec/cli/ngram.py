@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.common import PATH, emit_json, json_option, option, progress, table_console
+from edgespec.cli.common import PATH, emit_json, json_option, option, print_table, progress
 from edgespec.planning.budget import parse_bytes, show_bytes
 
 if TYPE_CHECKING:
@@ -105,22 +105,21 @@ def info(store: Path, as_json: bool) -> None:
     \b
     edgespec ngram info my-texts.store
     """
-    from rich.table import Table
-
     from edgespec.drafters.ngram_stores import NGramStore
 
     facts = NGramStore(store).facts
     if as_json:
         emit_json({"store": str(store)} | facts.as_dict())
         return
-    table = Table(box=None, show_header=False)
     lengths = ", ".join(f"{count} of {n + 1}" for n, count in enumerate(facts.by_length))
-    table.add_row("n-grams", f"{facts.entries}; by tokens: {lengths}")
-    table.add_row("left out", f"{facts.left_out} for want of room")
-    table.add_row("read", f"{facts.tokens} tokens in {_texts(facts)}")
-    table.add_row("size", show_bytes(facts.file_bytes))
-    table.add_row("vocabulary", f"{facts.vocab} tokens, SHA-256 {facts.vocabulary[:12]}...")
-    table_console().print(table)
+    rows = {
+        "n-grams": f"{facts.entries}; by tokens: {lengths}",
+        "left out": f"{facts.left_out} for want of room",
+        "read": f"{facts.tokens} tokens in {_texts(facts)}",
+        "size": show_bytes(facts.file_bytes),
+        "vocabulary": f"{facts.vocab} tokens, SHA-256 {facts.vocabulary[:12]}...",
+    }
+    print_table((), rows.items())
 
 
 @command.command("clear")
