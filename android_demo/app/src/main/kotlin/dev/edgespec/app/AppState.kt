@@ -292,55 +292,44 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         if (recording) recording = false else job?.cancel()
     }
 
-    fun measure(prompts: List<String>, settings: Settings, repeats: Int) {
+    /** Run something that tells how far it is, and [show] what it found -> the line that says so. */
+    private fun <T> examine(at: String, says: String, run: (Engine, (String) -> Unit) -> T, show: (T) -> String) {
         val made = engine ?: return
-        begin(BENCH, say("Measuring"), {
-            val found = bench(made, prompts, settings, repeats) { done, of, method ->
+        begin(at, says, {
+            val found = run(made) { line ->
                 ensureActive()
-                change { status = "$done / $of: $method" }
+                change { status = line }
             }
-            change {
-                benched = found
-                status = say("Speed over plain decoding (ar), median and 95 % interval")
-            }
+            change { status = show(found) }
         })
+    }
+
+    fun measure(prompts: List<String>, settings: Settings, repeats: Int) = examine(BENCH, say("Measuring"), { made, tell ->
+        bench(made, prompts, settings, repeats) { done, of, method -> tell("$done / $of: $method") }
+    }) { found ->
+        benched = found
+        say("Speed over plain decoding (ar), median and 95 % interval")
     }
 
     /** Measure this device for `edgespec plan --device`. */
-    fun calibrate() {
-        val made = engine ?: return
-        begin(PLAN, say("Measuring"), {
-            val device = Machine(around.device["model"] ?: "", around.memory?.total ?: 0)
-            val found = calibrate(made, device, process = process) { part, done, of ->
-                ensureActive()
-                change { status = "$part: $done / $of" }
-            }
-            change {
-                profile = found
-                status = say("Measured: share the profile, and plan with `edgespec plan --device FILE`")
-            }
-        })
+    fun calibrate(): Unit = examine(PLAN, say("Measuring"), { made, tell ->
+        val device = Machine(around.device["model"] ?: "", around.memory?.total ?: 0)
+        calibrate(made, device, process = process) { part, done, of -> tell("$part: $done / $of") }
+    }) { found ->
+        profile = found
+        say("Measured: share the profile, and plan with `edgespec plan --device FILE`")
     }
 
-    fun prove() {
-        val made = engine ?: return
-        begin(PROOF, say("Comparing"), {
-            val found = proof(made) { done, of ->
-                ensureActive()
-                change { status = "$done / $of" }
-            }
-            change {
-                proved = found
-                val equal = say("%d of %d texts equal on this device").format(found.count { it.equal }, found.size)
-                status = if (found.isEmpty()) say("This bundle has no golden vectors") else equal
-            }
-        })
+    fun prove() = examine(PROOF, say("Comparing"), { made, tell -> proof(made) { done, of -> tell("$done / $of") } }) { found ->
+        proved = found
+        if (found.isEmpty()) say("This bundle has no golden vectors")
+        else say("%d of %d texts equal on this device").format(found.count { it.equal }, found.size)
     }
 
     fun benchCards(): List<Card> {
         val most = benched.maxOfOrNull { it.speed } ?: 1.0
         return benched.sortedByDescending { it.speed }.map { one ->
-            val row = BENCH_HEADINGS.zip(benchRows(listOf(one)).single()).drop(1)
+            val row = BENCH_HEADINGS.zip(benchRow(one))
             Card(one.method, row[1].second.substringBefore(" "), row, one.speed / most)
         }
     }

@@ -35,16 +35,16 @@ class Documents(private val resolver: ContentResolver, private val tree: Uri) : 
         }
     }
 
-    override fun open(name: String): InputStream =
-        resolver.openInputStream(found.getValue(name)) ?: throw IOException("$name is not there any more")
+    override fun open(name: String): InputStream = resolver.opened(found.getValue(name))
 }
+
+private fun ContentResolver.opened(uri: Uri): InputStream = openInputStream(uri) ?: throw IOException("$uri is not there any more")
 
 private const val LONGEST_SIDE = 2048 // pixels: models see no more
 
 /** A picture of a gallery's or a camera's, upright and at most so large. */
 class PhonePicture(private val resolver: ContentResolver, private val uri: Uri) : PictureSource {
-    private fun <T> open(read: (InputStream) -> T): T =
-        (resolver.openInputStream(uri) ?: throw IOException("$uri is not there any more")).use(read)
+    private fun <T> open(read: (InputStream) -> T): T = resolver.opened(uri).use(read)
 
     override fun read(): Picture {
         val how = BitmapFactory.Options().apply { inJustDecodeBounds = true }

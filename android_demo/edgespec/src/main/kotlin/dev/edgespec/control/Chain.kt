@@ -11,8 +11,7 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
     override val name = "chain"
     override val wants: Set<State> get() = proposers.indices.filter { it !in out }.flatMap { proposers[it].wants }.toSet()
     val won = IntArray(proposers.size) // rounds by proposer
-    private val failed = HashMap<String, String>() // why proposers were left out, by name
-    private val out = HashSet<Int>()
+    private val out = HashMap<Int, String>() // why proposers were left out
     private val took = DoubleArray(proposers.size) // milliseconds of each in this round
     private var winner: Int? = null // of the current round
     override var proposer = name // of the last proposal, for statistics
@@ -22,7 +21,6 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
 
     override fun begin(request: DraftRequest): Int? {
         out.clear()
-        failed.clear()
         var least: Int? = null
         each { _, one -> one.begin(request)?.let { known -> least = minOf(least ?: known, known) } }
         return least
@@ -67,11 +65,8 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         val elsewhere = Verdict(IntArray(0), verdict.nextToken)
         each { at, one ->
-            if (at == winner) {
-                one.observe(proposal, verdict, output)
-            } else {
-                one.observe(Proposal.EMPTY, elsewhere, row(output, verdict.rows))
-            }
+            if (at == winner) one.observe(proposal, verdict, output)
+            else one.observe(Proposal.EMPTY, elsewhere, row(output, verdict.rows))
         }
     }
 
@@ -79,11 +74,8 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
     override fun timed(proposal: Proposal, time: RoundTime) {
         each { at, one ->
             val own = time.copy(draftMs = took[at])
-            if (at == winner) {
-                one.timed(proposal, own)
-            } else if (proposal.headStart == null) {
-                one.timed(Proposal.EMPTY, own)
-            }
+            if (at == winner) one.timed(proposal, own)
+            else if (proposal.headStart == null) one.timed(Proposal.EMPTY, own)
         }
     }
 
@@ -96,7 +88,7 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
 
     override val reason: String
         get() = proposers.withIndex().joinToString("; ") { (at, one) ->
-            val why = failed[one.name] ?: one.reason
+            val why = out[at] ?: one.reason
             "${one.name} won ${won[at]} rounds" + if (why.isEmpty()) "" else " ($why)"
         }
 
@@ -109,8 +101,7 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
     }
 
     private fun leaveOut(at: Int, why: String) {
-        out.add(at)
-        failed[proposers[at].name] = "left out: $why"
+        out[at] = "left out: $why"
     }
 
     private fun each(run: (Int, Drafter) -> Unit) {

@@ -51,7 +51,7 @@ class Rounds(
         private set
 
     // where greedy decoding looks at nothing else, the logits need not leave the LM head
-    private val onlyBest = params.plainGreedy && !settings.logprobs && settings.accept.rule != "top-k" && target is GreedyTarget
+    private val onlyBest = params.plainGreedy && !settings.logprobs && settings.accept.rule != "top-k"
 
     init {
         if (settings.length < 1 || gamma < 1) {
@@ -172,11 +172,12 @@ class Rounds(
     }
 
     private fun pass(proposal: Proposal): Pass {
-        val rows = intArrayOf(tokens.at(-1)) + proposal.tokens
+        val pending = intArrayOf(tokens.at(-1))
+        val rows = if (proposal.size > 0) pending + proposal.tokens else pending
         val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }
         return when {
             proposal.headStart != null -> proposal.headStart.forward(target as LayeredTarget, rows, onlyBest)
-            onlyBest -> (target as GreedyTarget).forwardBest(rows, above)
+            onlyBest -> target.forwardBest(rows, above)
             else -> target.forward(rows, above)
         }
     }

@@ -62,9 +62,6 @@ class Matrix(
 /** Likeliest tokens and their logits: [tokens] and [logits] are [rows, top], row by row. */
 class Best(val tokens: IntArray, val logits: FloatArray, val top: Int = 1)
 
-/** What a group of heads says of r rows: [logits] [count * r, size] over [tokens], or only the [best] of each. */
-class Heads(val logits: Matrix?, val tokens: IntArray? = null, val best: Best? = null)
-
 /**
  * The output of one pass: [logits] [r, vocab], no rows where only the [best] was asked for; [hidden] [n, width], the
  * residual stream of every row after the last layer, where the target was told to keep it; [auxHidden] [n, k * width], the same
@@ -88,12 +85,11 @@ interface Target {
 
     /** Run rows after the slot's tokens; [parents]: parent row of each, -1 for row 0, null = a chain. */
     fun forward(tokens: IntArray, parents: IntArray? = null): Pass
-    fun keep(rows: IntArray) // commit these rows of the last forward (ascending, a root path) and forget the others
-}
 
-/** A target that can say the likeliest tokens without writing all logits. */
-interface GreedyTarget : Target {
-    fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass
+    /** The same where only the likeliest token of each row is wanted: without logits, if the target can. */
+    fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass = forward(tokens, parents)
+
+    fun keep(rows: IntArray) // commit these rows of the last forward (ascending, a root path) and forget the others
 }
 
 /** A target that shows its residual stream, and can run some of its layers, and heads beside its LM head. */
@@ -112,8 +108,8 @@ interface LayeredTarget : Target {
     /** Rows that each continue the first [visible] tokens of the slot, or an earlier row ([parents], -1 = none). */
     fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet? = null): Pass
 
-    /** A group of heads over [rows] rows of a residual stream; [top] 0 = all logits, else the best so many. */
-    fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int = 0): Heads
+    /** A group of heads over [rows] rows of a residual stream -> logits [count * rows, size], or only the best [top], if there are any. */
+    fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int = 0): Pass
 
     /** Layers 0 to [last] over a chain of [tokens], from [offset] rows after the slot's tokens -> [n, width]. */
     fun forwardLayers(tokens: IntArray, offset: Int, last: Int): FloatArray

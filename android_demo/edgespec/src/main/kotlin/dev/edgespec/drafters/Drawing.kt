@@ -20,9 +20,8 @@ abstract class Drawer : Drafter {
     protected fun drawing(tokens: Tokens, length: Int, vocab: Int) = Drawing(tokens, length, vocab, params, request.noise)
 }
 
-/** [rows] of the [logits] [r, columns] of a [slot] as [rows, vocab]: a token without a column cannot be guessed. */
-internal fun whole(logits: Matrix, rows: IntArray, slot: Slot): Matrix {
-    val named = slot.headTokens?.takeIf { slot.model.part.cut }
+/** [rows] of the [logits] [r, columns] of a [slot], of the tokens [named], as [rows, vocab]: one without a column cannot be guessed. */
+internal fun whole(logits: Matrix, rows: IntArray, slot: Slot, named: IntArray? = slot.headTokens?.takeIf { slot.model.part.cut }): Matrix {
     if (named == null && rows.size == 1) return logits.part(rows[0], 1)
     val found = FloatArray(rows.size * slot.vocabSize) { Float.NEGATIVE_INFINITY }
     for ((at, row) in rows.withIndex()) {

@@ -129,26 +129,21 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
 
     /** Ask an exit about the newest row; if it is confident, add its guess. */
     private fun ask(exit: Int, row: FloatArray, tokens: Tokens, guesses: Tokens, probs: MutableList<DoubleArray>): Boolean {
-        val found = target.forwardHeads("exit.${exits[exit]}", row, 1)
-        var logits = found.logits!!.row(0)
+        val found = target.forwardHeads("exit.${exits[exit]}", row, 1).logits
+        val logits = found.row(0)
         val best = argmax(logits)
         if (!logits[best].isFinite()) throw EdgespecError("expected finite logits of an exit, got NaN or infinity")
         // confidence is the distribution's, not the drawn guess's: else the offer would depend on the draw
         val total = logits.sumOf { exp((it - logits[best]).toDouble()).toFloat().toDouble() }
         if (1.0 / total <= threshold) return false
-        val named = found.tokens
+        val named = target.headTokens
         if (params.plainGreedy) {
             guesses.push(if (named == null) best else named[best])
             return true
         }
-        if (named != null) {
-            val columns = logits
-            logits = FloatArray(target.vocabSize) { Float.NEGATIVE_INFINITY }
-            for (column in named.indices) logits[named[column]] = columns[column]
-        }
         val sampled = params.rejects
         val prefix = Prefix(tokens, guesses)
-        val choice = support(logits, params, prefix)
+        val choice = support(whole(found, intArrayOf(0), target, named).row(0), params, prefix)
         // noise of its own for each round, as in Drawing
         guesses.push(choice.draw(request.noise, prefix.size, if (sampled) DRAFT + tokens.size else TARGET))
         if (sampled) probs.add(choice.spread(target.vocabSize))

@@ -32,15 +32,13 @@ class NGram(
         var counts: LinkedHashMap<Int, Int>? = null
     }
 
-    private val known = HashMap<List<Int>, Entry>()
+    private val known = HashMap<Long, Entry>() // by hashes: two that are alike cost a guess, never a text
 
     init {
         if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1)) throw InvalidRequest(
             "expected 1 <= n_min <= n_max <= $LONGEST and 0 < share <= 1, got n_min $nMin, n_max $nMax and share $share"
         )
     }
-
-    private fun Tokens.end(n: Int): List<Int> = slice(size - n).asList()
 
     private fun clear() {
         text.crop(0)
@@ -64,8 +62,9 @@ class NGram(
     }
 
     private fun push(token: Int) {
-        for (n in nMin..minOf(nMax, text.size)) {
-            val entry = known.putIfAbsent(text.end(n), Entry(text.size)) ?: continue
+        val keys = endsOf(text, nMax)
+        for (n in nMin..keys.size) {
+            val entry = known.putIfAbsent(keys[n - 1], Entry(text.size)) ?: continue
             val before = text.at(entry.after)
             if (entry.counts == null && before != token) entry.counts = linkedMapOf(before to entry.times)
             entry.counts?.merge(token, 1, Int::plus)
@@ -76,8 +75,12 @@ class NGram(
     }
 
     /** What is known of the ends of [tail], the longest one last: of one that is not known no longer one is either. */
-    private fun matches(tail: Tokens): List<Entry> =
-        (nMin..minOf(nMax, tail.size)).asSequence().map { known[tail.end(it)] }.takeWhile { it != null }.toList().filterNotNull()
+    private fun matches(tail: Tokens): List<Entry> {
+        val keys = endsOf(tail, nMax)
+        val found = ArrayList<Entry>()
+        for (n in nMin..keys.size) found.add(known[keys[n - 1]] ?: break)
+        return found
+    }
 
     /** The token that mostly followed the end of [tail], by the longest one that is sure enough; -1 if none is. */
     private fun likely(tail: Tokens): Int {
@@ -122,8 +125,8 @@ class NGram(
 
     /** Guesses of the store, if it knows more than the last [beyond] tokens: at most two a token matched. */
     private fun fromStore(store: NGramStore, beyond: Int, budget: Int): Proposal {
-        val tail = Tokens(text.slice(maxOf(0, text.size - store.nMax)))
-        var hit = store.likely(tail.toIntArray(), share)
+        val tail = Tokens(text.slice(maxOf(0, text.size - N_MAX)))
+        var hit = store.likely(tail, share)
         if (hit == null || hit.n <= beyond) return Proposal.EMPTY
         // what was seen once is as sure as the text is close to the store's; else length and count are alike good
         val sure = if (hit.seen == 1) 0 else hit.n + (if (hit.seen >= 4) 1 else 0) + (if (hit.seen >= 16) 1 else 0)
@@ -132,7 +135,7 @@ class NGram(
         while (hit != null && guesses.size < most) {
             guesses.push(hit.token)
             tail.push(hit.token)
-            hit = store.likely(tail.slice(maxOf(0, tail.size - store.nMax)), share)
+            hit = store.likely(tail, share)
         }
         return Proposal(guesses.toIntArray(), bucket = STORED + sure)
     }
@@ -154,7 +157,6 @@ class Hit(val n: Int, val token: Int, val seen: Int, val of: Int)
 
 /** An opened store: mapped, never changed, shared by all who use it; [check] compares the SHA-256 of all of it. */
 class NGramStore(val path: File, check: Boolean = true) {
-    val nMax = N_MAX
     val vocab: Int
     val vocabulary: String // SHA-256 of the tokenizer's vocabulary, hex digits
     private val entries: Int
@@ -226,14 +228,8 @@ class NGramStore(val path: File, check: Boolean = true) {
     }
 
     /** What the longest known end of [tail] was followed by in at least [share] of the cases; null: nothing. */
-    fun likely(tail: IntArray, share: Double): Hit? {
-        val keys = LongArray(minOf(N_MAX, tail.size))
-        var key = 0L
-        for (n in keys.indices) {
-            key = (key xor (tail[tail.size - 1 - n] + 1L)) * MULTIPLIER
-            key = key xor (key ushr 32)
-            keys[n] = key
-        }
+    fun likely(tail: Tokens, share: Double): Hit? {
+        val keys = endsOf(tail, N_MAX)
         for (n in keys.size downTo 1) {
             val at = find(keys[n - 1])
             if (at < 0) continue
@@ -254,6 +250,16 @@ class NGramStore(val path: File, check: Boolean = true) {
             if (order < 0) low = middle + 1 else high = middle - 1
         }
         return -1
+    }
+}
+
+/** Hashes of the last token of a text, of the last two, and so on, [most] at most. */
+private fun endsOf(text: Tokens, most: Int): LongArray {
+    var key = 0L
+    return LongArray(minOf(most, text.size)) { n ->
+        key = (key xor (text.at(-1 - n) + 1L)) * MULTIPLIER
+        key = key xor (key ushr 32)
+        key
     }
 }
 

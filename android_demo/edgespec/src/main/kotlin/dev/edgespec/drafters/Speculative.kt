@@ -80,7 +80,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         fun feed(guess: Int?) = if (guess == null) tokens.slice(known) else intArrayOf(guess)
         val step = { guess: Int? -> feed(guess).let { run(it, it.size).row(0) } }
         // the likeliest token may not be one of the draft's padding, which the target does not know
-        val greedy = (model as? GreedyTarget)?.takeIf { model.vocabSize <= vocabSize }
+        val greedy = model.takeIf { it.model.native && it.vocabSize <= vocabSize }
         val best = greedy?.let { slot ->
             { guess: Int? ->
                 val fed = feed(guess)

@@ -28,9 +28,8 @@ open class SelfSpec(
         return null
     }
 
-    override fun propose(tokens: Tokens, budget: Int): Proposal {
-        return draw(drawing(tokens, minOf(budget, gammaMax), target.vocabSize), steps(tokens))
-    }
+    override fun propose(tokens: Tokens, budget: Int): Proposal =
+        draw(drawing(tokens, minOf(budget, gammaMax), target.vocabSize), steps(tokens))
 
     protected open fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.chain(step, weak())
 

@@ -27,7 +27,7 @@ class Lane internal constructor(
     val target: Slot = openSlot(model, context).also { encoding?.attend("target", it, null) }
     var asked = 0 // tokens of the last prompt, up to the end of its last turn
     var shared = 0 // tokens of it that another lane's text begins with, too: others are likely to
-    private val drafts = HashMap<String, Slot>() // open ones
+    private val slots = linkedMapOf("target" to target) // open ones, by the names of their models
     private val parts = Parts(bundle.manifest, target, ::openDraft, { verifyCosts(null) }, store, cache)
     private val inner = Latest<Pair<String, DraftOptions>>()
     private val made = Latest<List<Any?>>() // whole drafters, by what they were asked for with
@@ -37,7 +37,7 @@ class Lane internal constructor(
     /** Let all slots attend over a source from now on; null = over nothing in particular, and no text is held. */
     fun attend(source: Source?) {
         this.source = source
-        for ((name, slot) in drafts + ("target" to target)) encoding?.attend(name, slot, source)
+        for ((name, slot) in slots) encoding?.attend(name, slot, source)
     }
 
     fun drafter(choice: MethodChoice, asked: Settings): Drafter {
@@ -87,27 +87,21 @@ class Lane internal constructor(
 
     var chunk: Int
         get() = target.chunk
-        set(rows) {
-            target.chunk = rows
-            drafts.values.forEach { it.chunk = rows }
-        }
+        set(rows) = slots.values.forEach { it.chunk = rows }
 
-    val kvBytes: Long get() = target.kvBytes + drafts.values.sumOf { it.kvBytes }
+    val kvBytes: Long get() = slots.values.sumOf { it.kvBytes }
 
     /** Let all slots hold so many tokens of whatever keys and values. */
-    internal fun standIn(tokens: Int) {
-        target.standIn(tokens)
-        drafts.values.forEach { it.standIn(minOf(tokens, it.context - 2)) }
-    }
+    internal fun standIn(tokens: Int) = slots.values.forEach { it.standIn(minOf(tokens, it.context - 2)) }
 
     /** Is called with the slot of the draft model, at once or when a method asks for it. */
     var onDraft: ((Slot) -> Unit)? = null
         set(use) {
             field = use
-            drafts["draft"]?.let { use?.invoke(it) }
+            slots["draft"]?.let { use?.invoke(it) }
         }
 
-    private fun openDraft(name: String): Slot = drafts.getOrPut(name) {
+    private fun openDraft(name: String): Slot = slots.getOrPut(name) {
         openSlot(draft(name)).also {
             it.chunk = target.chunk
             encoding?.attend(name, it, source)
@@ -115,10 +109,7 @@ class Lane internal constructor(
         }
     }
 
-    override fun close() {
-        drafts.values.forEach { it.close() }
-        target.close()
-    }
+    override fun close() = slots.values.forEach { it.close() }
 
     /** Where control starts from: what the export measured, corrected here unless sampling is seeded. */
     private fun costs(choice: MethodChoice, drafter: Drafter): CostModel {

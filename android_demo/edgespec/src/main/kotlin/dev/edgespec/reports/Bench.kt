@@ -67,14 +67,13 @@ fun bench(
     return found
 }
 
-val BENCH_HEADINGS = listOf("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text")
+val BENCH_HEADINGS = listOf("tokens/s", "speed-up", "tok/round", "accepted", "same text")
 
-fun benchRows(figures: List<MethodFigures>): List<List<String>> = figures.map { one ->
+fun benchRow(one: MethodFigures): List<String> {
     val row = one.asMap()
     fun show(form: String, vararg names: String) = form.format(Locale.ROOT, *names.map { row[it] }.toTypedArray())
-    listOf(
-        one.method, show("%.1f", "tokens_per_second"), show("%.2fx (%.2f-%.2f)", "speedup", "speedup_low", "speedup_high"),
-        show("%.2f", "tokens_per_round"),
+    return listOf(
+        show("%.1f", "tokens_per_second"), show("%.2fx (%.2f-%.2f)", "speedup", "speedup_low", "speedup_high"), show("%.2f", "tokens_per_round"),
         if (one.method == BASELINE) "-" else "%.0f %%".format(Locale.ROOT, 100 * row["acceptance_rate"] as Double),
         "${one.sameText}/${one.results.size}",
     )

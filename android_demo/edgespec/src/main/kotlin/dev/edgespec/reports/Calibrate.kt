@@ -116,9 +116,7 @@ private class Calibration(
     }
 
     /** A pass over so many rows, of different tokens, which go to different experts. */
-    private fun over(slot: Slot, rows: Int): () -> Any = IntArray(rows) { it % slot.vocabSize }.let { tokens ->
-        if (slot is GreedyTarget) ({ slot.forwardBest(tokens, null) }) else ({ slot.forward(tokens, null) })
-    }
+    private fun over(slot: Slot, rows: Int): () -> Any = IntArray(rows) { it % slot.vocabSize }.let { tokens -> { slot.forwardBest(tokens) } }
 
     private fun prefill(lane: Lane, depths: List<Int>): Map<Int, Double> {
         val wanted = depths.filter { it <= engine.context - PREFILL }.ifEmpty { listOf(0) }

@@ -172,10 +172,14 @@ class Model(
     /** A view of the growing buffer [name]; the same memory whatever the shape.  New memory is zero. */
     internal fun buffer(name: String, type: Dtype, vararg shape: Int): Bound {
         val last = held[name]
-        if (last != null && last.shape.contentEquals(shape)) return last // so it is from token to token
+        if (last != null && last.shape.contentEquals(shape)) return last
         val memory = last?.memory?.takeIf { it.capacity() >= Bound.size(type, shape) } ?: return Bound.of(type, *shape).also { replace(name, it) }
         return Bound.over(memory, type, *shape).also { replace(name, it) }
     }
+
+    /** The same of two dimensions, without garbage where the shape is that of the last time: so it is from token to token. */
+    internal fun buffer(name: String, type: Dtype, rows: Int, columns: Int): Bound =
+        held[name]?.takeIf { it.shape.size == 2 && it.shape[0] == rows && it.shape[1] == columns } ?: buffer(name, type, *intArrayOf(rows, columns))
 
     /** Let an input be whole numbers, in order. */
     internal inline fun give(io: Binding, name: String, vararg shape: Int, number: (Int) -> Int) {

@@ -7,7 +7,7 @@ import java.util.TreeSet
 
 /** A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees. */
 class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = false, beams: Int = 1) :
-    NativePasses(model, context, encodes, beams), GreedyTarget {
+    NativePasses(model, context, encodes, beams) {
     override val exactTrees get() = true
     // coded keys are exact only lately
     private val checkpoints = if (facts.convolutions.isNotEmpty() && kv.ring == 0) Checkpoints(facts) else null
@@ -191,14 +191,14 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
 
     // -- parts of the model
 
-    override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Heads {
+    override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Pass {
         val (number, found) = group(group)
         nowhere(rows)
         loadRows(hidden, rows)
         val output = parts(0, 0, true, number = number) {
             top(top) { launch(rows, rows, times = found.count, columns = headSize) }
         }
-        return Heads(if (output.best == null) output.logits else null, headTokens, output.best?.named(headTokens))
+        return output.copy(best = output.best?.named(headTokens))
     }
 
     override fun forwardLayers(tokens: IntArray, offset: Int, last: Int): FloatArray {

@@ -77,8 +77,6 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     override fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass =
         skipping(skip) { run(tokens, this.tokens.size, tokens.size, parents, visible, exact = true) }
 
-    private val saysHidden: Boolean get() = keepHidden && model.graph.hidden
-
     override fun embed(tokens: IntArray): FloatArray = layers(0, 0, null, 0) { outside(tokens, 1, 1, columns, true).hidden!!.copy() }
 
     /** A pass in which no layer takes part: nothing of the cache is read or written. */
@@ -102,14 +100,14 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         keep(IntArray(n) { it })
     }
 
-    override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Heads {
+    override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Pass {
         val (at, which) = group(group)
         if (gateHeads == null || gateLm == null) throw noHidden()
         gateHeads.bytes.put(at, 1)
         gateLm.bytes.put(0, 0)
         try {
             val logits = layers(0, 0, hidden, rows) { outside(IntArray(rows), rows, which.count * rows, headSize, false).logits }
-            return if (top > 0) Heads(null, headTokens, bestOfRows(logits, headTokens, top)) else Heads(logits, headTokens)
+            return Pass(logits, best = if (top > 0) bestOfRows(logits, headTokens, top) else null)
         } finally {
             gateHeads.bytes.put(at, 0)
             gateLm.bytes.put(0, 1)
@@ -180,8 +178,6 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     override val kvBytes: Long get() = cache.values.sumOf { it.bytes.capacity().toLong() }
 
-    /** How many rows attention has beyond the [n] of a pass after [past] tokens. */
-    private fun dummies(past: Int, n: Int) = maxOf(extra, least - past - n)
     override fun fill(chunk: IntArray): Matrix? = run(chunk, tokens.size, rows = model.part.minRows, exact = true).auxHidden
 
     /** A pass behind [past] tokens; logits of the first [rows], -1 = the last; [exact]: attention's scratch is as the tokens. */
@@ -189,13 +185,13 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, visible: IntArray? = null, exact: Boolean = false,
         hidden: Boolean = false,
     ): Pass {
-        val count = tokens.size + dummies(past, tokens.size)
+        val count = maxOf(tokens.size + extra, least - past) // rows of attention, some of which are dummies
         needRoom(past + count)
         val width = if (exact) past + count else capacity
         if (parents == null) seeAll(count, width)
         val positions = parents?.let { mask(it, past, count, width, visible) }
         if (rows < 0) chooseRows(tokens.size - 1, 1) else chooseRows(0, rows)
-        return launch(tokens, positions, past, count, if (rows < 0) 1 else rows, columns, hidden || saysHidden)
+        return launch(tokens, positions, past, count, if (rows < 0) 1 else rows, columns, hidden || (keepHidden && model.graph.hidden))
     }
 
     /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows]. */
