@@ -19,7 +19,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sessions import Session
 from edgespec.reports.bench import bench_all
-from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import PROMPTS
 from tests.support.planning import predicting
@@ -70,7 +69,7 @@ def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Any:
     return engine.generate(prompt, **{"max_new_tokens": NEW, "ignore_eos": True, "method": AUTO, **settings})
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["int4", "w8a8"])
 def test_the_text_is_plain_decodings_wherever_it_switches(fresh: Get, switching: None, form: str) -> None:
     made = fresh(form)
     drafted = 0

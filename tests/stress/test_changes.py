@@ -1,4 +1,4 @@
-"""A few dozen of ``tests.stress.changes``, whose long run is its own command."""
+"""A dozen of ``tests.stress.changes``, whose long run is its own command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edgespec.runtimes.files.checked import Stamp
 from tests.stress.changes import Bench, make_bench, old_cache_copied_back
 
-CASES = 24
+CASES = 12
 
 
 @pytest.fixture(scope="module")

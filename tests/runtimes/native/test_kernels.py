@@ -170,8 +170,9 @@ def test_errors_stay_within_rounding(program: Program) -> None:
 
 def test_rows_do_not_depend_on_what_runs_beside_them(program: Program) -> None:
     for isa in program.isas:
-        if isa != "scalar":  # slow; the same bits as the others
-            assert program.run("pass", EDGESPEC_ISA=isa) == f"ok ({isa})\n"
+        if isa != "scalar":  # slow; the same bits as the others, of which the best one does it in full
+            brief = () if isa == program.isas[-1] else ("brief",)
+            assert program.run("pass", *brief, EDGESPEC_ISA=isa) == f"ok ({isa})\n"
 
 
 def test_numbers_that_are_none_reach_the_logits(program: Program) -> None:

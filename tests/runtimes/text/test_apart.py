@@ -48,7 +48,10 @@ def test_values_arrive_as_they_are() -> None:
         "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
     ],
 )
-def test_a_template_without_bounds_is_refused_and_the_next_one_runs(template: str) -> None:
+def test_a_template_without_bounds_is_refused_and_the_next_one_runs(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "RENDER_SECONDS", 2)
     with pytest.raises(InvalidRequest, match=r"refuses these messages: (it needs more than|maximum recursion)"):
         render(template, MESSAGES)
     assert render(PLAIN, MESSAGES) == "user: hello"
