@@ -86,7 +86,7 @@ class Adaptive(Wrapper):
         cost: d and v; learns from the clock.
         gamma_max: most guesses, whatever the budget.
         fallback: False = always draft at least one guess.
-        prior: acceptance to start from, for example the one the bundle's manifest has measured.
+        prior: acceptance to start from.
     """
 
     def __init__(
@@ -269,15 +269,11 @@ class Adaptive(Wrapper):
 
     def _expect(self, proposal: Proposal) -> tuple[float, float]:
         """Predict tokens, and time in plain steps, of a round over ``proposal``."""
-        costs, record = self._costs, self._record(proposal.bucket)
-        depth = proposal.deepest
-        tokens = chance = 1.0
-        for position in range(depth):
-            chance *= record.rate(position)
-            tokens += chance
-        stats, steps = self._stats, 1 if self._at_once else depth
+        costs, record, stats, depth = self._costs, self._record(proposal.bucket), self._stats, proposal.deepest
+        steps = 1 if self._at_once else depth
         stats.draft_steps, stats.draft_step_cost = steps, self.cost.d(steps) / steps
         stats.control_plain_ms = self.cost.plain_ms
+        tokens = expected_tokens([record.rate(position) for position in range(depth)], depth)
         return tokens, costs.d(steps) + costs.v(len(proposal) + 1)
 
     def _record(self, bucket: int) -> Record:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 class SkipSet:
     """What a self-draft leaves out: sub-layers, attention and MLP apart, and low planes of int8 weights.
 
-    Where a target has no planes (``PlanesTarget.planes``), naming them, or rows of the head, changes nothing.  A pass
+    Where a target has no planes (its attribute ``planes``), naming them, or rows of the head, changes nothing.  A pass
     with ``head_rows`` gives as many logits.
     """
 
@@ -74,7 +74,6 @@ class Pass:
     aux_hidden: NDArray[np.float32] | None = None
 
 
-@runtime_checkable
 class Target(Protocol):
     """A model with one KV slot.  ``tokens`` is what the slot holds; the caller's token list is the truth.
 
@@ -114,17 +113,6 @@ class GreedyTarget(Target, Protocol):
         """Like ``forward``, but only ``best`` is filled."""
 
 
-@runtime_checkable
-class Revocable(Protocol):
-    """A target that can be told that ``keep`` may be taken back by ``follow``, as a draft's guesses are.
-
-    What goes on from states, which cannot be cut back, then keeps them at what ``follow`` and ``prefill`` were told.
-    """
-
-    revocable: bool
-
-
-@runtime_checkable
 class SelfDraftTarget(Target, Protocol):
     """A target whose sub-layers can be left out, pass by pass, over the same KV slot."""
 
@@ -136,13 +124,6 @@ class SelfDraftTarget(Target, Protocol):
         They stand ``offset`` rows after the slot's tokens: so many of the draft have run, whose approximate KV is
         read. Nothing is committed: the next ``forward`` overwrites whatever this wrote.
         """
-
-
-@runtime_checkable
-class PlanesTarget(SelfDraftTarget, Protocol):
-    """A target that may have int8 weights in two planes, of which drafts may read the high one alone."""
-
-    planes: bool  # whether a ``SkipSet`` that names high planes changes a pass
 
 
 @runtime_checkable
@@ -192,7 +173,6 @@ AuxHiddenSink = Callable[
 ]  # first row, and states [n, k * hidden] of it and the next ones
 
 
-@runtime_checkable
 class AuxHiddenTarget(Target, Protocol):
     """A target whose residual stream can be tapped between layers, for a drafter that is conditioned on it."""
 
@@ -203,7 +183,6 @@ class AuxHiddenTarget(Target, Protocol):
         """Look up the residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""
 
 
-@runtime_checkable
 class LayeredTarget(HeadTarget, Protocol):
     """A target that can run some of its layers."""
 

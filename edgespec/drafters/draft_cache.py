@@ -146,6 +146,14 @@ class DraftCache:
             return draw_chain(step, how, length, choose=best)
         return draw_tree(level, how, self.branch, length)
 
+    def _drawn(self, output: Pass, first: int, how: Draw, length: int) -> Proposal:
+        """Draw guesses of a pass that gave all their rows, from row ``first`` on."""
+        if output.best is not None:
+            pairs = iter(zip(output.best[0][first:].tolist(), output.best[1][first:].tolist(), strict=True))
+            return draw_chain(lambda _: output.logits, how, length, choose=lambda _: next(pairs))
+        rows = iter(self._whole(output.logits[first:]))
+        return draw_chain(lambda _: next(rows), how, length)
+
     def try_once(self) -> None:
         """Run one dummy draft step for timing."""
         self.slot.forward_inputs(self._inputs([0], np.zeros((1, 1), np.float32)), True, True)
@@ -173,9 +181,13 @@ class DraftCache:
 
     def _run(self, inputs: Rows, recycled: bool, best: bool) -> Pass:
         output = self.slot.forward_inputs(inputs, recycled, best)
-        self.slot.keep(range(len(inputs)))
-        self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
+        self._append(len(inputs))
         return output
+
+    def _append(self, rows: int) -> None:
+        """Keep the first rows of the pass, which have no names yet."""
+        self.slot.keep(range(rows))
+        self.slot.tokens[-rows:] = [UNNAMED] * rows
 
     def _absorb(self, inputs: Rows) -> None:
         self.slot.absorb_inputs(inputs)
@@ -212,23 +224,14 @@ class BlockCache(DraftCache):
 
     def greedy(self, inputs: Rows, pending: int, length: int) -> list[int]:
         """Take the likeliest guesses after a pending token, of a block with these rows [rows, columns]."""
-        best = self.slot.forward_block(inputs, best=True).best
-        assert best is not None
-        guesses: list[int] = best[0].tolist()
-        return guesses[:length]
+        return _likeliest(self.slot.forward_block(inputs, best=True))[:length]
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         if len(states):
             self.absorb((), states)
         length = min(length, self.guesses)
         inputs = self._masked(how.tokens[-1], length)
-        if how.params.plain_greedy:
-            best = self.slot.forward_block(inputs, best=True).best
-            assert best is not None
-            pairs = iter(zip(best[0].tolist(), best[1].tolist(), strict=True))
-            return draw_chain(_no_step, how, length, choose=lambda _: next(pairs))
-        rows = iter(self._whole(self.slot.forward_block(inputs).logits))
-        return draw_chain(lambda _: next(rows), how, length)
+        return self._drawn(self.slot.forward_block(inputs, best=how.params.plain_greedy), 0, how, length)
 
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         inputs = np.zeros((len(states), self._inputs.columns), np.float32)
@@ -338,15 +341,17 @@ class CorrectedBlockCache(BlockCache):
         self.greedy(self._masked(0, self.guesses), 0, self.guesses)
 
 
+def _likeliest(output: Pass) -> list[int]:
+    assert output.best is not None
+    guesses: list[int] = output.best[0].tolist()
+    return guesses
+
+
 class _Block(NamedTuple):
     """What a pass over a block gave: logits [guesses, columns]; what rows add to confidence, [guesses]."""
 
     logits: Rows
     sure: Rows | None
-
-
-def _no_step(guess: int | None) -> Rows:
-    raise AssertionError("rows of a block are there at once")
 
 
 class ParallelCache(DraftCache):
@@ -365,20 +370,11 @@ class ParallelCache(DraftCache):
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         inputs = self._inputs(how.tokens[-len(states) :], states)
-        if how.params.plain_greedy:
-            best = self._guess(inputs, length, True).best
-            assert best is not None
-            pairs = iter(zip(best[0][-length:].tolist(), best[1][-length:].tolist(), strict=True))
-            return draw_chain(_no_step, how, length, choose=lambda _: next(pairs))
-        rows = iter(self._whole(self._guess(inputs, length, False).logits[-length:]))
-        return draw_chain(lambda _: next(rows), how, length)
+        return self._drawn(self._guess(inputs, length, how.params.plain_greedy), -length, how, length)
 
     def greedy(self, inputs: Rows, length: int) -> list[int]:
         """Append rows [n, columns] -> the likeliest guesses after the last of them."""
-        best = self._guess(inputs, length, True).best
-        assert best is not None
-        guesses: list[int] = best[0][-length:].tolist()
-        return guesses
+        return _likeliest(self._guess(inputs, length, True))[-length:]
 
     def _guess(self, inputs: Rows, length: int, best: bool) -> Pass:
         """Append rows [n, columns], and give what they and ``length`` - 1 rows of masks say."""
@@ -386,8 +382,7 @@ class ParallelCache(DraftCache):
         masks = np.repeat(self._inputs([self.decoder.mask], self._masked), length - 1, 0)
         rows = np.concatenate((inputs, masks))
         output = self.slot.forward_inputs(rows, False, best, np.arange(-1, len(rows) - 1))
-        self.slot.keep(range(len(inputs)))
-        self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
+        self._append(len(inputs))
         return output
 
     def try_once(self) -> None:
@@ -441,10 +436,11 @@ class BorrowedCache(DraftCache):
 def draft_cache_of(target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:
     """Choose the cache for a hidden-state drafter, by what its part of the manifest says."""
     decoder = slot.model.part.decoder
-    if decoder and decoder.reads:
+    assert decoder is not None
+    if decoder.reads:
         return BorrowedCache(target, slot)
-    if decoder and decoder.masked:
+    if decoder.masked:
         return ParallelCache(target, slot)
-    if decoder and decoder.kind == "dspark":
+    if decoder.kind == "dspark":
         return CorrectedBlockCache(target, slot)
-    return BlockCache(target, slot) if decoder and decoder.block else DraftCache(target, slot, branch)
+    return BlockCache(target, slot) if decoder.block else DraftCache(target, slot, branch)

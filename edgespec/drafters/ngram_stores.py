@@ -265,8 +265,7 @@ def build_store(
     Args:
         output: the file to write; readable by its owner only, for it keeps what the texts say.
         texts: int32 [m] each.
-        vocab: tokens of the vocabulary.
-        vocabulary: SHA-256 of the tokenizer's vocabulary, hex digits.
+        vocab, vocabulary: as in ``StoreFacts``.
         max_bytes: largest file.
         overwrite: replace an older store of that name; anything that is not a store is never replaced.
         report: called with (done, of).

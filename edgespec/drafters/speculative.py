@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget, Revocable, Target
+from edgespec.decoding.target import GreedyTarget, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.drafters.registry import Parts
@@ -36,8 +36,8 @@ class Speculative(DrawingDrafter):
 
     def __init__(self, model: Target, vocab: int, branch: tuple[int, ...] | None = None) -> None:
         self.model, self.vocab, self.branch = model, vocab, branch or (1,)
-        if isinstance(model, Revocable):
-            model.revocable = True
+        # `follow` may take back what was kept: where states cannot be cut back, they stay at what was told before
+        model.revocable = True  # type: ignore[attr-defined]
         # its likeliest token may not be one of its padding, which the target does not know
         self._greedy = model if isinstance(model, GreedyTarget) and model.vocab_size <= vocab else None
         columns: int = getattr(model, "columns", model.vocab_size)

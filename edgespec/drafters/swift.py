@@ -61,13 +61,10 @@ class Swift(SelfSpec):
 
     Args:
         target: the model; without ``forward_hypotheses`` nothing is searched.
-        search: which sets to try.
-        step_cost: what ``search`` predicts speeds with; learns from the clock.
+        search: which sets to try; it predicts speeds with ``step_cost``, which learns from the clock.
         costs: the verify curve.
         share: most time that the search may take, as a share of the time of decoding.
         branch: most guesses per node by depth; siblings are offered where they help.  None = chains.
-        store: keeps what was found.
-        clock: seconds.
     """
 
     name = "swift"

@@ -123,7 +123,7 @@ class Room:
         self._choice, self._place, self._settings = choice, place, settings
         self._open = engine.ends_by_itself(settings)
         self.admission = admission
-        self.most = settings.max_new_tokens or (engine.context if self._open else MAX_NEW_TOKENS)
+        self.most = engine.most_new(settings)
 
     def lasts(self, engine: LoadedBundle, held: int) -> bool:
         """Whether another round has room behind ``held`` tokens; more is asked for where the text has no length."""

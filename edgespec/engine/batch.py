@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TypeVar, cast
 
 from edgespec.decoding.loop import PassRequest, PrefillRequest, Round, run_pass
-from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
+from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.encoding import Source, begun
 from edgespec.engine.loaded import LoadedBundle
@@ -126,24 +126,16 @@ class Batches:
 
 def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int] | Source], settings: Settings) -> int:
     """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-    longest = max(len(begun(prompt)) for prompt in prompts) + (settings.max_new_tokens or MAX_NEW_TOKENS)
-    method = heaviest(engine.choose_for(settings))
-    tokens = engine.context if engine.ends_by_itself(settings) else min(engine.context, longest)
+    longest = max(len(begun(prompt)) for prompt in prompts) + engine.most_new(settings)
+    method, tokens = heaviest(engine.choose_for(settings)), min(engine.context, longest)
     return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
 
 class RunningBatch:
     """Requests that are decoded together, a round of each at a time.  One thread drives it.
 
-    Args:
-        engine: of the bundle.
-        width: most requests at once.
-        own: whether it makes sessions of its own, and lets what is read of prompts be kept on the disk.
-        sessions: else those that requests decode on; None = they take turns, a round each.
-
-    Attributes:
-        streams: the requests in it.
-        width: as above.
+    ``width``: most requests at once.  It makes sessions of its ``own``, and lets what is read of prompts be kept on the
+    disk; or requests decode on those that are given, None = take turns, a round each.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.decoding.beams import BeamOptions, BeamSearch
 from edgespec.decoding.loop import check_prompt
-from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
+from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.engine.encoding import Source, begun
 from edgespec.engine.loaded import LoadedBundle
@@ -28,13 +28,7 @@ NAME = "beams"
 def search_beams(
     engine: LoadedBundle, prompt: Sequence[int] | Source, settings: Settings, cancel: threading.Event | None = None
 ) -> Result:
-    """Search the likeliest text.
-
-    Args:
-        engine: of native operators.
-        prompt: token ids, or a source.
-        settings: ``beams`` of them, the length, and what changes single logits.
-        cancel: set it to end the search after the pass at hand, with the best text so far.
+    """Search the likeliest text; ``cancel`` ends the search after the pass at hand, with the best one so far.
 
     Raises:
         BudgetError: so many texts do not fit the memory.
@@ -50,7 +44,7 @@ def search_beams(
             "set temperature 0, and no method",
         )
     settings = with_length(engine, settings, begin)
-    longest = min(engine.context, len(begin) + (settings.max_new_tokens or _open_length(engine, settings)))
+    longest = min(engine.context, len(begin) + engine.most_new(settings))
     check_prompt(begin, settings.sampling, engine.bundle.manifest.target.facts.vocab, engine.context)
     if engine.allowance.width(options.beams, longest, "ar", greedy=False) < options.beams:
         raise BudgetError(f"{options.beams} beams of {longest} tokens do not fit the memory", "search fewer beams")
@@ -80,10 +74,6 @@ def with_rules(engine: LoadedBundle, options: BeamOptions) -> BeamOptions:
         length_penalty=text.rules.length_penalty if penalty is None else penalty,
         early_stopping=text.rules.early_stopping if early is None else early,
     )
-
-
-def _open_length(engine: LoadedBundle, settings: Settings) -> int:
-    return engine.context if engine.ends_by_itself(settings) else MAX_NEW_TOKENS
 
 
 def _run(

@@ -23,11 +23,6 @@ class Captions(Images):
 
     A caption's last row stands right before the first code, whatever its length: codes have the same positions.
 
-    Args:
-        bundle: of a model that draws by captions.
-        threads: of the encoder.
-        rows: of the target, where they are kept.
-
     Raises:
         BundleError: the bundle lacks a part of it.
     """

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.slots.encoder import Encoder, Memories, encoder_attention
-from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -57,13 +55,7 @@ class Source:
 
 
 class Encoding:
-    """Encoders of a bundle, opened as they are needed, and the memories of its decoders.
-
-    Args:
-        bundle: where they are.
-        threads: of an encoder's passes; None = as of other models.
-        share: take its encoders rather than new ones.
-    """
+    """Encoders of a bundle, or those of ``share``, opened as they are needed; and the memories of its decoders."""
 
     def __init__(self, bundle: Bundle, threads: int | None, share: Encoding | None = None) -> None:
         self._bundle, self._threads = bundle, threads
@@ -97,33 +89,25 @@ class Encoding:
     def attend(self, name: str, slot: Slot, source: Source | None) -> None:
         """Let a slot attend over a source; None = over nothing in particular, as where passes are timed.
 
-        Args:
-            name: of its model, ``target`` or ``draft``.
-            slot: over it.
-            source: what has been checked.
+        ``name``: of its model, ``target`` or ``draft``.
         """
         if not isinstance(slot, NativeSlot) or not slot.attends:
             return
-        memories = self._of(name, slot.model)
+        if name not in self._memories:
+            self._memories[name] = Memories(slot.model, MOST)
+        memories = self._memories[name]
         if source is None:
             slot.attend(memories.stand_in(min(TIMED, memories.longest)))
             memories.shrink(KEPT)
         else:
-            slot.attend(self._memory(name, memories, source))
-
-    def _memory(self, name: str, memories: Memories, source: Source) -> Memory:
-        return memories.find(source.digest) or memories.fill(self._encoded(name, source), source.digest)
-
-    def _of(self, name: str, model: Model) -> Memories:
-        if name not in self._memories:
-            self._memories[name] = Memories(model, MOST)
-        return self._memories[name]
+            found = memories.find(source.digest)
+            slot.attend(found or memories.fill(self._encoded(name, source), source.digest))
 
     def _encoded(self, name: str, source: Source) -> Rows:
         """Run the encoder of a model, or give what it has just made of the same source -> [S, width]."""
-        part = self._part(name)
+        part = self._bundle.part(name)
         if part.source is not None and part.source.shares_encoder:
-            name, part = "target", self._part("target")
+            name, part = "target", self._bundle.part("target")
         known = self._rows.get(name)
         if known is None or known[0] != source.digest:
             if name not in self._encoders:
@@ -134,9 +118,6 @@ class Encoding:
                 self._encoders[name] = Encoder(model)
             self._rows[name] = known = source.digest, self._encoders[name].encode(source.content)
         return known[1]
-
-    def _part(self, name: str) -> ModelPart:
-        return self._bundle.part(name)
 
     @property
     def nbytes(self) -> int:

@@ -166,23 +166,13 @@ class Engine(LoadedBundle):
         if seeds is not None and len(seeds) != len(encoded):
             raise InvalidRequest(f"{len(seeds)} seeds for {len(encoded)} prompts: expected one for each prompt")
         each = [common] * len(encoded) if seeds is None else [common.changed(seed=seed) for seed in seeds]
-        if common.beams is not None:
-            return self._search_each(encoded, each, cancel, on_result)
-        return self._batches.run(self, encoded, each, cancel, on_result)
-
-    def _search_each(
-        self,
-        prompts: Sequence[list[int] | Source],
-        settings: Sequence[Settings],
-        cancel: threading.Event | None,
-        on_result: Callable[[int, Result], None] | None,
-    ) -> list[Result]:
-        """Search beams for one prompt after the other: those of each share its passes."""
+        if common.beams is None:
+            return self._batches.run(self, encoded, each, cancel, on_result)
         results: list[Result] = []
-        for number, (prompt, own) in enumerate(zip(prompts, settings, strict=True)):
+        for prompt, own in zip(encoded, each, strict=True):  # the beams of each share its passes
             results.append(search_beams(self.usable, prompt, own, cancel))
             if on_result:
-                on_result(number, results[-1])
+                on_result(len(results) - 1, results[-1])
         return results
 
     def chat(

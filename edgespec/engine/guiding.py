@@ -49,13 +49,7 @@ def _session(engine: LoadedBundle) -> Session:
 
 
 def guided(engine: LoadedBundle, session: Session, prompt: Sequence[int], settings: Settings) -> Target:
-    """Make the target of a guided request over its session's slots.
-
-    Args:
-        engine: of the session.
-        session: of ``sessions_for``.
-        prompt: token ids of the request.
-        settings: the scale and the negative prompt.
+    """Make the target of a guided request over the slots of its session (``sessions_for``).
 
     Raises:
         InvalidRequest: a negative prompt that leaves no room, or a token outside the vocabulary.

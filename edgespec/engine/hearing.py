@@ -83,22 +83,15 @@ class _Row:
         self.row: NDArray[np.float32] | None = None
 
     def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
-        """See Constraint."""
         self.row = None if row is None else row.copy()
         return None
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
-        """See Constraint."""
         return []
 
 
 class EngineListener:
-    """A ``Listener`` over an engine.
-
-    Args:
-        engine: usable.
-        settings: of its texts: method, gamma and the like.
-        cancel: ends it at the next round.
+    """A ``Listener`` over a usable engine; its methods are described there.
 
     Raises:
         InvalidRequest: its model does not hear.
@@ -120,7 +113,6 @@ class EngineListener:
         self._results: list[Result] = []
 
     def hear(self, window: Features) -> None:
-        """See Listener."""
         self._window = Source.of(self.rows(window), (self.speech.start,))
 
     def rows(self, window: Features) -> NDArray[np.float32]:
@@ -128,7 +120,6 @@ class EngineListener:
         return encoder_rows(window, self._features)
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """See Listener."""
         kept = _Row()
         one = Settings(method=AR, max_new_tokens=1, ignore_eos=True, sampling=SamplingParams(constraint=kept))
         for _ in self._stream(tokens, one):
@@ -137,7 +128,6 @@ class EngineListener:
         return kept.row
 
     def write(self, tokens: Sequence[int], sampling: SamplingParams, most: int) -> Iterator[Round]:
-        """See Listener."""
         settings = replace(self._settings, sampling=sampling, max_new_tokens=most, logprobs=True)
         stream = self._stream(tokens, settings)
         for chunk in stream:
@@ -152,11 +142,9 @@ class EngineListener:
         return Stream(self._engine, replace(self._window, begin=tuple(tokens)), settings, self._cancel)
 
     def encode(self, text: str) -> list[int]:
-        """See Listener."""
         return self._engine.codec.encode(text, special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See Listener."""
         return self._engine.codec.decode(tokens)
 
     def how(self) -> dict[str, object]:

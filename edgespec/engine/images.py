@@ -83,9 +83,6 @@ class Images:
         keep: whether they are written to the disk, too.
         left: bytes of a budget that are left; None = there is none.
         name: of the model whose towers these are, ``target`` or ``draft``.
-
-    Attributes:
-        kind: of parts of messages that it reads, ``image`` or ``audio``.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec import __version__
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
@@ -74,11 +74,7 @@ class LoadedBundle:
         prompts: what passes left of prompts, on the disk.
         device_lost: why passes no longer run on the device; None = they do.
 
-    Args:
-        bundle: the opened bundle.
-        options: how it is loaded.
-        graph: which graph of the target; None = the one that can run every method.
-        share: use its model rather than a new one.
+    ``graph``: which graph of the target; None = the one that can run every method.  ``share``: whose model to use.
     """
 
     def __init__(
@@ -202,13 +198,17 @@ class LoadedBundle:
     def ends_by_itself(self, settings: Settings) -> bool:
         """Whether a request without a length goes on to the end of its text, or of the context.
 
-        An answer and a text that a grammar binds have an end.  A text that a model only continues need not: it gets
-        ``MAX_NEW_TOKENS``.
+        An answer and a text that a grammar binds have an end.  A text that a model only continues need not.
         """
         if settings.max_new_tokens is not None or settings.ignore_eos or not self.eos:
             return False
         codes, bound = self.bundle.manifest.codes, settings.grammar is not None or self.encoding is not None
         return bound or self.codec.chat_template is not None or bool(codes and codes.sound)
+
+    def most_new(self, settings: Settings) -> int:
+        """Count the new tokens that a request may have, where memory and context allow it."""
+        open_ended = self.context if self.ends_by_itself(settings) else MAX_NEW_TOKENS
+        return settings.max_new_tokens or open_ended
 
     def choose(self, method: str | None) -> MethodChoice:
         """Choose the method for a request, with the reason."""

@@ -63,15 +63,9 @@ def choose_method(
     drafts: DraftOptions | None = None,
     without: Collection[str] = (),
 ) -> MethodChoice:
-    """Choose the wanted method, or auto: what the export predicted to be fastest, and what to try after it.
+    """Choose the wanted method; None or "auto" = what the export predicted to be fastest, and what to try after it.
 
-    A chain where only proposers are named.
-
-    Args:
-        manifest: of the bundle.
-        wanted: a method; None or "auto" = whatever pays.
-        drafts: a chain's proposers.
-        without: methods that auto must leave out.
+    A chain where only proposers are named.  ``without``: methods that auto must leave out.
 
     Raises:
         InvalidRequest: the bundle was not exported with that method, or with one of the proposers.

@@ -24,23 +24,17 @@ _WORTH = 4  # tokens that are worth copying
 
 
 class _Found:
-    """What a prompt of an owner finds in a session.
-
-    Attributes:
-        common: tokens that its text begins with, too.
-        lent: those of them that may be taken up: the prompt's last one is read in any case.
-        reused: tokens that need not be read again, fewer than ``lent`` where states go back to a checkpoint.
-        goes_on: whether it goes on from all that was asked, rather than only begins like it.  What was answered last
-            may be left out (a template without earlier thoughts, another try), and a tokenizer may end the question
-            otherwise.  Few tokens are read again in about the time of a pass: that is neither much to lose nor to gain.
-    """
+    """What a prompt of an owner finds in a session."""
 
     def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
         self.session, text = session, session.target.tokens
         same = session.owner == owner  # that it is of the same source, too, its owner says
-        self.common = common_prefix(text, prompt) if same else 0
-        self.lent = min(self.common, max(len(prompt) - 1, 0))
-        self.reused = session.target.cropped(self.lent)
+        self.common = common_prefix(text, prompt) if same else 0  # tokens that both begin with
+        self.lent = min(self.common, max(len(prompt) - 1, 0))  # the prompt's last one is read in any case
+        self.reused = session.target.cropped(self.lent)  # fewer where states go back to a checkpoint
+        # Whether it goes on from all that was asked, rather than only begins like it.  What was answered last may be
+        # left out (a template without earlier thoughts, another try), and a tokenizer may end the question otherwise.
+        # Few tokens are read again in about the time of a pass: that is neither much to lose nor to gain.
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
 
 
@@ -241,21 +235,13 @@ def _closed() -> Session:
 
 @dataclass(eq=False)
 class Place:
-    """The memory that a running request may come to need.
+    """The memory that a running request may come to need."""
 
-    Attributes:
-        method: the one whose memory counts.
-        tokens: of prompt and answer.
-        grammar: bytes of its own grammar.
-        session: the one that it has; None = not yet.
-        read: whether its prompt is read: blocks that it shares with others are shared as long as it runs.
-    """
-
-    method: str
-    tokens: int
-    grammar: int = 0
-    session: Session | None = None
-    read: bool = False
+    method: str  # the one whose memory counts
+    tokens: int  # of prompt and answer
+    grammar: int = 0  # bytes of its own grammar
+    session: Session | None = None  # the one that it has; None = not yet
+    read: bool = False  # whether its prompt is: blocks that it shares with others are shared as long as it runs
 
 
 class Places:

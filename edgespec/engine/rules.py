@@ -26,11 +26,7 @@ def with_length(engine: LoadedBundle, settings: Settings, begin: Sequence[int]) 
 def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, begin: Sequence[int]) -> SamplingParams:
     """Bind a request by the rules that the model has, beside what else binds it; codes of speech follow each other.
 
-    Args:
-        engine: of the bundle.
-        sampling: how the request's tokens are chosen.
-        settings: of the request, its length among them.
-        begin: what its text begins with.
+    ``begin``: what its text begins with.
     """
     manifest, ends = engine.bundle.manifest, frozenset[int]() if settings.ignore_eos else engine.eos
     if (codes := manifest.codes) and codes.sound and list(begin[-len(codes.sound.end) :]) == codes.sound.end:

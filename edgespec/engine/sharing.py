@@ -77,12 +77,7 @@ class PrefillBudget:
         self._chunks = 0
 
     def rows(self, most: int, alone: bool) -> int:
-        """Rows of the next chunk.
-
-        Args:
-            most: that fit a pass.
-            alone: whether no other request is there.
-        """
+        """Rows of the next chunk, of which ``most`` fit a pass; ``alone``: whether no other request is there."""
         sizes = [size for size in SIZES if size <= most] or [most]
         at = max((at for at, size in enumerate(sizes) if self._fits(size, alone)), default=0)
         while alone and self._cost and at + 1 < len(sizes):

@@ -51,15 +51,7 @@ def windows(engine: LoadedBundle, seed: int | None) -> Windows:
 class Speech:
     """Speech on its way: iterate for float32 [n], samples of ``rate`` a second; leaving it, or ``close``, ends it.
 
-    Args:
-        engine: of a bundle that speaks.
-        text: what is to be said.
-        voice: a name that the model knows; None = its usual one.
-        settings: of the codes.
-        cancel: set it to end after the round at hand.
-
-    Raises:
-        InvalidRequest: a bundle that does not speak, an empty text, no such settings.
+    See ``Engine.speak``.
     """
 
     def __init__(

@@ -56,13 +56,8 @@ def cut(pieces: Iterable[Samples], most: int = WINDOW_SAMPLES) -> Iterator[Sampl
 class WindowedTranscription:
     """A running transcription: iterate for segments as they come; ``transcript`` has those that came.
 
-    Args:
-        engine: usable, of a model with ``ModelPart.sound``.
-        pieces: of the recording, as ``audio.reading.pieces`` gives them.
-        asked: language and prompt; its first temperature.  What is Whisper's alone is not heeded.
-        settings: of the texts: method, gamma and the like.
-        on_text: called with the text of the window at hand as it grows.
-        cancel: set it to end with an error at the next round.
+    It is of a usable engine, of a model with ``ModelPart.sound``, and of what ``audio.reading.pieces`` gives.  It heeds
+    the language, the prompt and the first temperature of what is asked; the rest is Whisper's alone.
 
     Raises:
         InvalidRequest: a language, a task or a prompt that this model does not know.

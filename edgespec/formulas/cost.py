@@ -10,9 +10,10 @@ machine with compute to spare; on a CPU it does not.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from statistics import median, quantiles
 from time import perf_counter
 from typing import TypeVar
@@ -59,21 +60,7 @@ def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve)
     return expected_tokens(acceptance, gamma) / (gamma * c + v(gamma + 1))
 
 
-class _Window:
-    """Latest timings of one size, and when each was made; without room to spare, because there are many."""
-
-    def __init__(self) -> None:
-        self.ms = array("d")
-        self.when = array("L")
-
-    def usual(self, before: int) -> float | None:
-        """Median of what was timed before that moment."""
-        known = sorted(self.ms[: sum(at < before for at in self.when)])
-        return known[len(known) // 2] if len(known) >= _KNOWN else None
-
-    def scale(self, factor: float, before: int) -> None:
-        """Multiply what was timed before that moment by ``factor``."""
-        self.ms = array("d", [ms * factor if at < before else ms for ms, at in zip(self.ms, self.when, strict=True)])
+Windows = dict[int, deque[tuple[int, float]]]  # by size: when each of the latest passes was timed, and milliseconds
 
 
 class Timings:
@@ -86,45 +73,44 @@ class Timings:
     """
 
     def __init__(self) -> None:
-        self._passes: dict[int, _Window] = {}  # the size timed last is last
-        self._drafts: dict[int, _Window] = {}
+        self._passes: Windows = {}  # the size timed last is last
+        self._drafts: Windows = {}
         self._now = 0
         self._run: list[float] = []  # passes in a row that took clearly longer, or shorter, than usual: how much
         self._since = 0  # when the first of them was timed
 
     @property
-    def passes(self) -> Mapping[int, array[float]]:
+    def passes(self) -> Mapping[int, list[float]]:
         """Rows -> the latest timings, oldest first."""
-        return {n: window.ms for n, window in self._passes.items()}
+        return {n: [ms for _, ms in window] for n, window in self._passes.items()}
 
     @property
-    def drafts(self) -> Mapping[int, array[float]]:
+    def drafts(self) -> Mapping[int, list[float]]:
         """The same of drafts by steps."""
-        return {n: window.ms for n, window in self._drafts.items()}
+        return {n: [ms for _, ms in window] for n, window in self._drafts.items()}
 
     def one(self) -> float | None:
         """Time of a pass over one row; None = there was none."""
         window = self._passes.get(1)
-        return median(window.ms) if window else None
+        return median(ms for _, ms in window) if window else None
 
     def add_pass(self, rows: int, ms: float, times: int = 1) -> None:
         """Note that a pass over ``rows`` rows took ``ms``; ``times``: weight of the sample."""
-        mine = self._add(self._passes, rows, ms, times)
-        if (usual := mine.usual(self._since if self._run else self._now)) and ms > 0:
+        before = self._since if self._run else self._now + 1
+        known = sorted(taken for when, taken in self._add(self._passes, rows, ms, times) if when < before)
+        if len(known) >= _KNOWN and (usual := known[len(known) // 2]) and ms > 0:
             self._compare(ms / usual)
 
     def add_draft(self, steps: int, ms: float, times: int = 1) -> None:
         """Note that ``steps`` draft steps took ``ms``."""
         self._add(self._drafts, steps, ms, times)
 
-    def _add(self, windows: dict[int, _Window], size: int, ms: float, times: int) -> _Window:
+    def _add(self, windows: Windows, size: int, ms: float, times: int) -> deque[tuple[int, float]]:
         self._now += 1
-        mine = windows.pop(size) if size in windows else _Window()
-        windows[size] = mine
+        windows[size] = mine = windows.pop(size, deque(maxlen=WINDOW))
         if len(windows) > _SIZES:
             del windows[next(each for each in windows if each > 1)]
-        mine.ms = (mine.ms + array("d", [ms] * times))[-WINDOW:]
-        mine.when = (mine.when + array("L", [self._now] * times))[-WINDOW:]
+        mine.extend([(self._now, ms)] * times)
         return mine
 
     def _compare(self, ratio: float) -> None:
@@ -139,8 +125,10 @@ class Timings:
         self._run.append(ratio)
         if len(self._run) == _IN_A_ROW:
             factor = median(self._run)
-            for window in chain(self._passes.values(), self._drafts.values()):
-                window.scale(factor, self._since)
+            for windows in (self._passes, self._drafts):
+                for size, window in windows.items():
+                    scaled = ((when, ms * factor if when < self._since else ms) for when, ms in window)
+                    windows[size] = deque(scaled, WINDOW)
             self._run.clear()
 
 
@@ -282,21 +270,10 @@ def time_turns(
     most: int = MOST,
     warm: int = 1,
 ) -> dict[K, list[float]]:
-    """Time each run.
+    """Time runs, which take turns, so that a slow moment of the machine hits all of them -> milliseconds of each turn.
 
-    They take turns, so that a slow moment of the machine hits all of them.
-
-    Args:
-        runs: what to time.
-        seconds: no turn begins after so long, once there were ``least``.
-        clock: seconds.
-        prepare: called before each run; its time does not count for the run.
-        least: timed turns, however long they take.
-        most: timed turns, however much time is left.
-        warm: turns before, which are not timed.
-
-    Returns:
-        {name: milliseconds of each turn}.
+    After ``warm`` turns, which are not timed, there are ``least`` to ``most``; no further one begins after ``seconds``.
+    ``prepare`` is called before each run; its time does not count.
     """
     times: dict[K, list[float]] = {name: [] for name in runs}
     begun = clock()
@@ -314,7 +291,6 @@ def time_turns(
 
 
 def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
-    """{name: median of its times}."""
     return {name: median(taken) for name, taken in times.items()}
 
 

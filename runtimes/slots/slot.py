@@ -34,8 +34,8 @@ class Slot(ABC):
 
     trees, exact_trees = True, False
     stateful = False  # more is left of a text than can be cut back: ``state`` is not empty
-    revocable = False  # see edgespec.decoding.target.Revocable
-    planes = False  # see edgespec.decoding.target.PlanesTarget
+    revocable = False  # whether ``follow`` may take back what was kept, as of a draft's guesses
+    planes = False  # whether a ``SkipSet`` that names high planes changes a pass
 
     def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict, Wrapper
+from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
@@ -126,19 +126,6 @@ def test_a_chain_in_a_batch_decides_for_the_batch() -> None:
     both.observe(proposal, Verdict((0, 1), 3), Pass(np.zeros((3, 11), np.float32)))
     both.begin(DraftRequest([1], stats=Stats(width=4)))
     assert [len(both.propose([1], 2)) for _ in range(8)] == [0] * 8
-
-
-def test_a_proposers_bucket_is_its_own() -> None:
-    """Who proposed is remembered, not written into the proposal."""
-    first = Scripted(lambda tokens, budget: EMPTY)
-    second = Scripted(lambda tokens, budget: Proposal(np.array([1]), bucket=7))
-    both = Chain([first, second])
-    proposal = both.propose([1], 4)
-    assert proposal.bucket == 7
-    assert both.proposer == "scripted"
-    both.observe(proposal, Verdict((0,), 2), OUTPUT)
-    assert [len(seen) for seen, _ in first.seen] == [0]
-    assert [seen.bucket for seen, _ in second.seen] == [7]
 
 
 def test_a_proposal_that_is_none_costs_a_chain_that_proposer_alone() -> None:

@@ -243,13 +243,6 @@ def test_stats_add_up_and_serialise() -> None:
         assert read["acceptance_rate"] == pytest.approx(stats.acceptance_rate)
 
 
-def test_nothing_drafted_is_a_rate_of_zero() -> None:
-    stats = Stats()
-    assert (stats.acceptance_rate, stats.tokens_per_round, stats.tokens_per_second) == (0, 0, 0)
-    list(decode(hash_target(0), Plain(), [1], DecodeOptions(5), stats))
-    assert (stats.acceptance_rate, stats.tokens_per_round, stats.histogram, stats.offered) == (0, 1, [5], [])
-
-
 def test_a_drafter_sees_the_truth_and_its_own_cut_proposal() -> None:
     seen: list[tuple[list[int], int]] = []
 

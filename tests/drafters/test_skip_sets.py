@@ -143,16 +143,6 @@ def test_what_others_have_seen_is_taken_over_up_to_an_end() -> None:
     assert {best, found.initial} <= found.records.keys()
 
 
-def test_old_evidence_fades() -> None:
-    record = Record()
-    for _ in range(100):
-        record.add(16, 16)
-    assert record.seen <= 256
-    for _ in range(32):
-        record.add(0, 16)
-    assert record.acceptance(0.5) < 0.2
-
-
 def test_a_tiny_model_can_be_searched_through() -> None:
     search = searched(0, lambda skip: 0.1 * len(skip), 60, layers=3)
     assert search.records.keys() == {SkipSet((1,), (1,)), SkipSet((1,)), SkipSet((), (1,))}
