@@ -60,6 +60,7 @@ def command(
     edgespec calibrate demo --seconds 30 --force
     edgespec calibrate demo -o phone.json --json
     """
+    from edgespec.cli.prompts import read_prompt_file
     from edgespec.planning.footprint import process_bytes
     from edgespec.planning.profiles import (
         find_profile,
@@ -71,6 +72,7 @@ def command(
     )
     from edgespec.reports.calibrate import SECONDS, calibrate
     from edgespec.runtimes.files.bundle import Bundle
+    from edgespec.runtimes.text.codec import TextCodec
 
     if options["seconds"] is not None and math.isnan(options["seconds"]):  # in no range, and yet click takes it
         raise click.UsageError("--seconds nan: expected a number from 0.1 to 3600")
@@ -78,7 +80,8 @@ def command(
     opened = Bundle.open(bundle, check=load.check)
     where = manifest_hash(opened.manifest), load.resolve(opened.manifest)
     _check_output(output)
-    options["prompts"] = _prompts(bundle, prompts)
+    texts = read_prompt_file(prompts) if prompts else []
+    options["prompts"] = tuple(map(tuple, map(TextCodec(bundle).encode, texts))) if texts else ()
     profile = None if force else find_profile(opened.manifest, load)
     reasons: list[str] = []
     if profile is not None and (reasons := _unlike(profile, options)):
@@ -89,9 +92,8 @@ def command(
         if reasons and not as_json:
             click.echo(f"calibrating again: {'; '.join(reasons)}", err=True)
         with progress() as report:
-            seconds, texts = options["seconds"] or SECONDS, options["prompts"]
-            process = process_bytes()
-            profile = calibrate(opened, load, seconds=seconds, prompts=texts, process=process, progress=report)
+            how = {"seconds": options["seconds"] or SECONDS, "prompts": options["prompts"]}
+            profile = calibrate(opened, load, **how, process=process_bytes(), progress=report)
         save_profile(profile)
     if output is not None:
         write_profile(profile, output)
@@ -110,17 +112,6 @@ def _check_output(output: Path | None) -> None:
     if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
         what = "is a folder" if output.is_dir() else f"there is no folder {output.resolve().parent}"
         raise ProfileError(f"{output}: cannot be written: {what}", "name a file in a folder that exists")
-
-
-def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
-    """Token ids of a file's prompts."""
-    if file is None:
-        return ()
-    from edgespec.cli.prompts import read_prompt_file
-    from edgespec.runtimes.text.codec import TextCodec
-
-    codec = TextCodec(bundle)
-    return tuple(tuple(codec.encode(text)) for text in read_prompt_file(file))
 
 
 def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:

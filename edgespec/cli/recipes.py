@@ -57,7 +57,8 @@ def with_recipe(name: str, model: str, options: dict[str, Any]) -> tuple[Recipe,
         InvalidRequest: no such recipe.
         ExportError: a draft or heads are missing that the recipe's methods need; unreadable models.
     """
-    from edgespec.planning.recipes import apply_recipe, read_recipe
+    from edgespec.export.source.source import BUILTIN
+    from edgespec.planning.recipes import apply_recipe, check_parts, read_recipe
 
     recipe = read_recipe(name)
     source = click.get_current_context().get_parameter_source
@@ -65,7 +66,7 @@ def with_recipe(name: str, model: str, options: dict[str, Any]) -> tuple[Recipe,
     default = click.core.ParameterSource.DEFAULT
     given = {key: value for key, value in options.items() if source(names.get(key, key)) is not default}
     made = options | _fitted(apply_recipe(recipe, given), given, model, options["revision"])
-    _complete(recipe, made)
+    check_parts(recipe, made["methods"], bool(made["draft"]), bool(made["heads"]) or model.startswith(BUILTIN))
     return recipe, made
 
 
@@ -90,16 +91,3 @@ def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision
         if key not in given and (found.get(key) or 0) >= arch.facts.vocab:
             found[key] = None
     return found
-
-
-def _complete(recipe: Recipe, options: dict[str, Any]) -> None:
-    from edgespec.errors import ExportError
-    from edgespec.export.source.source import BUILTIN
-    from edgespec.planning.recipes import missing_parts
-
-    heads = bool(options["heads"]) or options["model"].startswith(BUILTIN)
-    for method, what in missing_parts(recipe, tuple(options["methods"]), bool(options["draft"]), heads).items():
-        raise ExportError(
-            f"recipe {recipe.name}: method {method} needs {what}",
-            "or choose other methods: --method ngram prepares none beside plain and n-gram decoding",
-        )

@@ -52,11 +52,6 @@ class Allowance:
             what is free now, of which only private memory is counted: mapped files can be read again; ``off`` = nothing
             is counted.
 
-    Attributes:
-        limit: bytes; None = no limit.
-        asked: whether it was asked for, rather than found.
-        others: tells the bytes of other bundles in this process, which leave less of it.
-
     Raises:
         InvalidRequest: a budget that is none, or larger than the machine.
     """
@@ -65,9 +60,9 @@ class Allowance:
         self._manifest = manifest
         self._use = replace(use, checkpoints=0)  # they take what is left
         self._checkpoint = checkpoint_bytes_of(manifest.target, use) if use.operators == "native" else 0
-        self.asked = budget is not None and budget != OFF
-        self.limit: int | None = None
-        self.others: Callable[[], int] = lambda: 0
+        self.asked = budget is not None and budget != OFF  # rather than found
+        self.limit: int | None = None  # bytes; None = no limit
+        self.others: Callable[[], int] = lambda: 0  # bytes of other bundles in this process, which leave less of it
         self._mapped = False  # whether mapped files count
         self._known = lru_cache(MOST_KNOWN)(self._predicted)
         self._asked_bytes: int | None = None

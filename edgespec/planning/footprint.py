@@ -205,28 +205,24 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     graph = part.graphs[NATIVE] if native else part.graphs.get(part.main)
     file = manifest.files[graph.file].size if graph and graph.file in manifest.files else 0
     rows, held = min(use.chunk, use.context), use.batch * min(use.context, part.facts.context)
-    if native:
-        session, code, scratch = SESSION + int(SESSION_GRAPH * file), 0, native_scratch(part, use, rows, draft)
-    else:
-        session, code = STOCK_SESSION + int(STOCK_GRAPH * file), 0 if draft else STOCK_CODE
-        scratch = stock_scratch(part, use, rows)
-    weights = weight_parts(part, manifest.files)
+    weights, layers = weight_parts(part, manifest.files), list[MemoryPart]()
     tables = looked_up(weights.table, weights.row, held)
     tables += min(weights.angles, min(use.context, part.facts.context) * weights.position)
-    layers = []
     if native:
-        matrices = MemoryPart(
-            "weights", file=needs(weights, groups), note=f"{part.format}, mapped, as far as it is used"
-        )
+        session, code, scratch = SESSION + int(SESSION_GRAPH * file), 0, native_scratch(part, use, rows, draft)
+        note = f"{part.format}, mapped, as far as it is used"
+        matrices = MemoryPart("weights", file=needs(weights, groups), note=note)
         if weights.layer_table:
             stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"
             own = looked_up(weights.layer_table, weights.layer_row, held)
             layers = [MemoryPart("layer embeddings", file=own, note=stays)]
     else:
-        stock = stock_weights(part, weights)
+        session, code = STOCK_SESSION + int(STOCK_GRAPH * file), 0 if draft else STOCK_CODE
+        stock, scratch = stock_weights(part, weights), stock_scratch(part, use, rows)
         tables += looked_up(stock.table, stock.row, held)
         note = f"{part.format}, packed by ONNX Runtime; scales stay mapped"
         matrices = MemoryPart("weights", stock.packed, stock.mapped, stock.loading, note)
+    logits = logits_bytes(part, use, native, draft, groups)
     kv, kept = kv_bytes(part, use, native, draft)
     found = [
         matrices,
@@ -235,9 +231,7 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
         MemoryPart("session", session, code, note="the graph as it is run"),
         MemoryPart("kv", kv, note=f"{use.batch} x {use.context} tokens, {kept}"),
         MemoryPart("scratch", scratch, note=f"of a pass over {rows} rows"),
-        MemoryPart(
-            "logits", logits_bytes(part, use, native, draft, groups), note="rows of logits that leave the LM head"
-        ),
+        MemoryPart("logits", logits, note="rows of logits that leave the LM head"),
     ]
     if part.source is not None:
         found += source_parts(manifest, part, use, draft)

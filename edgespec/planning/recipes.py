@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.drafters.registry import METHODS, NGRAM, SPECULATIVE, needing
-from edgespec.errors import InvalidRequest
+from edgespec.errors import ExportError, InvalidRequest
 from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, DEVICE_FORMATS, Attention, Format, listed
@@ -206,24 +206,31 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in given or name not in drop}
 
 
-def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: bool) -> dict[str, str]:
-    """Say what an export with these methods still needs: in words, by method.
+def check_parts(recipe: Recipe, methods: Collection[str], draft: bool, heads: bool) -> None:
+    """Refuse an export by a recipe that lacks what its methods need.
 
     Args:
         recipe: the recipe, which says what draft suits.
         methods: of the export.
         draft: whether a draft was given.
         heads: whether heads were given, or come with the model.
+
+    Raises:
+        ExportError: a draft or heads are missing; the message says how to make them.
     """
-    suits = recipe.export.draft or "a small model with the same tokenizer"
-    found = {}
-    if SPECULATIVE in methods and not draft:
+    lacking = {
+        name: f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"
+        for name in (() if heads else needing("heads"))
+    }
+    if not draft:
+        suits = recipe.export.draft or "a small model with the same tokenizer"
         train = "or train one: `edgespec train draft MODEL -o draft`"
-        found[SPECULATIVE] = f"a draft model, --draft MODEL2: {suits}; {train}"
-    for name in needing("heads"):
-        if name in methods and not heads:
-            found[name] = f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"
-    return found
+        lacking[SPECULATIVE] = f"a draft model, --draft MODEL2: {suits}; {train}"
+    for method in filter(lacking.__contains__, methods):
+        raise ExportError(
+            f"recipe {recipe.name}: method {method} needs {lacking[method]}",
+            "or choose other methods: --method ngram prepares none beside plain and n-gram decoding",
+        )
 
 
 def plan_defaults(name: str | Path) -> dict[str, Any]:

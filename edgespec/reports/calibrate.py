@@ -153,6 +153,11 @@ class Calibrator:
     clock: Clock = perf_counter
 
     def __post_init__(self) -> None:
+        # fields of the profile
+        self.passes: dict[int, dict[int, float]] = {}
+        self.one_row: dict[int, float] = {}
+        self.prefill: dict[int, float] = {}
+        self.drafts: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first step
         self.notes: list[str] = []
         self.spread = 1.0
         self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF, prompt_cache=False))
@@ -165,14 +170,13 @@ class Calibrator:
         self.begun, watch = self.clock(), profiles.Watch()
         engine, manifest = self.engine, self.bundle.manifest
         slot = engine.open_slot()
-        depths = self._depths()
         exact = rows_exact(slot)
-        passes, plain = self._passes(slot, depths)
-        depths = list(passes)
-        prefill = self._prefill(slot, depths)
+        self._passes(slot, self._depths())
+        self._prefill(slot)
         del slot  # its cache may be as long as the context: one at a time
-        drafts, first_drafts = self._drafts(depths)
-        tried = self._trials(plain[depths[0]]) if trials else {}
+        self._drafts()
+        step_ms = next(iter(self.one_row.values()))
+        tried = self._trials(step_ms) if trials else {}
         target, kind = manifest.target, engine.operators.kind
         weights = read_bytes(target, kind)
         return Profile(
@@ -190,14 +194,14 @@ class Calibrator:
             attention=engine.attention.name,
             strict=engine.run.strict,
             context=engine.context,
-            passes=passes,
-            plain=plain,
-            drafts=drafts,
-            first_drafts=first_drafts,
+            passes=self.passes,
+            plain=self.one_row,
+            drafts=self.drafts[False],
+            first_drafts=self.drafts[True],
             trials=tried,
             prompts=prompts_digest(self.prompts),
-            prefill=prefill,
-            bandwidth=weights / (plain[depths[0]] / 1000),
+            prefill=self.prefill,
+            bandwidth=weights / (step_ms / 1000),
             spread=self.spread,
             others=watch.others() or 0.0,
             rows_exact=exact,
@@ -225,13 +229,11 @@ class Calibrator:
         # the end of the context itself, unless that is next to the depth before
         return [*found, most] if not found or most > 1.5 * found[-1] else found
 
-    def _passes(self, slot: Slot, depths: list[int]) -> tuple[dict[int, dict[int, float]], dict[int, float]]:
+    def _passes(self, slot: Slot, depths: list[int]) -> None:
         """Milliseconds by depth and rows, as rounds make them; and of the fastest plain step by depth."""
         apart = self.plain.model is not self.engine.model
         other = self.plain.open_slot() if apart else None
         sizes = [rows for rows in ROWS if rows <= self.engine.context - 1]
-        found: dict[int, dict[int, float]] = {}
-        plain: dict[int, float] = {}
         for depth, seconds in self._each("passes", depths, FEWEST_DEPTHS):
             runs = {rows: pass_over(slot, rows) for rows in sizes}
             slot.stand_in(depth)
@@ -239,11 +241,10 @@ class Calibrator:
                 other.stand_in(depth)
                 runs[0] = pass_over(other, 1)
             times = self._steadiest(runs, seconds)
-            plain[depth] = times.pop(0, times[1])
-            found[depth] = times
-        if len(found) < len(depths):
-            self.notes.append(f"no passes beyond depth {max(found)}: the time was up")
-        return found, plain
+            self.one_row[depth] = times.pop(0, times[1])
+            self.passes[depth] = times
+        if len(self.passes) < len(depths):
+            self.notes.append(f"no passes beyond depth {max(self.passes)}: the time was up")
 
     def _each(self, part: str, depths: Sequence[int], fewest: int) -> Iterator[tuple[int, float]]:
         """Go through depths until a part's time is over, at least ``fewest``; each with the seconds it may take."""
@@ -268,10 +269,9 @@ class Calibrator:
         self.spread = max(self.spread, least)
         return medians(best)
 
-    def _drafts(self, depths: list[int]) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
+    def _drafts(self) -> None:
         """One draft step of every method that has one, and a round's first, at the first and at the last depth."""
-        wanted = sorted({depths[0], depths[-1]})
-        found: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first
+        wanted = sorted({min(self.passes), max(self.passes)})
         session = self.engine.sessions.any()
         try:
             session.attend(None)
@@ -287,10 +287,9 @@ class Calibrator:
                     slot.stand_in(min(depth, slot.context - 2))
                 times = medians(time_turns(steps, seconds, self.clock))
                 for (name, first), ms in times.items():
-                    found[first].setdefault(name, {})[depth] = ms
+                    self.drafts[first].setdefault(name, {})[depth] = ms
         finally:
             self.engine.sessions.drop(session)  # its drafters have seen nothing real
-        return found[False], found[True]
 
     def _drafter(self, session: Session, method: str) -> Drafter | None:
         """Build a method's drafter without control; None = it has no draft step here."""
@@ -301,17 +300,16 @@ class Calibrator:
             self.notes.append(f"{method} was not measured: {first_line(error)}")
             return None
 
-    def _prefill(self, slot: Slot, depths: list[int]) -> dict[int, float]:
+    def _prefill(self, slot: Slot) -> None:
         """Tokens a second, by depth."""
-        wanted = [depth for depth in depths if depth <= self.engine.context - PREFILL] or [0]
+        wanted = [depth for depth in self.passes if depth <= self.engine.context - PREFILL] or [0]
         size = min(PREFILL, self.engine.context - 1 - wanted[0])
-        tokens, found = [0] * size, dict[int, float]()
+        tokens = [0] * size
         for depth, seconds in self._each("prefill", wanted, 1):
             # a slot that holds something else is cropped, so that each begins where it should
-            run, warm = {depth: lambda: slot.prefill(tokens)}, 0 if found else 1
+            run, warm = {depth: lambda: slot.prefill(tokens)}, 0 if self.prefill else 1
             times = time_turns(run, seconds, self.clock, prepare=slot.stand_in, least=1, warm=warm)
-            found[depth] = 1000 * size / median(times[depth])
-        return found
+            self.prefill[depth] = 1000 * size / median(times[depth])
 
     def _trials(self, step_ms: float) -> dict[str, Trial]:
         """Decode the bundle's own prompts, as far as it has some, plainly and by every method in turn.

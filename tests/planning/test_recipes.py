@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.shapes import TRANSLATORS
-from edgespec.errors import InvalidRequest
+from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.planning.budget import parse_bytes
@@ -20,7 +20,7 @@ from edgespec.planning.footprint import memory_of
 from edgespec.planning.recipes import (
     Recipe,
     apply_recipe,
-    missing_parts,
+    check_parts,
     plan_defaults,
     read_recipe,
     recipe_table,
@@ -214,14 +214,19 @@ def test_given_options_win_and_what_does_not_go_with_them_is_left_out() -> None:
     assert "head_vocab" not in apply_recipe(chat.model_copy(update={"export": heads}), {"methods": ()})
 
 
-def test_what_is_missing_is_said() -> None:
-    chat, quality = read_recipe("laptop-1b-chat"), read_recipe("laptop-1b-quality")
-    assert set(missing_parts(chat, ("speculative",), draft=False, heads=False)) == {"speculative"}
-    assert "same family" in missing_parts(chat, ("speculative",), draft=False, heads=False)["speculative"]
-    assert not missing_parts(chat, ("speculative",), draft=True, heads=False)
-    assert "edgespec train medusa" in missing_parts(quality, ("medusa",), draft=False, heads=False)["medusa"]
-    assert not missing_parts(quality, ("medusa",), draft=False, heads=True)
-    assert not missing_parts(quality, (), draft=False, heads=False)
+@pytest.mark.parametrize(
+    "name, method, said",
+    [
+        ("laptop-1b-chat", "speculative", r"laptop-1b-chat: method speculative needs .*same family"),
+        ("laptop-1b-quality", "medusa", "edgespec train medusa"),
+    ],
+)
+def test_what_is_missing_is_said(name: str, method: str, said: str) -> None:
+    recipe, draft = read_recipe(name), method == "speculative"
+    with pytest.raises(ExportError, match=said):
+        check_parts(recipe, (method,), draft=not draft, heads=draft)
+    check_parts(recipe, (method,), draft=draft, heads=not draft)
+    check_parts(recipe, (), draft=False, heads=False)
 
 
 def test_a_plan_takes_what_is_not_given() -> None:

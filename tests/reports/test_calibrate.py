@@ -178,8 +178,8 @@ def test_the_deepest_passes_are_left_out_when_time_is_up(
     # by the second of these clocks a depth's fewest turns take .05, and .11 are for all of them
     made = Calibrator(opened, **short(seconds=0.3), clock=Ticks(step))
     made.begun = 0.0
-    passes, plain = made._passes(open_slot(made.engine.model), [5, 10, 20, 30])
-    assert list(passes) == list(plain) == depths
+    made._passes(open_slot(made.engine.model), [5, 10, 20, 30])
+    assert list(made.passes) == list(made.one_row) == depths
     assert bool(made.notes) == (len(depths) < 4)
     assert all(f"beyond depth {depths[-1]}" in note for note in made.notes)
 
@@ -205,8 +205,8 @@ def test_a_busy_machine_is_tried_again_and_the_steadiest_try_counts(
         monkeypatch.setattr(calibrating, "pass_over", over)
         made = Calibrator(opened, **short(seconds=0.0), clock=lambda: now[0])
         made.begun = now[0]
-        found, _ = made._passes(open_slot(made.engine.model), [10])
-        return [found[10][1], made.spread, turns[1]]
+        made._passes(open_slot(made.engine.model), [10])
+        return [made.passes[10][1], made.spread, turns[1]]
 
     # of the turns of a try that are timed two are slow and one is not
     assert passes(1.0) == [1000.0, 1.0, 1 + LEAST]
