@@ -20,9 +20,6 @@ from tests.cli.conftest import Command
 from tests.conftest import OPERATORS
 
 QUICK = ("--limit", 2, "--repeats", 1, "--max-new-tokens", 16)
-ROW = {"method", "tokens_per_second", "speedup", "speedup_low", "speedup_high", "pairs", "tokens_per_round",
-       "acceptance_rate", "lossless", "exact", "unproven", "same_text", "runs", "extra_bytes", "reason", "bundle",
-       "format", "weight_bytes", "batch_tokens_per_second"}  # fmt: skip
 ADVICE = {"situation", "bundle", "format", "method", "why", "rests_on", "measured", "pays"}
 SITUATIONS = ["chat", "batch", "memory", "quality"]
 
@@ -61,7 +58,6 @@ def test_json(command: Command, demo: Path, operators: Operators) -> None:
     rows = made["methods"]
     assert [row["method"] for row in rows] == rows_of(operators)
     for row in rows:
-        assert row.keys() == ROW
         assert row["tokens_per_second"] > 0
         assert 0 < row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
         assert (row["pairs"], row["runs"]) == (6, 6)

@@ -202,10 +202,3 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
         planned(1000 * MIB, **changes)
     with pytest.raises(InvalidRequest, match="nothing to plan for"):
         make_plan([], request(1))
-
-
-def test_json_keys() -> None:
-    found = planned(1000 * MIB).as_dict()
-    assert list(found) == ["budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
-    assert list(found["pick"]) == ["bundle", "method", "format", "precision", "kl", "operators", "attention", "context",
-                                   "batch", "lossless", "fits", "needs", "export", "memory", "speed"]  # fmt: skip
