@@ -6,10 +6,7 @@ import android.Manifest.permission.RECORD_AUDIO
 import android.content.pm.PackageManager.PERMISSION_GRANTED
 import android.graphics.Typeface
 import android.media.*
-import android.os.Build
-import android.os.Bundle
-import android.os.Handler
-import android.os.Looper
+import android.os.*
 import android.provider.MediaStore
 import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT

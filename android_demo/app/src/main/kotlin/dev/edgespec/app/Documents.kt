@@ -12,9 +12,7 @@ import dev.edgespec.InvalidRequest
 import dev.edgespec.images.Picture
 import dev.edgespec.images.PictureSource
 import dev.edgespec.runtimes.Bundle
-import java.io.File
-import java.io.IOException
-import java.io.InputStream
+import java.io.*
 
 /** A folder that the user has picked, with the folders in it. */
 class Documents(private val resolver: ContentResolver, private val tree: Uri) : BundleSource {

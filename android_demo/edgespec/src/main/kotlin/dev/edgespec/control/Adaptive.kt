@@ -69,8 +69,6 @@ class Adaptive(
     val inner: Drafter, cost: CostModel, private val gammaMax: Int = 8, private val fallback: Boolean = true, private val prior: Double = PRIOR,
 ) : Drafter {
     override val name = inner.name
-    var cost = cost // of the machine: those of other lanes learn it, too
-        private set
     private var plain = 0 // rounds without a guess
     private var drafted = 0 // rounds with guesses
     var probes = 0
@@ -79,14 +77,24 @@ class Adaptive(
     var stake = Double.POSITIVE_INFINITY // plain steps that a round may lose if all its guesses are wrong
     private val atOnce = inner.stepsAtOnce
     private val cheapInner = inner.cheap
-    private val records = LinkedHashMap<Int, Record>()
-    private var lastBucket = 0 // where a costly drafter's next proposal is expected
+
+    /**
+     * What is kept from request to request: [cost] of the machine, which those of other lanes learn, too; [bucket], where a costly
+     * drafter's next proposal is expected; [nodesPerDepth] of its trees.
+     */
+    private class Known(
+        val cost: CostModel, val records: LinkedHashMap<Int, Record> = LinkedHashMap(), var bucket: Int = 0, var nodesPerDepth: Double = 1.0,
+    ) {
+        fun copy() = Known(cost, records.mapValuesTo(LinkedHashMap()) { it.value.kept() }, bucket, nodesPerDepth)
+    }
+
+    private var known = Known(cost)
+    val cost: CostModel get() = known.cost
 
     /** Whether this request is decided by counts and the given costs alone, never by the clock. */
     var reproducible = false
         private set
     private var costs = cost
-    private var nodesPerDepth = 1.0 // of a costly drafter's trees
     private var stats = Stats() // of the request
     private var rest = 0 // rounds that are plain without looking
     private var asked = 0 // guesses that a costly drafter was last asked for
@@ -99,26 +107,15 @@ class Adaptive(
         reproducible = request.params.seededRejection
         costs = if (reproducible) cost.given() else cost
         rest = 0
-        if (reproducible) {
-            records.clear()
-            lastBucket = 0
-            nodesPerDepth = 1.0
-        }
+        if (reproducible) known = Known(cost)
         return inner.begin(request)
     }
 
-    private class Learned(val cost: CostModel, val records: Map<Int, Record>, val bucket: Int, val nodesPerDepth: Double)
-
-    override fun learned(): Any = Learned(cost, records.mapValues { it.value.kept() }, lastBucket, nodesPerDepth)
+    override fun learned(): Any = known.copy()
 
     override fun goOnFrom(learned: Any) {
-        learned as Learned
-        cost = learned.cost
+        known = (learned as Known).copy()
         costs = cost
-        records.clear()
-        learned.records.mapValuesTo(records) { it.value.kept() }
-        lastBucket = learned.bucket
-        nodesPerDepth = learned.nodesPerDepth
     }
 
     override fun absorb(first: Int, auxHidden: Matrix) = inner.absorb(first, auxHidden)
@@ -154,7 +151,7 @@ class Adaptive(
         }
         if (proposal.size > 0) {
             drafted++
-            lastBucket = proposal.bucket
+            known.bucket = proposal.bucket
             stats.expected = expect(proposal)
         } else {
             plain++
@@ -172,9 +169,9 @@ class Adaptive(
 
     /** Bucket of a costly drafter's next proposal, and [budget + 1] rows of a pass over it down to each depth. */
     private fun expected(budget: Int): Pair<Int, IntArray> {
-        val known = inner.forecast(budget)
-        val rows = known.rows ?: IntArray(budget + 1) { Math.rint(1 + nodesPerDepth * it).toInt() }
-        return (known.bucket ?: lastBucket) to rows
+        val told = inner.forecast(budget)
+        val rows = told.rows ?: IntArray(budget + 1) { Math.rint(1 + known.nodesPerDepth * it).toInt() }
+        return (told.bucket ?: known.bucket) to rows
     }
 
     /** How deep to draft; [rows] of a pass over the guesses down to each depth. */
@@ -278,9 +275,8 @@ class Adaptive(
     }
 
     private fun record(bucket: Int): Record {
-        records[bucket]?.let { return it }
-        if (records.size == MOST_BUCKETS) records.remove(records.keys.first())
-        return Record(prior).also { records[bucket] = it }
+        if (bucket !in known.records && known.records.size == MOST_BUCKETS) known.records.remove(known.records.keys.first())
+        return known.records.getOrPut(bucket) { Record(prior) }
     }
 
     /** An exit that was asked and not sure counts like a guess that was wrong: it took the time of one. */
@@ -291,7 +287,7 @@ class Adaptive(
             val unsure = proposal.headStart != null && right == proposal.size && right < asked
             val tested = proposal.tested(verdict.path) + if (unsure) 1 else 0
             for (position in 0 until tested) record.learn(position, position < right)
-            if (proposal.parents != null) nodesPerDepth = proposal.size.toDouble() / proposal.deepest
+            if (proposal.parents != null) known.nodesPerDepth = proposal.size.toDouble() / proposal.deepest
             if (inner.stops) {
                 record.tokens = ROUND_DECAY * record.tokens + right + 1
                 record.steps = ROUND_DECAY * record.steps + price(proposal)

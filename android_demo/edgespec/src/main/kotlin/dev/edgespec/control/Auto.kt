@@ -59,10 +59,6 @@ data class Arm(
     fun pay(lost: Double) {
         budget = (budget - lost).coerceIn(-CREDIT, FULL)
     }
-
-    fun accrue(share: Double) {
-        budget = minOf(budget + share, FULL)
-    }
 }
 
 /** What all candidates have shown, and which is in use. */
@@ -97,7 +93,7 @@ class Bandit(val each: List<Arm>) {
     /** A round was written: every budget has its share of it. */
     fun accrue() {
         now++
-        each.forEach { it.accrue(SHARE / each.size) }
+        each.forEach { it.pay(-SHARE / each.size) }
     }
 
     fun ready(which: Int): Boolean = each[which].ready(now)

@@ -80,16 +80,13 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         fun feed(guess: Int?) = if (guess == null) tokens.slice(known) else intArrayOf(guess)
         val step = { guess: Int? -> feed(guess).let { run(it, it.size).row(0) } }
         // the likeliest token may not be one of the draft's padding, which the target does not know
-        val greedy = model.takeIf { it.model.native && it.vocabSize <= vocabSize }
-        val best = greedy?.let { slot ->
-            { guess: Int? ->
-                val fed = feed(guess)
-                val found = slot.forwardBest(fed).best!!
-                slot.keep(IntArray(fed.size) { it })
-                found.tokens[fed.size - 1] to found.logits[fed.size - 1]
-            }
+        val greedy = { guess: Int? ->
+            val fed = feed(guess)
+            val found = model.forwardBest(fed).best!!
+            model.keep(IntArray(fed.size) { it })
+            found.tokens.last() to found.logits.last()
         }
-        return drawing(tokens, length, vocabSize).chain(step, best = best)
+        return drawing(tokens, length, vocabSize).chain(step, best = greedy.takeIf { model.model.native && model.vocabSize <= vocabSize })
     }
 
     /** A chain with siblings, at the cost of its first choices, or a full tree, whose nodes run again at every depth. */

@@ -1,9 +1,7 @@
 package dev.edgespec.runtimes
 
 import com.google.gson.JsonObject
-import dev.edgespec.BundleError
-import dev.edgespec.Edgespec
-import dev.edgespec.InvalidRequest
+import dev.edgespec.*
 import dev.edgespec.support.*
 import java.io.File
 import java.nio.file.Files
