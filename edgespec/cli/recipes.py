@@ -46,12 +46,9 @@ def show_recipes() -> None:
 
 
 def with_recipe(name: str, model: str, options: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """Options of an export with a recipe's where none were given on the command line.
+    """Options of an export, defaults included, with a recipe's where none were given on the command line.
 
-    Args:
-        name: the recipe.
-        model: what is exported; the recipe's sizes are cut to its own.
-        options: by the names of ``ExportOptions``, defaults included.
+    The recipe's sizes are cut to the model's own.
 
     Raises:
         InvalidRequest: no such recipe.

@@ -101,8 +101,7 @@ class Allowance:
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.
 
-        Args:
-            context: tokens that were asked for; None = the bundle's own, which need not be held at once.
+        A context that was not asked for, the bundle's own, need not be held at once.
 
         Raises:
             BudgetError: with what would fit.
@@ -169,12 +168,7 @@ class Allowance:
     def extended(
         self, admission: Admission, tokens: int, *, gamma: int, greedy: bool, busy: int, idle: int
     ) -> Admission | None:
-        """Admit a running request with more tokens than before; None = they do not fit.
-
-        Args:
-            admission: how it runs.
-            tokens, gamma, greedy, busy, idle: as for ``admit``.
-        """
+        """Admit a running request with more tokens than before, as ``admit`` does; None = they do not fit."""
         limit = self._renew()
         if limit is None:
             return admission

@@ -21,15 +21,12 @@ LONGEST = 8  # guesses a round
 def fastest_size(
     target: ModelFacts,
     draft: ModelFacts,
-    coverage: Callable[[int], float] = TYPICAL.__getitem__,
-    kind: DrafterKind | None = None,
+    coverage: Callable[[int], float] = TYPICAL.__getitem__,  # size -> share of the target's tokens among them
+    kind: DrafterKind | None = None,  # of a drafter conditioned on the target; None = a model of its own
 ) -> int | None:
     """Rows of the draft's LM head; None = the whole vocabulary.
 
-    Args:
-        target, draft: sizes of the models, in the same format, with all their parameters counted.
-        coverage: size -> share of the target's tokens that are among them.
-        kind: of a drafter conditioned on the target; None = a model of its own.
+    The models are in the same format, with all their parameters counted.
     """
     whole = pass_weights(target) + target.vocab * target.hidden
     layers = pass_weights(draft, own=None if kind is None else draft.vocab * draft.hidden)

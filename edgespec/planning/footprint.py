@@ -144,10 +144,7 @@ class Memory:
 def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -> Memory:
     """Predict the memory of running a bundle in this way; from its manifest alone, no file is opened.
 
-    Args:
-        manifest: of the bundle.
-        use: how it is run.
-        process: resident bytes of a process before loading (``Profile.process_bytes``); None = as measured elsewhere.
+    ``process``: resident bytes of a process before loading (``Profile.process_bytes``); None = as measured elsewhere.
     """
     target, base = manifest.target, PROCESS
     if process is not None:  # in the proportions of the default

@@ -203,8 +203,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
-        used = [self.request.profile_of(one.option) for one in self.candidates]
-        profiles = {id(profile): profile for profile in used if profile is not None}.values()
+        used = filter(None, (self.request.profile_of(one.option) for one in self.candidates))
+        profiles = {id(profile): profile for profile in used}.values()
         return {
             "budget": self.request.budget,
             "goal": self.request.goal,

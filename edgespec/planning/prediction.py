@@ -98,13 +98,8 @@ def speed_of(
 ) -> Speed:
     """How fast a bundle decodes in this way on the device of ``profile``; None = nothing is known of the device.
 
-    Figures of a busy machine, in a profile or from the export, are not used; ``assumed`` says so.
-
-    Args:
-        manifest: of the bundle, or of one that is planned.
-        use: how it is to be run.
-        profile: of the device: of this bundle, or of another one.
-        depth: tokens before a pass, on average; None = half of the context.
+    The profile is of this bundle or of another one.  Figures of a busy machine, in it or from the export, are not used;
+    ``assumed`` says so.  ``depth``: tokens before a pass, on average; None = half of the context.
 
     Raises:
         InvalidRequest: the bundle does not have the method.

@@ -193,11 +193,7 @@ def recipe_table() -> list[dict[str, str]]:
 def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an export: those given, and the recipe's for the rest.
 
-    What of the recipe does not go with a given option is left out.
-
-    Args:
-        recipe: the recipe.
-        given: options that somebody chose, by the names of ``ExportOptions``; they always win.
+    Given ones are named as in ``ExportOptions`` and always win: what of the recipe does not go with them is left out.
     """
     export = recipe.export.model_dump(exclude={"draft"}, exclude_none=True)
     found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()}
@@ -207,16 +203,10 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_parts(recipe: Recipe, methods: Collection[str], draft: bool, heads: bool) -> None:
-    """Refuse an export by a recipe that lacks what its methods need.
-
-    Args:
-        recipe: the recipe, which says what draft suits.
-        methods: of the export.
-        draft: whether a draft was given.
-        heads: whether heads were given, or come with the model.
+    """Refuse an export with these methods where neither draft nor heads were given, or came with the model.
 
     Raises:
-        ExportError: a draft or heads are missing; the message says how to make them.
+        ExportError: what its methods need is missing; the message says which draft suits, and how to make it.
     """
     lacking = {
         name: f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"

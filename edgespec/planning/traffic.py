@@ -39,9 +39,7 @@ def head_weights(part: ModelPart) -> int:
 def layer_weights(facts: ModelFacts, own: int | None = None) -> int:
     """Weights of all layers, embeddings and LM head apart.
 
-    Args:
-        facts: of a model, or of a drafter conditioned on one.
-        own: weights of the LM head of a drafter, which has no embedding; None = of a model.
+    ``own``: weights of the LM head of a drafter conditioned on a model, which has no embedding; None = of a model.
     """
     outside = facts.vocab * (facts.hidden * (1 if facts.tied else 2) + facts.layers * facts.layer_embedding)
     if own is not None:

@@ -31,11 +31,9 @@ class Advice:
 def advise(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> list[Advice]:
     """Advice for chat, batches, scarce memory and the highest quality.
 
-    Args:
-        rows: measured; for each bundle the one of plain decoding is there.
-        parity: by bundle, what its manifest says of its distance from the source model.
-
-    A method counts as faster only where its whole 95 % interval is above plain decoding of the same bundle.
+    The rows have one of plain decoding for each bundle; ``parity``: by bundle, what its manifest says of its distance
+    from the source model.  A method counts as faster only where its whole 95 % interval is above plain decoding of the
+    same bundle.
     """
     best = _fastest(rows)
     chat = _made("chat", best, f"most tokens/s for one sequence: {_speed(best)}{_nothing(best)}", rows)

@@ -186,10 +186,6 @@ def _loaded(found: MethodFigures) -> set[str]:
 def check_output(path: Path, *endings: str) -> None:
     """Refuse early a picture or a page that could not be written.
 
-    Args:
-        path: of the file.
-        endings: that its name may have.
-
     Raises:
         InvalidRequest: another ending, or a folder that is not there.
     """

@@ -314,13 +314,8 @@ class Calibrator:
     def _trials(self, step_ms: float) -> dict[str, Trial]:
         """Decode the bundle's own prompts, as far as it has some, plainly and by every method in turn.
 
-        Control learns from the first ones.  No text begins when the time is over, once each was timed on one.
-
-        Args:
-            step_ms: of a plain step: decides how much is written.
-
-        Returns:
-            by method, plain decoding's as ``ar``.
+        Control learns from the first ones.  No text begins when the time is over, once each was timed on one.  What a
+        plain step takes decides how much is written.
         """
         room, golden = self.engine.context - 2, [vector.prompt for vector in self.bundle.manifest.golden]
         prompts = [list(prompt) for prompt in self.prompts or golden if 0 < len(prompt) <= room]

@@ -322,13 +322,7 @@ def _noise(engine: Engine, prompt: Prompt, written: Sequence[int], chains: bool,
 
     The rows of a tree add up in another order, and what they leave in the cache carries that on.  Where activations are
     quantized, a last bit may turn into another level: rarely, but then it is hundredths of a deviation.
-
-    Args:
-        engine: that wrote it.
-        prompt: what was asked.
-        written: tokens of the answer.
-        settings: of both.
-        chains: for a graph that takes chains alone: four rows a pass instead of row by row.
+    ``chains``: for a graph that takes chains alone: four rows a pass instead of row by row.
     """
     given = engine.encode(prompt, settings)
     tokens = [*begun(given), *written]
