@@ -59,29 +59,17 @@ class Beam:
 
 @dataclass
 class BeamSearch:
-    """A search, step by step: who has the model gives ``step`` the rows after the texts that go on.
+    """A search, step by step: who has the model gives ``step`` the rows after the texts that go on."""
 
-    Attributes:
-        begin: tokens that all texts begin with.
-        options: as above.
-        sampling: bias, penalties and constraint; temperature and what follows it play no part.
-        eos: tokens that end a text.
-        longest: tokens that a text may come to have, its beginning included.
-        counted: tokens of the beginning that are no part of a text's length, for the penalty.
-        going: the texts that go on, the best first; ``parents``: which of those before each of them continues.
-        done: the best finished texts, the best first; at most as many as beams.
-        over: whether the search has ended.
-    """
-
-    begin: Sequence[int]
+    begin: Sequence[int]  # tokens that all texts begin with
     options: BeamOptions
-    sampling: SamplingParams
-    eos: Collection[int]
-    longest: int
-    counted: int = 1
-    going: list[Beam] = field(init=False)
-    parents: list[int] = field(init=False, default_factory=list)
-    done: list[Beam] = field(init=False)
+    sampling: SamplingParams  # bias, penalties and constraint; temperature and what follows it play no part
+    eos: Collection[int]  # tokens that end a text
+    longest: int  # tokens that a text may come to have, its beginning included
+    counted: int = 1  # tokens of the beginning that are no part of a text's length, for the penalty
+    going: list[Beam] = field(init=False)  # the texts that go on, the best first
+    parents: list[int] = field(init=False, default_factory=list)  # which of those before each of them continues
+    done: list[Beam] = field(init=False)  # the best finished texts, the best first; at most as many as beams
     over: bool = field(init=False, default=False)
     _improves: bool = field(init=False, default=True)
 

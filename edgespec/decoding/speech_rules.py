@@ -18,31 +18,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SpeechRules:
-    """A constraint (``sampling.Constraint``) for the text of one window of sound.
+    """A constraint (``sampling.Constraint``) for the text of one window of sound."""
 
-    Attributes:
-        vocab: logits of a row.
-        prompt: tokens before the text.
-        eos: the token that ends a text; those of words are below it.
-        first_time: the token of 0.00 s; those above it are 20 ms apart, up to the end of the vocabulary.
-        timestamps: whether the text has them.
-        no_timestamps: the token that says of a text that it has none, which is never written.
-        suppressed: tokens that are never written.
-        suppressed_first: tokens that do not begin a text.
-        latest_first: the latest a text may begin, in steps of 20 ms; None = whenever.
-        scored: log-probabilities are those under the rules.
-    """
-
-    vocab: int
-    prompt: int
-    eos: int
-    first_time: int
-    timestamps: bool = True
-    no_timestamps: int | None = None
-    suppressed: tuple[int, ...] = ()
-    suppressed_first: tuple[int, ...] = ()
-    latest_first: int | None = 50
-    scored: bool = True
+    vocab: int  # logits of a row
+    prompt: int  # tokens before the text
+    eos: int  # the token that ends a text; those of words are below it
+    first_time: int  # the token of 0.00 s; those above it are 20 ms apart, up to the end of the vocabulary
+    timestamps: bool = True  # whether the text has them
+    no_timestamps: int | None = None  # the token that says of a text that it has none, which is never written
+    suppressed: tuple[int, ...] = ()  # tokens that are never written
+    suppressed_first: tuple[int, ...] = ()  # tokens that do not begin a text
+    latest_first: int | None = 50  # the latest a text may begin, in steps of 20 ms; None = whenever
+    scored: bool = True  # log-probabilities are those under the rules
 
     @cached_property
     def _always(self) -> NDArray[np.bool_]:  # [vocab]

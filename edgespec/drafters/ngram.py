@@ -24,7 +24,6 @@ from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.registry import Parts
-from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import MethodPart
 
 _LONGEST = 32  # a match is measured no further back
@@ -44,20 +43,12 @@ class NGram(Drafter):
         n_max: tokens of the longest key; a longer match is recognised, and preferred, by the most recent occurrence.
         share: it goes on only with a token that followed in at least this share of the cases.
         store: where else to look; its proposals have buckets of their own.
-
-    Raises:
-        InvalidRequest: not 1 <= n_min <= n_max <= 32, or a share outside (0, 1].
     """
 
     name = "ngram"
     cheap = True
 
     def __init__(self, n_min: int = 1, n_max: int = 4, share: float = 0.6, store: NGramStore | None = None) -> None:
-        if not 1 <= n_min <= n_max <= _LONGEST or not 0 < share <= 1:
-            raise InvalidRequest(
-                f"expected 1 <= n_min <= n_max <= {_LONGEST} and 0 < share <= 1, got n_min {n_min}, n_max {n_max} "
-                f"and share {share}"
-            )
         self.n_min, self.n_max = n_min, n_max
         self.share = share
         self.store = store

@@ -36,15 +36,14 @@ def admit(
     if choice.candidates:
         fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
         choice = choice.among(fitting, "no room in memory")
-    several = choice.proposers or choice.candidates
-    method = heaviest(choice) if several else choice.name
+    method = heaviest(choice)
     grammar = engine.guidance.nbytes(settings.grammar) if settings.grammar else 0
     with engine.places.lock:
         busy, idle = held(engine, method)
         # the session that it takes is there already; beyond what the request itself needs it counts as all idle ones
         beside = engine.allowance.beside(method, tokens)
         idle -= min(sessions.next_bytes(prompt, owner), beside) if sessions else 0
-        busy += grammar + (_beside(engine, choice, method, tokens) if several else 0)
+        busy += grammar + _beside(engine, choice, method, tokens)
         admission = engine.allowance.admit(
             method,
             tokens,

@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture.
+    """A picture."""
 
-    Attributes:
-        pixels: uint8 [height, width, 3].
-        result: its codes as tokens, and how they were decoded.
-    """
-
-    pixels: Pixels
-    result: Result
+    pixels: Pixels  # uint8 [height, width, 3]
+    result: Result  # its codes as tokens, and how they were decoded
 
     def png(self) -> bytes:
         """Give it as a PNG file."""

@@ -26,17 +26,11 @@ TIMED = 64  # rows of the memory that stands in for one where passes are only ti
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What one request's encoder reads, and what its decoder's text begins with.
+    """What one request's encoder reads, and what its decoder's text begins with."""
 
-    Attributes:
-        content: int64 [S] token ids, or float32 [S, columns] rows of features.
-        begin: tokens, at least one.
-        digest: of the content.
-    """
-
-    content: NDArray[np.int64] | Rows
-    begin: tuple[int, ...]
-    digest: bytes
+    content: NDArray[np.int64] | Rows  # int64 [S] token ids, or float32 [S, columns] rows of features
+    begin: tuple[int, ...]  # tokens, at least one
+    digest: bytes  # of the content
 
     @classmethod
     def of(cls, content: Sequence[int] | NDArray[Any], begin: Sequence[int]) -> Source:

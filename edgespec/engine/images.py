@@ -42,12 +42,7 @@ Rows = NDArray[np.float32]
 
 
 class Placed(list[int]):
-    """Token ids, of which some name rows of images, and those images: they are there as long as this is.
-
-    Attributes:
-        images: in order.
-        encode_ms: time that their rows took.
-    """
+    """Token ids, of which some name rows of images, and those images in order: they are there as long as this is."""
 
     def __init__(self, tokens: Iterable[int], images: Sequence[Inserted], encode_ms: float = 0.0) -> None:
         super().__init__(tokens)
@@ -163,7 +158,7 @@ class Images:
             InvalidRequest: other places than rows, or nothing behind the last image.
         """
         start = time.perf_counter()
-        made = [self._rows_of(image, owner, keep) for image in images]
+        made = [self.rows_of(image, owner, keep) for image in images]
         own, found = [token for one in made for token in one.tokens], list(tokens)
         at = [number for number, token in enumerate(found) if token == self.part.words.id]
         if len(at) != len(own):
@@ -176,10 +171,6 @@ class Images:
         if found and found[-1] >= INSERTED:
             raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "say behind it what is asked")
         return Placed(found, made, 1000 * (time.perf_counter() - start))
-
-    def rows_of(self, images: Iterable[Image | Audio]) -> list[Inserted]:
-        """Make the rows of images, or find them."""
-        return [self._rows_of(one, None) for one in images]
 
     def hold(self, tokens: Sequence[int]) -> list[Inserted]:
         """Keep the images of a text until ``rows.let_go``.
@@ -210,7 +201,7 @@ class Images:
 
     # -- from images to rows -------------------------------------------------------------------------------------------
 
-    def _rows_of(self, image: Image | Audio, owner: str | None, keep: bool = True) -> Inserted:
+    def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> Inserted:
         """Make the rows of an image or a recording, unless they are there or on the disk."""
         digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
         with self._lock:

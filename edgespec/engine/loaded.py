@@ -53,27 +53,6 @@ if TYPE_CHECKING:
 class LoadedBundle:
     """What all requests to a bundle share.  Requests may come from several threads.
 
-    Attributes:
-        bundle: the opened bundle.
-        options: how it was asked to be loaded.
-        run: what that came to: operators, context, attention, threads, strict, device.
-        codec: its tokenizer.
-        operators: stock or native, and why.
-        attention: how keys and values are kept, and what self-drafts read.
-        approximations: what differs from the source model whatever the method.
-        store: n-grams of texts read earlier, for method ngram; None = none.
-        allowance: the memory it may take.
-        lock: held while the model is used: buffers are shared by all sessions.
-        sessions: KV slots and drafters, kept from request to request; ``guided_sessions``: of guided requests.
-        places: the memory of all requests that run, and all sessions, those of batches too.
-        encoding: encoders and memories; None = a decoder alone.
-        images: what reads images, or hears recordings; None = this bundle's model reads text alone, or nothing here can
-            read them.
-        sources: how the encoder's texts become tokens; None = it reads features, or there is none.
-        paces: how fast prompts are read, by the target and by a draft.
-        prompts: what passes left of prompts, on the disk.
-        device_lost: why passes no longer run on the device; None = they do.
-
     ``graph``: which graph of the target; None = the one that can run every method.  ``share``: whose model to use.
     """
 
@@ -88,12 +67,13 @@ class LoadedBundle:
         self.options = options = options or LoadOptions()
         self.bundle = bundle = replace(bundle, manifest=options.seen(complete(bundle.manifest)))
         manifest, target = bundle.manifest, bundle.manifest.target
-        self.run = run = options.resolve(manifest)
+        self.run = run = options.resolve(manifest)  # what the options came to
         if options.precision == "high":
             self.bundle = bundle = replace(bundle, manifest=complete(manifest.at_high_precision()))
             manifest, target = bundle.manifest, bundle.manifest.target
         on_cpu = run.device == "cpu"
         self.operators: OperatorChoice = choose_operators(options.operators if on_cpu else "stock", target)
+        # how keys and values are kept, and what self-drafts read
         self.attention: AttentionChoice = choose_attention(
             target, run.operators, options.attention, options.draft_attention
         )
@@ -104,12 +84,12 @@ class LoadedBundle:
             )
         self.strict, self.context, self.device = options.strict, run.context, run.device
         self.codec = TextCodec(bundle.path, checked=bundle.checked)
-        self.store: NGramStore | None = None
+        self.store: NGramStore | None = None  # of texts read earlier, for method ngram
         if options.ngram_store is not None:
             self.store = NGramStore(Path(options.ngram_store), check=options.check)
             self.store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
-        self.lock = FairLock()
+        self.lock = FairLock()  # held while the model is used: buffers are shared by all sessions
         self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
         self.allowance.admit_bundle(options.context)
         if share is not None:
@@ -122,6 +102,7 @@ class LoadedBundle:
         self._process = os.getpid()
         self._drafts: dict[str, Model] = {}
         weights = "the high 4 bits of int8 weights" if target.high_alone else f"{target.format} weights"
+        # what differs from the source model whatever the method
         self.approximations = [] if target.format == "fp32" else [weights, "8-bit activations"]
         self.approximations += manifest.provenance.get("approximations", [])
         if isinstance(model, DeviceModel):
@@ -131,10 +112,10 @@ class LoadedBundle:
         self.sessions: SessionPool = SessionPool(self.new_session)
         self.guided_sessions: SessionPool | None = None  # see guiding.py
         self.places = Places(self.sessions)
-        self.device_lost: str | None = None
+        self.device_lost: str | None = None  # why passes no longer run on the device; None = they do
         self._off_device: LoadedBundle | None = None
-        self.encoding: Encoding | None = None
-        self.sources: SourceTexts | None = None
+        self.encoding: Encoding | None = None  # encoders and memories; None = a decoder alone
+        self.sources: SourceTexts | None = None  # how its texts become tokens; None = it reads features
         if target.source is not None:
             self.encoding = Encoding(bundle, run.threads, share.encoding if share else None)
             if manifest.text is not None and target.source.kind == "text":
@@ -144,11 +125,11 @@ class LoadedBundle:
         if self._stock and self.strict and model.graph.padded:
             self._rows_exact = stock_rows_exact(bundle, model)
         self._times: Times = {}
-        self.paces = PrefillBudget(), PrefillBudget()
+        self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values that were computed beside a source are of no use beside another one
         wanted = options.prompt_cache and on_cpu and self.encoding is None
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
-        self.images: Images | None = share.images if share else None
+        self.images: Images | None = share.images if share else None  # None: it reads text alone, at least here
         if share is None and self.operators.kind == "native" and on_cpu:
             self.images = reader_of(bundle, run.threads, model.inserted, options.prompt_cache, self.allowance.left)
         self._shared = share is not None

@@ -19,25 +19,15 @@ CANDIDATES = 3  # most methods that auto chooses from
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method picked for a request.
-
-    Attributes:
-        name: the method.
-        part: its parameters in the manifest.
-        gamma: most guesses a round.
-        reason: why this one.
-        proposers: of a chain: its methods.
-        promise: predicted speed over plain decoding; 1 = nothing was predicted.
-        candidates: of auto: the methods to choose from, this one first.
-    """
+    """A method picked for a request."""
 
     name: str
-    part: MethodPart
-    gamma: int
-    reason: str
-    proposers: tuple[MethodChoice, ...] = ()
-    promise: float = 1.0
-    candidates: tuple[MethodChoice, ...] = ()
+    part: MethodPart  # its parameters in the manifest
+    gamma: int  # most guesses a round
+    reason: str  # why this one
+    proposers: tuple[MethodChoice, ...] = ()  # of a chain: its methods
+    promise: float = 1.0  # predicted speed over plain decoding; 1 = nothing was predicted
+    candidates: tuple[MethodChoice, ...] = ()  # of auto: the methods to choose from, this one first
 
     @property
     def methods(self) -> list[str]:

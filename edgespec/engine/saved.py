@@ -104,8 +104,8 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
     _require(file, target, engine.model, manifest, engine.context)
     held = [engine.reader().of(one) for one in saved.held]
-    if held:
-        engine.reader().rows_of(held)
+    for one in held:
+        engine.reader().rows_of(one)
     _admit(engine, target.tokens)
     with engine.lock, engine.seeing(target.tokens):
         session = engine.new_session()

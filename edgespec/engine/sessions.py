@@ -38,20 +38,6 @@ class Session:
 
     Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
     cost is worth keeping.
-
-    Attributes:
-        target: the slot.
-        owner: whose text it holds; None = nobody in particular.
-        asked: tokens of the last prompt, up to the end of its last turn.
-        shared: tokens of it that another session's text begins with, too: others are likely to.
-        used: when it was given back last, by ``time.monotonic``.
-        foreign: why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here.
-        restored: tokens of the text that was taken up with those.
-        other: a second slot, of guidance's other half; None = it is no guided request's.
-        batch: in which both slots are, if their passes can be one.
-        inherit: gives what a drafter made for these options elsewhere has learned, for one that is made here.
-        begin_draft: called, once, with the slot of a draft when a method has asked for it.
-        on_draft: called with the name and the slot of a draft or drafter when a method has asked for it.
     """
 
     def __init__(
@@ -69,18 +55,24 @@ class Session:
         self._source: Source | None = None
         self.attends = False  # whether passes read a source too: texts with the same tokens need not be the same
         self._manifest, self._draft, self._times = manifest, draft, times
-        self.foreign, self.restored = "", 0
+        # why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here
+        self.foreign = ""
+        self.restored = 0  # tokens of the text that was taken up with those
         self.target = target or open_slot(model, context=context)
-        self.other: Slot | None = None
-        self.batch: NativeBatch | None = None
-        self.owner: str | None = None
-        self.asked, self.shared, self.used = 0, 0, 0.0
+        self.other: Slot | None = None  # of guidance's other half; None = it is no guided request's
+        self.batch: NativeBatch | None = None  # in which both slots are, if their passes can be one
+        self.owner: str | None = None  # whose text it holds; None = nobody in particular
+        self.asked = 0  # tokens of the last prompt, up to the end of its last turn
+        self.shared = 0  # tokens of it that another session's text begins with, too: others are likely to
+        self.used = 0.0  # when it was given back last, by ``time.monotonic``
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
+        # called when a method has asked for a draft, once, or for a draft or drafter
         self.begin_draft: Callable[[Slot], None] | None = None
         self.on_draft: Callable[[str, Slot], object] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
+        # gives what a drafter made for these options elsewhere has learned, for one that is made here
         self.inherit: Callable[[tuple[object, ...]], object] = lambda key: None
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 

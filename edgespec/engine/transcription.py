@@ -32,21 +32,13 @@ Features = NDArray[np.float32]
 
 
 class Listener(Protocol):
-    """A model that hears, and its text.
+    """A model that hears, and its text."""
 
-    Attributes:
-        speech: what the bundle says of it.
-        frames: of features that it hears at once.
-        vocab: logits of a row.
-        context: most tokens of prompt and text together.
-        eos: tokens that end a text; the lowest one stands behind all words.
-    """
-
-    speech: SpeechPart
-    frames: int
-    vocab: int
-    context: int
-    eos: frozenset[int]
+    speech: SpeechPart  # what the bundle says of it
+    frames: int  # of features that it hears at once
+    vocab: int  # logits of a row
+    context: int  # most tokens of prompt and text together
+    eos: frozenset[int]  # tokens that end a text; the lowest one stands behind all words
 
     def hear(self, window: Features) -> None:
         """Take in a window, float32 [frames, bins]; what is asked next is about it."""

@@ -144,10 +144,6 @@ class CostModel:
         draft: c; None = ``ASSUMED_DRAFT``.
         first: of the first step of a round; None = ``draft``.
 
-    Attributes:
-        assumed: whether these numbers are still the assumptions of this module.
-        timings: what was observed.
-
     Raises:
         ValueError: no point, or one that is not a positive number of rows with a positive cost.
     """
@@ -158,7 +154,6 @@ class CostModel:
         points = dict(ASSUMED_VERIFY if verify is None else verify)
         if not points or min(points) < 1 or min(points.values()) <= 0 or min(draft or 0.0, first or 0.0) < 0:
             raise ValueError(f"expected {{rows >= 1: cost > 0}} and draft cost >= 0, got {points}, {draft} and {first}")
-        self.assumed = verify is None and draft is None
         self._given_c, self._given_first = ASSUMED_DRAFT if draft is None else draft, first
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
@@ -226,7 +221,6 @@ class CostModel:
         ms = {n: median(times) for n, times in sorted(self.timings.passes.items()) if len(times) >= ENOUGH}
         if not ms:
             return
-        self.assumed = False
         smallest = next(iter(ms))
         # One-row passes may never happen (each round drafts): then the given curve says what one would take.
         one = ms[smallest] / _interpolate(list(self._given.items()), smallest)

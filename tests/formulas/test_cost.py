@@ -63,9 +63,7 @@ def test_the_curve_is_linear_between_points_and_goes_on_with_the_last_slope() ->
     model = CostModel({1: 2.0, 4: 5.0, 8: 6.0}, 0.1)
     assert [model.v(n) for n in (1, 2, 4, 6, 8, 12)] == pytest.approx([1, 1.5, 2.5, 2.75, 3, 3.5])
     assert CostModel({1: 3.0}).v(9) == 1
-    assert CostModel().assumed
     assert CostModel().v(4) == ASSUMED_VERIFY[4]
-    assert not CostModel({1: 1.0}).assumed
 
 
 @pytest.mark.parametrize("bad", [{}, {0: 1.0}, {1: 0.0}, {1: 1.0, 2: -1.0}])
