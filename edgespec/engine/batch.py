@@ -98,8 +98,9 @@ class Batches:
                     if isinstance(answer, Exception):
                         raise answer
                     if stream.ended:
-                        number = numbers[stream]
+                        number = numbers.pop(stream)
                         results[number] = stream.result
+                        stream.close()
                         if on_result:
                             on_result(number, stream.result)
             return [results[number] for number in range(len(prompts))]
