@@ -26,22 +26,13 @@ _RULES: Rules = {
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """How beams are searched.
+    """How beams are searched; a value outside its range is an ``InvalidRequest``.  None = as the model has it."""
 
-    Attributes:
-        beams: texts that go on at once, >= 1.
-        length_penalty: a finished text's score is its log-probability over its length to this power; None = as the
-            model has it, else 1.
-        early_stopping: True: it ends when as many texts as beams are finished; False: when none that goes on can, at
-            its length, be better than the worst of them; "never": nor at any length; None = as the model has it, else
-            False.
-
-    Raises:
-        InvalidRequest: a value outside its range.
-    """
-
-    beams: int = 4
+    beams: int = 4  # texts that go on at once, >= 1
+    # a finished text's score is its log-probability over its length to this power; else 1
     length_penalty: float | None = None
+    # True: it ends when as many texts as beams are finished; False: when none that goes on can, at its length, be
+    # better than the worst of them; "never": nor at any length; else False
     early_stopping: bool | Literal["never"] | None = None
 
     def __post_init__(self) -> None:

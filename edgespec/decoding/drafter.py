@@ -26,13 +26,9 @@ _OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
 class HeadStart:
-    """What drafting has already run of the pass that verifies a chain; the drafter that gives one overrides all of it.
+    """What drafting has already run of the pass that verifies a chain; the drafter that gives one overrides all."""
 
-    Attributes:
-        left: share of the target's layers that the pass still runs.
-    """
-
-    left: float = 1.0
+    left: float = 1.0  # share of the target's layers that the pass still runs
 
     def truncated(self, rows: int) -> HeadStart:
         """Keep the first ``rows`` rows, the pending token's included."""
@@ -204,23 +200,15 @@ class Drafter:
 
     A drafter overrides ``propose``, and whatever else it needs.  An exception in any hook costs the request its
     drafter, never its text.
-
-    Attributes:
-        name: the method, as the bundle and the command line call it.
-        cheap: proposing costs next to nothing, so that control may see a proposal before it decides on it.
-        steps_at_once: proposing costs the same however deep the proposal.
-        chooses: it decides itself, within its budget, how many guesses are worth a row of the pass.
-        caught_up: false if its last proposal first had to read tokens that it missed while it was not asked.
-        stops: it drafts no further where a guess more is expected to gain less than ``least_gain`` says.
-        least_gain: depth -> tokens that a guess after those down to it must gain; control sets it before it asks.
     """
 
-    name: str = "drafter"
-    cheap: bool = False
-    steps_at_once: bool = False
-    chooses: bool = False
-    caught_up: bool = True
-    stops: bool = False
+    name: str = "drafter"  # the method, as the bundle and the command line call it
+    cheap: bool = False  # proposing costs next to nothing, so that control may see a proposal before it decides on it
+    steps_at_once: bool = False  # proposing costs the same however deep the proposal
+    chooses: bool = False  # it decides itself, within its budget, how many guesses are worth a row of the pass
+    caught_up: bool = True  # false if its last proposal first had to read tokens that it missed while it was not asked
+    stops: bool = False  # it drafts no further where a guess more is expected to gain less than ``least_gain`` says
+    # depth -> tokens that a guess after those down to it must gain; control sets it before it asks
     least_gain: Callable[[int], float] | None = None
 
     @property

@@ -16,12 +16,7 @@ _EQUAL = 3  # tokens in a row that say where the text is
 
 
 class Predicted(Drafter):
-    """Offers what is expected.
-
-    Args:
-        expected: token ids.
-        prompt: tokens before the text.
-    """
+    """Offers what is expected, token ids, behind so many tokens of the ``prompt``."""
 
     name = "predicted"
     cheap = True

@@ -162,15 +162,8 @@ class RunningBatch:
     ) -> Stream:
         """Begin a request, for which there is room; its first tokens come with the next round.
 
-        Args:
-            prompt: token ids; of an encoder-decoder those of a source.
-            settings: as for ``Engine.stream``.
-            cancel: set it to end the request after the round at hand.
-            owner: whose it is; what was computed of the texts of others is not taken up.
-
-        Raises:
-            InvalidRequest: as ``Engine.stream``.
-            BudgetError: it does not fit the memory beside the others.
+        ``owner``: whose it is; what was computed of the texts of others is not taken up.  Raises as ``Engine.stream``,
+        and a ``BudgetError`` where it does not fit the memory beside the others.
         """
         pool = self._sessions.pool if self._sessions else None
         if self._engine.encoding is not None and not isinstance(prompt, Source):
@@ -182,13 +175,9 @@ class RunningBatch:
         return stream
 
     def round(self, wait: bool = False) -> Iterator[tuple[Stream, Answer]]:
-        """One round of every request; those that have ended or failed are no longer in the batch.
+        """One round of every request: its text, or the error that ended it, and it alone; it is in the batch no longer.
 
-        Args:
-            wait: decode only what all can decode together, when every prompt is read.
-
-        Yields:
-            each request with the text of its round, or with the error that ended it, and it alone.
+        ``wait``: decode only what all can decode together, when every prompt is read.
         """
         for stream, got in self._answers(wait):
             if isinstance(got, Exception):

@@ -22,9 +22,6 @@ class Captions(Images):
     """What reads captions, as LlamaGen does (https://github.com/FoundationVision/LlamaGen, sample_t2i.py).
 
     A caption's last row stands right before the first code, whatever its length: codes have the same positions.
-
-    Raises:
-        BundleError: the bundle lacks a part of it.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None, rows: InsertedRows, part: CaptionPart) -> None:

@@ -34,11 +34,7 @@ class Drawing:
 
 
 def image_part(manifest: Manifest) -> tuple[CodesPart, ImageCodes]:
-    """Say how a bundle draws.
-
-    Raises:
-        InvalidRequest: it does not.
-    """
+    """Say how a bundle draws; an ``InvalidRequest``: it does not."""
     part = manifest.codes
     if part is None or part.image is None:
         raise InvalidRequest("this bundle's model does not draw", "expected one like builtin:glyphs")

@@ -58,11 +58,7 @@ class Encoding:
         self._rows: dict[str, tuple[bytes, Rows]] = {}  # what each encoder gave last, by digest of its source
 
     def check(self, source: Source) -> None:
-        """Refuse what no encoder of this bundle reads.
-
-        Raises:
-            InvalidRequest: no rows, too many of them, rows of another width, or tokens that are none.
-        """
+        """Refuse, by an ``InvalidRequest``, what no encoder of this bundle reads."""
         part = self._bundle.manifest.target
         wanted = part.source
         assert wanted is not None

@@ -22,11 +22,7 @@ from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBat
 
 
 def sessions_for(engine: LoadedBundle, settings: Settings) -> SessionPool:
-    """Return the sessions that a request decodes on: guided ones have a second slot.
-
-    Raises:
-        InvalidRequest: guidance of an encoder-decoder.
-    """
+    """Return the sessions that a request decodes on: guided ones have a second slot, and encoder-decoders none."""
     if not settings.guided:
         return engine.sessions
     if engine.encoding is not None:
@@ -49,11 +45,7 @@ def _session(engine: LoadedBundle) -> Session:
 
 
 def guided(engine: LoadedBundle, session: Session, prompt: Sequence[int], settings: Settings) -> Target:
-    """Make the target of a guided request over the slots of its session (``sessions_for``).
-
-    Raises:
-        InvalidRequest: a negative prompt that leaves no room, or a token outside the vocabulary.
-    """
+    """Make the target of a guided request over the slots of its session (``sessions_for``)."""
     target, other, batch = session.target, session.other, session.batch
     if other is None:
         raise InvalidRequest("a guided request has sessions of its own, and is no part of a batch's joint passes")

@@ -91,11 +91,7 @@ class _Row:
 
 
 class EngineListener:
-    """A ``Listener`` over a usable engine; its methods are described there.
-
-    Raises:
-        InvalidRequest: its model does not hear.
-    """
+    """A ``Listener``, where its methods are described, over a usable engine; an ``InvalidRequest``: it is deaf."""
 
     def __init__(self, engine: LoadedBundle, settings: Settings, cancel: threading.Event) -> None:
         manifest = engine.bundle.manifest

@@ -71,13 +71,8 @@ def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image | Audio]]:
 class Images:
     """What reads the images, or hears the recordings, of a bundle's prompts.  Calls may come from several threads.
 
-    Args:
-        bundle: of a model that reads more than text.
-        threads: of towers.
-        rows: of the target, where they are kept.
-        keep: whether they are written to the disk, too.
-        left: bytes of a budget that are left; None = there is none.
-        name: of the model whose towers these are, ``target`` or ``draft``.
+    It is of the towers of the model ``name``, ``target`` or ``draft``.  ``rows``: of the target, where they are kept;
+    ``keep``: whether they are written to the disk, too; ``left``: bytes of a budget that are left, if there is one.
     """
 
     def __init__(
@@ -146,13 +141,10 @@ class Images:
     def place(
         self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None, keep: bool = True
     ) -> Placed:
-        """Put rows of images, or recordings, where a text has tokens that stand for them.
+        """Put rows of images, or recordings, where a text has ``ImageWords.id`` for each of them, in order.
 
-        Args:
-            tokens: with ``ImageWords.id`` for each row, in order.
-            images: or recordings, in order.
-            owner: whose they are: what was made of the images of others is not taken.
-            keep: whether rows that took long are written to the disk.
+        ``owner``: whose they are: what was made of the images of others is not taken.  ``keep``: whether rows that took
+        long are written to the disk.
 
         Raises:
             InvalidRequest: other places than rows, or nothing behind the last image.
@@ -173,11 +165,7 @@ class Images:
         return Placed(found, made, 1000 * (time.perf_counter() - start))
 
     def hold(self, tokens: Sequence[int]) -> list[Inserted]:
-        """Keep the images of a text until ``rows.let_go``.
-
-        Raises:
-            InvalidRequest: one is not there any more.
-        """
+        """Keep the images of a text until ``rows.let_go``; an ``InvalidRequest``: one is not there any more."""
         if isinstance(tokens, Placed):
             images = list(tokens.images)
         else:

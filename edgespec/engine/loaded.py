@@ -150,11 +150,7 @@ class LoadedBundle:
 
     @property
     def model(self) -> Model:
-        """The target.
-
-        Raises:
-            InvalidRequest: it was closed.
-        """
+        """The target; an ``InvalidRequest``: it was closed."""
         if self._model is None:
             raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
         return self._model
@@ -165,11 +161,7 @@ class LoadedBundle:
         return self._model is None
 
     def require_open(self) -> None:
-        """Refuse to go on.
-
-        Raises:
-            InvalidRequest: it was closed, or this process was forked from the one that loaded it with its threads.
-        """
+        """Refuse, by an ``InvalidRequest``, what was closed, or loaded with threads in a process that has forked."""
         if self.model and self._process != os.getpid() and self.run.threads > 1:
             raise InvalidRequest(
                 f"this process was forked after loading with {self.run.threads} threads, and they did not come along",
@@ -198,8 +190,7 @@ class LoadedBundle:
     def choose_for(self, settings: Settings) -> MethodChoice:
         """Choose for whole settings: a chain's proposers, or a proposer of the caller's own.
 
-        Raises:
-            InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
+        Refuses, by an ``InvalidRequest``, what this bundle does not have, and both a method and one's own proposer.
         """
         if settings.drafts.branch:
             check_branch(self.bundle.manifest, settings.drafts.branch)
@@ -229,11 +220,7 @@ class LoadedBundle:
 
     @cached_property
     def code_decoder(self) -> CodeDecoder:
-        """What makes a picture or sound of codes.
-
-        Raises:
-            InvalidRequest: this bundle's model writes text.
-        """
+        """What makes a picture or sound of codes; an ``InvalidRequest``: this bundle's model writes text."""
         return CodeDecoder(self.bundle, self.run.threads)
 
     def forget_skip_sets(self) -> int:
@@ -334,11 +321,7 @@ class LoadedBundle:
         return source
 
     def hold_images(self, prompt: Sequence[int] | Source) -> list[Inserted]:
-        """Keep what a prompt has of images until ``images.rows.let_go``.
-
-        Raises:
-            InvalidRequest: an image is not there any more, or there is nothing that could read one.
-        """
+        """Keep what a prompt has of images until ``images.rows.let_go``; raises as ``reader`` and ``Images.hold``."""
         if isinstance(prompt, Source) or max(prompt, default=0) < INSERTED:
             return []
         return self.reader().hold(prompt)
@@ -354,11 +337,7 @@ class LoadedBundle:
                 self.reader().rows.let_go(images)
 
     def reader(self) -> Images:
-        """Return what reads images, or hears recordings.
-
-        Raises:
-            InvalidRequest: nothing does.
-        """
+        """Return what reads images, or hears recordings; an ``InvalidRequest``: nothing does."""
         if self.images is not None:
             return self.images
         if self.bundle.manifest.target.tower is not None:

@@ -44,11 +44,7 @@ def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, be
 
 
 def relaxed(engine: LoadedBundle, accept: Accept) -> Accept:
-    """Tell an acceptance rule that needs it which codes look alike.
-
-    Raises:
-        InvalidRequest: the model writes no codes of pictures.
-    """
+    """Tell an acceptance rule that needs it which codes look alike; an ``InvalidRequest``: there are no such codes."""
     if accept.rule != "lantern":
         return accept
     if (codes := engine.bundle.manifest.codes) is None or codes.image is None:

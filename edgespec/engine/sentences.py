@@ -19,12 +19,7 @@ def sentences(text: str) -> list[str]:
 
 
 def pieces(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Cut a text into as few pieces as fit, each of whole sentences where one fits; joined they are the text.
-
-    Args:
-        text: of any length.
-        fits: whether a text is short enough; a shorter one then is, too.
-    """
+    """Cut a text into as few pieces as fit, each of whole sentences where one fits; joined they are the text."""
     found: list[str] = []
     for part in _fitting(text, fits):
         if found and fits((found[-1] + part).strip()):

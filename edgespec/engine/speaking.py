@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def sound_part(manifest: Manifest) -> tuple[CodesPart, SoundCodes]:
-    """Say how a bundle speaks.
-
-    Raises:
-        InvalidRequest: it does not.
-    """
+    """Say how a bundle speaks; an ``InvalidRequest``: it does not."""
     part = manifest.codes
     if part is None or part.sound is None:
         raise InvalidRequest("this bundle's model does not speak", "expected one like Orpheus, exported with --codes")

@@ -331,11 +331,7 @@ class Transcription:
 
 
 def _language(speech: SpeechPart, settings: TranscriptionSettings) -> str | None:
-    """Return the language that was asked for; None = it is to be detected.
-
-    Raises:
-        InvalidRequest: one that the model does not know.
-    """
+    """Return the language that was asked for; None = it is to be detected; an ``InvalidRequest``: it is not known."""
     asked = settings.language
     if not speech.languages:
         if asked is not None and "en" not in names_of(asked):

@@ -47,14 +47,8 @@ def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
 def best_tree(ranks: Ranks, v: Callable[[int], float], heads: float, most: int) -> tuple[list[Path], float]:
     """Find the tree of the highest predicted speed: (1 + sum of chances) / (v(1 + nodes) + heads).
 
-    Args:
-        ranks: as for ``grow``.
-        v: time of a pass over n rows over that of one row.
-        heads: time of computing the heads, in the same unit.
-        most: nodes at most.
-
-    Returns:
-        (paths, predicted speed over plain decoding); no paths and 1.0 where no tree helps.
+    ``v``: time of a pass over n rows over that of one row; ``heads``: that of computing the heads, in the same unit.
+    Returns (paths, predicted speed over plain decoding); no paths and 1.0 where no tree helps.
     """
     nodes = grow(ranks, most)
     tokens, size, gain = 1.0, 0, 1.0
