@@ -37,19 +37,12 @@ _READ = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.jinja")  # files who
 
 @dataclass(frozen=True)
 class Made:
-    """A bundle that was made of a model when that was first run.
+    """A bundle that was made of a model when that was first run."""
 
-    Attributes:
-        name: which commands take in place of a folder.
-        model: the folder, .gguf file, hub id or builtin:NAME that it was made of.
-        files: a digest of a local model's files (names, sizes, times) or of an embedded one's; "" of others.
-        path: the bundle's folder.
-    """
-
-    name: str
-    model: str
-    files: str
-    path: Path
+    name: str  # which commands take in place of a folder
+    model: str  # the folder, .gguf file, hub id or builtin:NAME that it was made of
+    files: str  # a digest of a local model's files (names, sizes, times) or of an embedded one's; "" of others
+    path: Path  # the bundle's folder
 
     @property
     def bytes(self) -> int:
@@ -78,10 +71,7 @@ def made() -> Iterator[Made]:
 
 
 def remove(name: str) -> dict[str, Any]:
-    """Remove a bundle that was made of a model; the model stays.
-
-    Returns:
-        what it was (``Made.as_dict``).
+    """Remove a bundle that was made of a model, which stays -> what it was (``Made.as_dict``).
 
     Raises:
         InvalidRequest: none of that name, and none of that model.
@@ -232,11 +222,7 @@ def _make(model: str, progress: Progress) -> Path:
 
 
 def _chosen(model: str) -> tuple[Any, str]:
-    """Choose (format, reason): the fastest that fits this machine's memory.
-
-    Raises:
-        BudgetError: none fits.
-    """
+    """Choose (format, reason): the fastest that fits this machine's memory; a ``BudgetError``: none does."""
     from edgespec.export.options import ExportOptions
     from edgespec.export.planned import planned_bundle
     from edgespec.planning.budget import available_memory, show_bytes
@@ -260,7 +246,6 @@ def _chosen(model: str) -> tuple[Any, str]:
 
 
 def _nothing(source: str) -> InvalidRequest:
-    """Make the error of a name that is neither a bundle nor a model."""
     from difflib import get_close_matches
 
     path = Path(source).expanduser()

@@ -81,12 +81,8 @@ class Adaptive(Wrapper):
     which may be none.  What is learned is carried across requests, except for requests whose seeded text would then
     depend on earlier ones (rejection sampling: the number of guesses decides which random numbers are used).
 
-    Args:
-        inner: the drafter.
-        cost: d and v; learns from the clock.
-        gamma_max: most guesses, whatever the budget.
-        fallback: False = always draft at least one guess.
-        prior: acceptance to start from.
+    ``cost`` is d and v, and learns from the clock; ``gamma_max``: most guesses, whatever the budget; ``fallback``:
+    False = always draft at least one guess; ``prior``: acceptance to start from.
     """
 
     def __init__(

@@ -38,11 +38,9 @@ _SHORT = 2  # a match of the text no longer than this gives way to a longer one 
 class NGram(Drafter):
     """Guesses from the text itself, and from a store; the index costs O(n_max) and about 0.4 KB a token.
 
-    Args:
-        n_min: fewest equal tokens that count as a match.
-        n_max: tokens of the longest key; a longer match is recognised, and preferred, by the most recent occurrence.
-        share: it goes on only with a token that followed in at least this share of the cases.
-        store: where else to look; its proposals have buckets of their own.
+    At least ``n_min`` equal tokens count as a match; of one longer than ``n_max``, the longest key, the most recent
+    occurrence is preferred.  It goes on only with a token that followed in at least a ``share`` of the cases.  What is
+    found in a store has buckets of its own.
     """
 
     name = "ngram"

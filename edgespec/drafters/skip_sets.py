@@ -71,12 +71,10 @@ class Record:
 class OnlineSearch:
     """Proposes sets and keeps the one of the highest predicted speed.
 
-    Args:
-        layers: of the model; the first and the last are never left out.
-        initial: where to start; scored first.  Where it names high planes, they are a choice; those of the first and
-            the last layer and of the head stay as they are in it.
-        cost: set -> cost of a draft step over a plain one.
-        verify: n -> cost of a pass over n rows.
+    It starts from ``initial``, which is scored first.  Where that names high planes, they are a choice; those of the
+    first and the last layer, which are never left out, and of the head stay as they are in it.
+
+    ``cost``: set -> cost of a draft step over a plain one; ``verify``: n -> cost of a pass over n rows.
     """
 
     def __init__(

@@ -251,7 +251,8 @@ class Session:
         saved = None if export_busy(self._manifest.cost) else self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
         cost = CostModel(verify, draft_cost, first_cost)
-        for rows, ms in self._measured("verify", self._verify_once, VERIFY_SIZES).items():
+        forward = self.target.forward
+        for rows, ms in self._measured("verify", lambda n: forward(np.zeros(n, np.int64)), VERIFY_SIZES).items():
             cost.observe_verify(rows, ms, ENOUGH)
         return cost
 
@@ -260,6 +261,3 @@ class Session:
         if name not in self._times:
             self._times[name] = measure(run, sizes, repeats=3)
         return self._times[name]
-
-    def _verify_once(self, rows: int) -> None:
-        self.target.forward(np.zeros(rows, np.int64))
