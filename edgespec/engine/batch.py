@@ -180,14 +180,11 @@ class RunningBatch:
         ``wait``: decode only what all can decode together, when every prompt is read.
         """
         for stream, got in self._answers(wait):
-            if isinstance(got, Exception):
+            if isinstance(got, Exception) or stream.ended:
+                if not isinstance(got, Exception):
+                    got = Chunk(got.text + stream.end(), got.round, got.pieces)
                 stream.close()
-            elif stream.ended:
-                got = Chunk(got.text + stream.end(), got.round, got.pieces)
-            else:
-                yield stream, got
-                continue
-            self.streams.remove(stream)
+                self.streams.remove(stream)
             yield stream, got
 
     def _answers(self, wait: bool) -> list[tuple[Stream, Answer]]:
