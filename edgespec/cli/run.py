@@ -62,9 +62,6 @@ if TYPE_CHECKING:
     ),
     option("--chat", "Chat with the model: ask by --prompt, by a pipe, or by typing.", bool),
     option("--method", "Method of the bundle, chain, or auto, which picks the fastest.  [default: auto]"),
-)
-@group(
-    COMMON,
     option(
         "--max-new-tokens",
         "Most tokens to write.  [default: 128; answers of chats and texts of grammars run to their end]",
@@ -75,10 +72,10 @@ if TYPE_CHECKING:
         "File of a conversation: loaded if it exists, saved at the end.",
         click.Path(path_type=Path, dir_okay=False),
     ),
+    prompt_cache_option,
+    option("--beams", "Beam search with N beams, without drafting.", COUNT),
+    option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool),
 )
-@prompt_cache_option
-@group(COMMON, option("--beams", "Beam search with N beams, without drafting.", COUNT))
-@group(COMMON, option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool))
 @request_options
 @group("Pictures", image_option, image_rows_option)
 @audio_options

@@ -89,7 +89,7 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
     assert shown.out == command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram").out
     stats = command("run", demo, "--prompt", PROMPT, *SHORT, "--set", "shadow=1", "--json").json["stats"]
     assert stats["shadow"]["checked"] == stats["shadow"]["agreeing"] == stats["tokens"]
-    command("run", demo, "--prompt", PROMPT, "--set", "shadow=-1").refused(2, "--set", "shadow -1")
+    command("run", demo, "--prompt", PROMPT, "--set", "shadow=-1").refused(2, "--set", "shadow is -1")
 
 
 def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
