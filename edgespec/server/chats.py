@@ -42,9 +42,6 @@ class CompletionWriter(Writer):
         logprobs = self._logprobs(choice.scored, 0) if self.logprobs else None
         return {"index": choice.index, "finish_reason": choice.finish} | self._said(choice) | {"logprobs": logprobs}
 
-    def opening(self) -> Iterator[bytes]:
-        yield from ()
-
     def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
         own = [said] if chunk and choice.drafts and (said := choice.drafts.add(chunk)) else []
         deltas = [made for piece, part in found if (made := self._delta(piece, part))]

@@ -33,20 +33,17 @@ class Metrics:
 
     def __init__(self, models: Sequence[str], read: Callable[[str, str], float]) -> None:
         self._registry = own = CollectorRegistry()
-        each = ["model", "method"]
-        self._requests = Counter(
-            "edgespec_requests", "Texts and refused requests, by how they ended.", ["model", "end"], registry=own
-        )
-        self._prompt = Counter("edgespec_prompt_tokens", "Tokens of prompts.", ["model"], registry=own)
-        self._reused = Counter(
-            "edgespec_reused_prompt_tokens",
-            "Tokens of prompts that were not read: another text in memory, or the disk, had them.",
-            ["model"],
-            registry=own,
-        )
-        self._tokens = Counter("edgespec_tokens", "Tokens written, by method.", each, registry=own)
-        self._drafted = Counter("edgespec_drafted_tokens", "Guesses that were verified.", each, registry=own)
-        self._accepted = Counter("edgespec_accepted_tokens", "Accepted guesses.", each, registry=own)
+
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(f"edgespec_{name}", text, ["model", *more], registry=own)
+
+        self._requests = counter("requests", "Texts and refused requests, by how they ended.", "end")
+        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
+        reused = "Tokens of prompts that were not read: another text in memory, or the disk, had them."
+        self._reused = counter("reused_prompt_tokens", reused)
+        self._tokens = counter("tokens", "Tokens written, by method.", "method")
+        self._drafted = counter("drafted_tokens", "Guesses that were verified.", "method")
+        self._accepted = counter("accepted_tokens", "Accepted guesses.", "method")
         self._speed = Histogram(
             "edgespec_tokens_per_second",
             "Speed of each request, from its first round to its last.",
@@ -81,21 +78,22 @@ class Metrics:
     def transcribed(self, model: str, how: Mapping[str, Any]) -> None:
         """Count a recording; ``how``: as of ``Transcript``."""
         self._requests.labels(model, "transcribed").inc()
-        for counter, name in ((self._tokens, "tokens"), (self._drafted, "drafted"), (self._accepted, "accepted")):
-            counter.labels(model, how["method_used"]).inc(how[name])
+        self._decoded(model, how["method_used"], how["tokens"], how["drafted"], how["accepted"])
 
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _written(self, model: str, result: Result, late: bool) -> None:
-        stats, method = result.stats, result.method_used
+        stats = result.stats
         self._requests.labels(model, "late" if late else result.finish).inc()
         self._prompt.labels(model).inc(stats.prompt_tokens)
         self._reused.labels(model).inc(stats.reused_tokens)
-        self._tokens.labels(model, method).inc(len(result.tokens))
-        self._drafted.labels(model, method).inc(stats.drafted)
-        self._accepted.labels(model, method).inc(stats.accepted)
+        self._decoded(model, result.method_used, len(result.tokens), stats.drafted, stats.accepted)
         spent = stats.draft_ms + stats.verify_ms + stats.other_ms
         if spent:
             self._speed.labels(model).observe(1000 * len(result.tokens) / spent)
+
+    def _decoded(self, model: str, method: str, *counts: int) -> None:
+        for counter, count in zip((self._tokens, self._drafted, self._accepted), counts, strict=True):
+            counter.labels(model, method).inc(count)

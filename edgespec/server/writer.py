@@ -52,9 +52,9 @@ class Writer(ABC):
     def whole(self) -> Iterator[str]:
         """Write the answer in one piece, as some pieces of JSON (``listed``)."""
 
-    @abstractmethod
     def opening(self) -> Iterator[bytes]:
         """Begin a stream."""
+        yield from ()
 
     @abstractmethod
     def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
