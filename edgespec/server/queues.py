@@ -169,10 +169,14 @@ class Turns(OneByOne[Work[Any]]):
         works = [Work(run, loop.create_future()) for run in runs]
         for work in works:
             self.add(client, request, work)
+        futures = [work.done for work in works]
         try:
-            return await asyncio.wait_for(asyncio.gather(*(work.done for work in works)), self._seconds)
-        except asyncio.TimeoutError:
-            raise Busy(f"{self._what}: not done in {self._seconds:g} s", "ask for less at once") from None
+            ended, late = await asyncio.wait(futures, timeout=self._seconds, return_when=asyncio.FIRST_EXCEPTION)
+            if failed := [error for one in ended if (error := one.exception())]:
+                raise failed[0]
+            if late:
+                raise Busy(f"{self._what}: not done in {self._seconds:g} s", "ask for less at once")
+            return [one.result() for one in futures]
         finally:
             for work in works:
                 self.remove(work)
