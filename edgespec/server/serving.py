@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from asyncio import TimerHandle
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,16 +54,11 @@ class Open:
     all: dict[Connection, None] = field(default_factory=dict)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def make_room(self) -> bool:
-        """Close the oldest that waits for its client, of the address that has most; returns whether there was one."""
-        idle = [one for one in self.all if not one.running and not one.cut]
-        if not idle:
-            return False
-        counts: dict[str, int] = {}
-        for one in self.all:
-            counts[one.address] = counts.get(one.address, 0) + 1
-        max(idle, key=lambda one: counts[one.address]).abort()  # the first of equals
-        return True
+    def make_room(self) -> None:
+        """Close the oldest that waits for its client, of the address that has most."""
+        counts = Counter(one.address for one in self.all)
+        if idle := [one for one in self.all if not one.running and not one.cut]:
+            max(idle, key=lambda one: counts[one.address]).abort()  # the first of equals
 
 
 class Connection(HttpToolsProtocol):
