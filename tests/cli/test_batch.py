@@ -36,7 +36,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def asked(bundle: Path, source: Path, output: Path, *more: object) -> tuple[object, ...]:
-    wanted = ("--threads", THREADS, "--max-new-tokens", LENGTH, "--batch", 3)
+    wanted = ("--threads", THREADS, "--max-new-tokens", LENGTH, "--batch", 3, "--method", "ngram")  # auto asks a clock
     return ("run", bundle, "--input", source, "--output", output, *wanted, *more)
 
 
