@@ -27,20 +27,7 @@ def open_target(
     threads: int | None,
     kv: KvFormat | None,
 ) -> Model:
-    """Open the target of ``bundle``.
-
-    Args:
-        bundle: where it is.
-        device: where its passes run.
-        precision: on a device: see ``load``.
-        graph: on the CPU: which of its graphs.
-        strict: on a device: whether rows have the same bits in every pass.
-        threads: on the CPU.
-        kv: on the CPU: how keys and values are kept.
-
-    Raises:
-        BundleError, DeviceError: see ``load``.
-    """
+    """Open the target of ``bundle``: on the CPU one of its graphs, on a device all; errors as of ``load``."""
     if device != "cpu":
         return open_on_device(bundle, device, precision, strict, threads)
     return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked)
@@ -52,14 +39,7 @@ def share_target(model: Model, strict: bool) -> Model:
 
 
 def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: OperatorChoice) -> Model:
-    """Open the draft model or the drafter; on the CPU where it has no graphs for the device.
-
-    Args:
-        bundle: where it is.
-        name: ``draft`` or ``drafter``.
-        options: how the target was loaded.
-        operators: those of the target.
-    """
+    """Open the ``draft`` or the ``drafter``, options and operators the target's; on the CPU if the device has none."""
     part = bundle.part(name)
     if any(graph.device == options.device != "cpu" for graph in part.graphs.values()):
         return DeviceModel(bundle.path, part, options.device, False, options.device_precision, bundle.checked)

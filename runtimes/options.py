@@ -9,7 +9,7 @@ from typing import Any, Literal, SupportsIndex, TypedDict, get_args
 from edgespec.errors import InvalidRequest, unknown_name
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
-from edgespec.runtimes.files.formats import CHECKPOINTS, Attention
+from edgespec.runtimes.files.formats import CHECKPOINTS, Attention, listed
 from edgespec.runtimes.files.manifest import Manifest, Operators, Precision
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.images.limits import limited
@@ -91,15 +91,12 @@ class LoadOptions:
             number = getattr(self, name)
             if not (number is None or isinstance(number, SupportsIndex)):
                 raise InvalidRequest(f"{name} is {number!r}: expected a whole number")
-        for name, switch in (("strict", self.strict), ("check", self.check), ("prompt_cache", self.prompt_cache)):
-            if not isinstance(switch, bool):
+        for name in ("strict", "check", "prompt_cache"):
+            if not isinstance(switch := getattr(self, name), bool):
                 raise InvalidRequest(f"{name} is {switch!r}: expected True or False")
-        if self.operators not in get_args(WantedOperators):
-            raise InvalidRequest(
-                f"operators {self.operators!r}: expected one of {', '.join(get_args(WantedOperators))}"
-            )
-        if self.precision not in get_args(WeightPrecision):
-            raise InvalidRequest(f"precision {self.precision!r}: expected full or high")
+        for name, known in (("operators", get_args(WantedOperators)), ("precision", get_args(WeightPrecision))):
+            if (given := getattr(self, name)) not in known:
+                raise InvalidRequest(f"{name} {given!r}: expected {listed(known)}")
         if not isinstance(self.device, str):
             raise InvalidRequest(f"device is {self.device!r}: expected a name", "`edgespec devices` shows them")
         if not (self.ngram_store is None or isinstance(self.ngram_store, (str, os.PathLike))):
@@ -125,9 +122,11 @@ class LoadOptions:
         parts = {"target": manifest.target}
         if manifest.draft is not None and manifest.draft.image is not None:
             parts["draft"] = manifest.draft
-        limits = {name: limited(part.image, self.image_rows) for name, part in parts.items()}
         return manifest.model_copy(
-            update={name: part.model_copy(update={"image": limits[name]}) for name, part in parts.items()}
+            update={
+                name: part.model_copy(update={"image": limited(part.image, self.image_rows)})
+                for name, part in parts.items()
+            }
         )
 
     def resolve(self, manifest: Manifest) -> RunOptions:

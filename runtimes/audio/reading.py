@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import wave
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,13 @@ def _read(sound: str | os.PathLike[str] | bytes, name: str) -> Iterator[Samples]
     """Read a file or its bytes -> float32 [m], one channel at ``RATE``."""
     if not isinstance(sound, bytes) and not Path(sound).is_file():
         raise InvalidRequest(f"expected a sound file, and {name} is none", "name a wav, flac, ogg or mp3 file")
-    with _opened(sound) as file, _pcm(file) as plain:
+    with io.BytesIO(sound) if isinstance(sound, bytes) else Path(sound).open("rb") as file, _pcm(file) as plain:
         if plain is not None:
             rate = _checked(name, plain.getframerate(), plain.getnchannels())
             yield from _converted(_wave_frames(plain), rate)
         else:
             file.seek(0)
             yield from _by_libsndfile(file, name)
-
-
-@contextmanager
-def _opened(sound: str | os.PathLike[str] | bytes) -> Iterator[Any]:
-    with io.BytesIO(sound) if isinstance(sound, bytes) else Path(sound).open("rb") as file:
-        yield file
 
 
 @contextmanager
@@ -161,14 +155,6 @@ def _converted(frames: Iterable[Samples], rate: int) -> Iterator[Samples]:
 
 
 def _resampled(mono: Iterator[Samples], rate: int) -> Iterator[Samples]:
-    convert = _converter(rate)
-    for piece in mono:
-        yield convert(np.ascontiguousarray(piece), False)
-    yield convert(np.zeros(0, np.float32), True)
-
-
-def _converter(rate: int) -> Callable[[Samples, bool], Samples]:
-    """Make a converter that is given one piece after the other, and whether it is the last."""
     try:
         import soxr
     except ImportError as error:
@@ -176,4 +162,6 @@ def _converter(rate: int) -> Callable[[Samples, bool], Samples]:
             f"the sound has {rate} samples a second; making {RATE} of them needs soxr, which is not installed", EXTRA
         ) from error
     stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32", quality="HQ")
-    return lambda piece, last: np.asarray(stream.resample_chunk(piece, last=last), np.float32)
+    for piece in mono:
+        yield np.asarray(stream.resample_chunk(np.ascontiguousarray(piece)), np.float32)
+    yield np.asarray(stream.resample_chunk(np.zeros(0, np.float32), last=True), np.float32)

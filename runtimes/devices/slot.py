@@ -42,9 +42,8 @@ class DeviceSlot(Slot):
             for kind in ("key", "value")
         }
         self._places = model.put(np.arange(self.capacity, dtype=np.float32))
-        self._streams: dict[int, Any] = {}  # by rows
+        self._made: dict[tuple[int, ...], Any] = {}  # by shape: a mask that hides nothing, or room for hidden states
         self.chunk = min(self.chunk, model.most_rows)
-        self._no_tree: dict[int, Any] = {}  # by rows: a mask that hides nothing, on the device
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ class DeviceSlot(Slot):
         r, n = len(rows), len(begin)
         rows = np.resize(rows, self._rounded(r, 0))
         names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
-        stream = self._stream(self._rounded(n, past)) if self.keep_hidden else None
+        stream = self._zeros(1, self._rounded(n, past), self.model.facts.hidden) if self.keep_hidden else None
         outputs = self._launch(which, begin, past, parents, rows, names, stream)
         hidden: Any = None if stream is None else HeldRows(self.model, stream, n)
         if not best:
@@ -187,7 +186,7 @@ class DeviceSlot(Slot):
             small["rows"] = rows
         held: dict[str, Any] = {"places": self._places}
         if parents is None:
-            held["tree"] = self._blank(n)
+            held["tree"] = self._zeros(n, n)
         else:
             small["tree"] = tree_mask(parents)
         kept: dict[str, Any] = {} if stream is None else {"hidden": stream}
@@ -219,16 +218,10 @@ class DeviceSlot(Slot):
         wanted = next((size for size in ROWS if size >= least), least)
         return wanted if past + wanted <= self.capacity and wanted <= self.model.most_rows else least
 
-    def _stream(self, n: int) -> Any:
-        """Give a buffer for the hidden states of n rows, on the device."""
-        if n not in self._streams:
-            self._streams[n] = self.model.put(np.zeros((1, n, self.model.facts.hidden), np.float32))
-        return self._streams[n]
-
-    def _blank(self, n: int) -> Any:
-        if n not in self._no_tree:
-            self._no_tree[n] = self.model.put(np.zeros((n, n), np.float32))
-        return self._no_tree[n]
+    def _zeros(self, *shape: int) -> Any:
+        if shape not in self._made:
+            self._made[shape] = self.model.put(np.zeros(shape, np.float32))
+        return self._made[shape]
 
     def _named(self, ids: Ids, cut: bool = True) -> Ids:
         """Name the tokens of the columns of a cut LM head."""

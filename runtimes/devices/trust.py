@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +101,8 @@ def open_on_device(
         check_trial(device, target.format, trial)
         rows = WIDE if trial.wide <= MOST[trial.precision, target.format].wide else NARROW
         known[key] = trial._asdict() | {"rows": rows, "driver": driver(device)}
-        _remember(known)
+        with suppress(OSError):  # no cache: the step is made again next time
+            write_sealed(cache_folder() / "devices.json", SEALED, known)
     model = DeviceModel(bundle.path, target, device, strict, known[key]["precision"], bundle.checked)
     model.most_rows = int(known[key]["rows"])
     return model
@@ -140,13 +142,6 @@ def _known() -> dict[str, Any]:
         return read_sealed(cache_folder() / "devices.json", SEALED)
     except (OSError, ValueError):  # absent, damaged or somebody else's: the step is made again
         return {}
-
-
-def _remember(known: dict[str, Any]) -> None:
-    try:
-        write_sealed(cache_folder() / "devices.json", SEALED, known)
-    except OSError:  # no cache: the step is made again next time
-        return
 
 
 # -- the golden step ---------------------------------------------------------------------------------------------------

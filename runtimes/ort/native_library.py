@@ -61,9 +61,7 @@ def native_library() -> NativeLibrary:
 
 
 def _version(library: ctypes.CDLL) -> str:
-    try:
-        said = library.edgespec_version
-    except AttributeError:  # of before it said so
+    if (said := getattr(library, "edgespec_version", None)) is None:  # of before it said so
         return ""
     said.restype = ctypes.c_char_p
     return str(said().decode())

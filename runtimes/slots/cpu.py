@@ -34,14 +34,14 @@ def cpu_slot(model: Model, *, context: int | None = None, reserve: int = 256) ->
     return kind(model, context=context, reserve=reserve)
 
 
-def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
+def rows_exact(slot: Slot) -> bool:
     """Tell whether verified rows equal plain decoding's bit for bit on this machine, in strict mode.
 
     Decodes a few tokens one by one, again in blocks and, where trees are to be exact, in a tree, and compares logits.
     The tokens go after the slot's own, which stay, and repeat those, whose embeddings are in memory.
     """
     foreign = slot.model.part.origin == "optimum"
-    sizes = sizes or (FOREIGN_SIZES if foreign else SIZES)
+    sizes = FOREIGN_SIZES if foreign else SIZES
     prefix_length = min(FOREIGN_PREFIX, slot.context // 2) if foreign else PREFIX
     held, longest, slot.revocable = list(slot.tokens), max(sizes), True
     arbitrary = np.random.default_rng(7).integers(0, slot.vocab_size, max(prefix_length, longest)).tolist()

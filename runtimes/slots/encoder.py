@@ -196,5 +196,5 @@ class _Filler(NativeSlot):
         self._nowhere(n)
         self._load(rows, n)
         self._see(n, memory.number, np.arange(n), memory.of.bound)
-        with self._filling():
+        with self._parts((), load=False, fill=True):
             self._launch(n, rows=0)

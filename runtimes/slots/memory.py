@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import memory_format
@@ -72,8 +71,10 @@ class MemoryPool:
         self._format = memory_format(model.kv)
         self._each = self._format.nbytes(model.facts, source.most)
         self._kept: dict[bytes, Memory] = {}  # the one used last stands last
-        array = self._pages(most) if sys.platform != "win32" else None  # where memory counts as soon as it is asked for
-        self.bound = Bound(own_pages((1, self._each), np.uint8) if array is None else array)
+        self.bound = Bound(own_pages((1, self._each), np.uint8))
+        if sys.platform != "win32":  # where memory counts as soon as it is asked for
+            with suppress(MemoryError):
+                self.bound = Bound(own_pages((most, self._each), np.uint8, sparse=True))
 
     def find(self, digest: bytes) -> Memory | None:
         """Find the memory of a source; None = it must be filled."""
@@ -140,11 +141,6 @@ class MemoryPool:
                 raise InvalidRequest(f"all {self.most} memories are in use", "close a session first")
             self._forget(idle)
             return idle.number
-
-    def _pages(self, count: int) -> NDArray[np.uint8] | None:  # [count, bytes]
-        with suppress(MemoryError):
-            return own_pages((count, self._each), np.uint8, sparse=True)
-        return None
 
     def _grow(self, count: int) -> None:
         array = own_pages((count, self._each), np.uint8)

@@ -18,7 +18,7 @@ from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.memory import Memory
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOP, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 
@@ -141,13 +141,8 @@ class NativeSlot(NativeRunner):
 
     def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
-        self._verify(tokens, parents)
-        self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
-        try:
-            n = len(tokens)
-            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden))
-        finally:
-            self._control[TOP] = 0
+        with self._top(1):
+            return self._likeliest(self.forward(tokens, parents))
 
     def _verify(self, tokens: Ids, parents: Ids | None) -> None:
         """Plan a pass whose rows may be kept; [n], [n]."""
@@ -189,9 +184,9 @@ class NativeSlot(NativeRunner):
         self._nowhere(r)
         self._load(hidden, r)
         with self._parts((), load=True, group=number), self._top(top):
-            output = self._launch(r, rows=r, times=found.count, columns=self._head_size(found))
+            output = self._launch(r, rows=r, times=found.count, columns=self._head_size)
         if not top:
-            return Heads(output.logits.reshape(found.count, r, self._head_size(found)), self.head_tokens)
+            return Heads(output.logits.reshape(found.count, r, self._head_size), self.head_tokens)
         assert output.best is not None
         ids, values = output.best
         if self.head_tokens is not None:  # -1 where more are asked for than there are
@@ -251,7 +246,7 @@ class NativeSlot(NativeRunner):
 
     def _nowhere(self, n: int) -> Ids:  # [6, n]
         """Plan rows that no layer runs over."""
-        plan = self._attach("plan", "plan", (6, n), np.int64)
+        plan = self._attach("plan", (6, n), np.int64)
         plan[:], plan[PARENT] = 0, -1
         self._offsets = 0
         if self.attends:

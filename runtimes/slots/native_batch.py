@@ -294,12 +294,12 @@ class _Runner(NativeSlot):
 
     def _verify(self, tokens: Ids, parents: Ids | None) -> None:
         n = self._gathered.shape[1]
-        self._attach("plan", "plan", (6, n), np.int64)[:] = self._gathered[:6]
+        self._attach("plan", (6, n), np.int64)[:] = self._gathered[:6]
         if self.attends:
             self._see(n, self._gathered[6], self._gathered[7], self.memories)
 
     def _turn(self, n: int) -> None:
-        self._attach("axes", "axes", (3, n), np.int64)[:] = self._gathered[-3:]
+        self._attach("axes", (3, n), np.int64)[:] = self._gathered[-3:]
 
 
 def _part(output: Pass, first: int, item: BatchPass) -> Pass:

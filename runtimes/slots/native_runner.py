@@ -49,6 +49,7 @@ class Gates:
         aux_hidden: give the auxiliary hidden states, behind the columns of ``hidden``.
         planes: read the low planes too, of sub-layers in the order of their gates, of what comes after the layers, and
             of the embedding's rows.
+        head_plane, embedding_plane: those of the last two; -1 = there are none.
         fill: make keys and values of a memory of the rows of ``hidden_in``, and nothing else; -1 = there are none.
         count: how many there are.
     """
@@ -61,22 +62,13 @@ class Gates:
         self.aux_hidden = self.heads.stop
         first = self.aux_hidden + aux_hidden
         self.planes = range(first, first + (2 * layers + 2 if planes else 0))
+        self.head_plane, self.embedding_plane = self.plane(-2), self.plane(-1)
         self.fill = self.planes.stop if memory else -1
         self.count = self.planes.stop + memory
 
     def plane(self, sublayer: int) -> int:
         """Find the gate of a sub-layer's low planes; -1 = there are none."""
         return self.planes[sublayer] if self.planes else -1
-
-    @property
-    def head_plane(self) -> int:
-        """The gate of the low planes of what comes after the layers: LM heads, and what leads to them."""
-        return self.plane(-2)
-
-    @property
-    def embedding_plane(self) -> int:
-        """The gate of the low plane of the embedding."""
-        return self.plane(-1)
 
 
 def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:
@@ -156,9 +148,8 @@ class NativeRunner(Slot):
         # a block of tokens lies together: what is there already is the beginning of the larger cache
         array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
-            used = self.kv.nbytes(self.model.facts, self.furthest)
-            held = self._cache.array
-            array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
+            held = self._cache.array[:, : self.kv.nbytes(self.model.facts, self.furthest)]
+            array[:, : held.shape[1]] = held
         self._cache = self._bind("kv", Bound(array))
         self._head = array[0, : self.kv.header_bytes(self.model.facts)]
         self._held = tokens_held(self._head, self.model.facts)
@@ -174,13 +165,8 @@ class NativeRunner(Slot):
         self._own(0, tokens)
         for array in self._arrays(tokens):
             array[:] = 0  # untouched pages would cost no reading
-        self.tokens, self._moves = [0] * tokens, []
-        if self._turns is not None:
-            self._turns.crop(0)
-        if self._checkpoints:
-            self._checkpoints.crop(0)
-        self._held[:] = self._certain = tokens
-        self._furthest = max(self._furthest, tokens)
+        self._hold([0] * tokens, max(self._furthest, tokens))
+        self._held[:] = tokens
 
     def held(self) -> list[NDArray[Any]]:
         self._settle()
@@ -269,7 +255,7 @@ class NativeRunner(Slot):
             self._need_room(past + n)
         if n and self.table_bits:
             self._own(past, past + n)
-        plan = self._attach("plan", "plan", (6, n), np.int64)
+        plan = self._attach("plan", (6, n), np.int64)
         if n and max(tokens.tolist()) >= INSERTED:
             self._name(plan, tokens)
         else:
@@ -281,7 +267,10 @@ class NativeRunner(Slot):
         plan[VISIBLE] = past
         plan[PARENT] = np.arange(-1, n - 1)
         if self.attends:
-            self._see_memory(n)
+            memory = self.memory
+            if n and memory is None:
+                raise InvalidRequest("this model attends over a source, and is given none", "use `attend` first")
+            self._see(n, *((memory.number, memory.rows, memory.of.bound) if memory else (0, 0, None)))
         return plan
 
     def _name(self, plan: Ids, tokens: Ids) -> None:  # [6, n], [n]
@@ -294,25 +283,16 @@ class NativeRunner(Slot):
             return
         rows = [item.rows[row : row + count] for _, item, row, count in self.model.inserted.runs(tokens)]
         count = sum(map(len, rows))
-        np.concatenate(rows, out=self._attach("inserted", "inserted", (count, rows[0].shape[1]), np.float32))
+        np.concatenate(rows, out=self._attach("inserted", (count, rows[0].shape[1]), np.float32))
         plan[TOKEN, tokens >= INSERTED] = -1 - np.arange(count)
 
     def _turn(self, n: int) -> None:
         """Bind the positions by which the rows of the next pass turn, [3, n]."""
-        self._attach("axes", "axes", (3, n), np.int64)[:] = self._bound["plan"].array[POSITION] + self._offsets
-
-    def _see_memory(self, n: int) -> None:
-        """Let the rows of the next pass, n of them, attend over the slot's memory."""
-        if (memory := self.memory) is not None:
-            self._see(n, memory.number, memory.rows, memory.of.bound)
-        elif n:
-            raise InvalidRequest("this model attends over a source, and is given none", "use `attend` first")
-        else:
-            self._attach("sources", "sources", (2, 0), np.int64)
+        self._attach("axes", (3, n), np.int64)[:] = self._bound["plan"].array[POSITION] + self._offsets
 
     def _see(self, n: int, number: int | Ids, rows: int | Ids, bound: Bound | None) -> None:
         """Bind the memories of n rows, and how much of them they see or which row they fill; one for all, or [n]."""
-        sources = self._attach("sources", "sources", (2, n), np.int64)
+        sources = self._attach("sources", (2, n), np.int64)
         sources[0], sources[1] = number, rows
         if bound is not None and self._bound["memory"] is not bound:
             self._bind("memory", bound)
@@ -345,7 +325,7 @@ class NativeRunner(Slot):
         model, count = self.model, 1 if rows < 0 else rows
         if self._turns is not None:
             self._turn(n)
-        wanted = self._attach("rows", "rows", (count,), np.int64)
+        wanted = self._attach("rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(first, first + count)
         tapped = model.part.tapped if aux_hidden else ()
         self._gates[self._at.hidden] = hidden or bool(tapped)
@@ -428,8 +408,8 @@ class NativeRunner(Slot):
         self._bound[name] = bound
         return bound
 
-    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        bound = self.model.buffer(buffer, shape, dtype)
+    def _attach(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        bound = self.model.buffer(name, shape, dtype)
         if self._bound.get(name) is not bound:
             self._bind(name, bound)
         return bound.array
@@ -438,18 +418,18 @@ class NativeRunner(Slot):
         """Let the next pass begin with these rows of the residual stream, [n, hidden]."""
         if hidden.shape != (n, self._columns_in):
             raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self._columns_in}]")
-        self._attach("hidden_in", "hidden_in", hidden.shape, np.float32)[:] = hidden
+        self._attach("hidden_in", hidden.shape, np.float32)[:] = hidden
 
     @contextmanager
     def _parts(
-        self, layers: Sequence[int], load: bool, *, lm: bool = False, group: int | None = None
+        self, layers: Sequence[int], load: bool, *, lm: bool = False, group: int | None = None, fill: bool = False
     ) -> Iterator[None]:
-        """Let passes run these layers only, from tokens or hidden states, to the LM head or a group of heads."""
+        """Let passes run these layers only, from tokens or hidden states, to what is named behind them."""
         at, gates = self._at, self._gates
         gates[:] = False
         gates[at.planes] = self._plain[at.planes]
         gates[[2 * layer + part for layer in layers for part in (0, 1)]] = True
-        gates[at.load if load else at.embed] = True
+        gates[at.fill if fill else at.load if load else at.embed] = True
         gates[at.lm] = lm
         if group is not None:
             gates[at.heads[group]] = True
@@ -457,17 +437,6 @@ class NativeRunner(Slot):
             yield
         finally:
             gates[:] = self._plain
-
-    @contextmanager
-    def _filling(self) -> Iterator[None]:
-        """Let passes fill a memory and do nothing else."""
-        self._gates[:] = False
-        self._gates[self._at.planes] = self._plain[self._at.planes]
-        self._gates[self._at.fill] = True
-        try:
-            yield
-        finally:
-            self._gates[:] = self._plain
 
     @contextmanager
     def _top(self, top: int) -> Iterator[None]:

@@ -53,6 +53,7 @@ class Slot(ABC):
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
         self.head_tokens = read_head_tokens(model.folder, part)  # int64 [size]: what the columns of a cut LM head mean
+        self._head_size = facts.vocab if self.head_tokens is None else len(self.head_tokens)  # columns of a group
         self._pending: tuple[list[int], list[int] | None] = ([], None)
 
     # -- the Target contract ---------------------------------------------------------------------------------------
@@ -328,10 +329,6 @@ class Slot(ABC):
             have = ", ".join(group.name for group in groups) or "none"
             raise InvalidRequest(f"this model has no heads {name!r}; it has: {have}", "export it with `--heads DIR`")
         return found, groups[found]
-
-    def _head_size(self, group: HeadGroup) -> int:
-        """Count the columns of a group's logits."""
-        return self.vocab_size if self.head_tokens is None else len(self.head_tokens)
 
     def _grown(self, tokens: int) -> int:
         """Count the rows to allocate for ``tokens`` and those after them; the current capacity, if they fit."""

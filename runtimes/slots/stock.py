@@ -128,7 +128,6 @@ class StockSlot(Slot):
     def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         at, which = self._group(group)
         r = len(hidden)
-        size = self._head_size(which)
         self._gate_heads[at], self._gate_lm[...] = True, False
         try:
             with self._layers(0, 0, hidden):
@@ -136,11 +135,11 @@ class StockSlot(Slot):
                 self._attach("rows", "rows", (r,), np.int64)[:] = np.arange(r)
                 self._attach("bias", "zero_bias", (1, 1, r + self._extra, self.capacity), np.float32)
                 self._total[...] = self.capacity
-                shape = which.count * r, size
+                shape = which.count * r, self._head_size
                 logits = self._launch(np.zeros(r, np.int64), None, 0, shape, r + self._extra).logits
         finally:
             self._gate_heads[at], self._gate_lm[...] = False, True
-        logits = logits.reshape(which.count, r, size)
+        logits = logits.reshape(which.count, r, self._head_size)
         return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
 
     def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
