@@ -270,7 +270,7 @@ def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunO
     working += working_bytes(tower, encoder_attention(tower), rows)
     if part.sound is not None:
         working += heard_bytes(part.sound, part, rows)
-    columns, name = part.facts.hidden * (1 + (part.image.deepstack if part.image else 0)), "images"
+    columns, name = part.facts.hidden * (1 + (len(part.image.taps) if part.image else 0)), "images"
     most = part.image.most if part.image else 0
     if part.sound is not None:
         most, name = min(part.sound.most, part.sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"

@@ -81,14 +81,7 @@ class Windows:
 
 
 class FrameRule:
-    """A constraint: behind a code comes one of the next place, or the end.
-
-    Args:
-        part: of a model that speaks.
-        vocab: tokens of the model.
-        ends: tokens that end a text.
-        prompt: tokens before the first code.
-    """
+    """A constraint of a model that speaks: behind a code comes one of the next place, or the end."""
 
     scored = False  # log-probabilities are the model's
 

@@ -62,9 +62,7 @@ def choose_precision(
     """Choose the precision of a model's graphs on a device.
 
     Args:
-        part: the model.
-        device: where it runs.
-        wanted: None = float16 where both have it.
+        part, device, wanted: as of ``have_precisions``; None = float16 where both have it.
         without_half: why the device has no float16; empty if it has.
 
     Raises:
@@ -90,13 +88,11 @@ class DeviceModel(Model):
     """The graphs of a model for a device.
 
     Args:
-        folder: the bundle's folder.
-        part: the model's entry in the manifest.
+        folder, part, checked: as of ``Model``.
         device: where it runs.
         strict: rows have the same bits in every pass: see ``least_rows``.
         precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device such
             shaders, else float32.
-        checked: of the bundle that it is of.
 
     Attributes:
         number: what keys and values are.
@@ -126,7 +122,6 @@ class DeviceModel(Model):
         self.crossed = Crossed()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}
-        self._inputs: dict[str, dict[str, str]] = {}
         self.session: Any = self.open("")
 
     def relaxed(self) -> DeviceModel:
@@ -172,9 +167,7 @@ class DeviceModel(Model):
 
     def inputs(self, which: str) -> dict[str, str]:
         """Map a graph's inputs: the name of today -> what the graph calls it."""
-        if which not in self._inputs:
-            self._inputs[which] = inputs_of(self.open(which))
-        return self._inputs[which]
+        return inputs_of(self.open(which))
 
     def _make_session(self, path: Path) -> Any:
         return make_device_session(path, self.device)
@@ -208,17 +201,10 @@ class DeviceModel(Model):
         kept: Mapping[str, Any],
         wanted: Sequence[str],
     ) -> list[NDArray[Any]]:
-        """Run a graph.
+        """Run a graph (``open``): ``small`` inputs and ``wanted`` outputs cross, ``held`` and ``kept`` ones stay there.
 
         Raises:
             DeviceError: the device failed; what it held is lost.
-
-        Args:
-            which: see ``open``.
-            small: inputs that cross.
-            held: inputs in the device's memory.
-            kept: outputs that stay there: where they go.
-            wanted: outputs that cross.
         """
         session = self.open(which)
         binding = session.io_binding()

@@ -30,6 +30,7 @@ from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import ModelPart, Precision
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
+from edgespec.runtimes.files.staged import write_staged
 from edgespec.runtimes.slots.cpu import cpu_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -286,9 +287,7 @@ def main(asked: Path, answered: Path) -> None:
         found: dict[str, Any] = try_here(Bundle.open(request["bundle"], check=False), **request["how"])._asdict()
     except EdgespecError as error:
         found = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-    partial = answered.with_suffix(".partial")
-    partial.write_text(json.dumps(found), "utf-8")
-    partial.replace(answered)
+    write_staged(answered, json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ def _times(cost: dict[str, Any]) -> dict[str, Any]:
         curve = name == "verify_ms"
         if not isinstance(value, dict if curve else (int, float)):
             raise ValueError(f"{name}: expected {'an object of times by rows' if curve else 'a number'}")
-        times: dict[str, Any] = value if isinstance(value, dict) else {"1": value}
-        for key, ms in times.items():
+        for key, ms in value.items() if isinstance(value, dict) else [("1", value)]:
             if not (key.isascii() and key.isdigit() and 0 < int(key[:5]) <= 1 << 10):
                 raise ValueError(f"{name}: {key[:20]!r} is no number of rows")
             if type(ms) not in (int, float) or not (ms > 0 if curve else ms >= 0) or ms > 1e9:

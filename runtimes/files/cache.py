@@ -103,13 +103,7 @@ def stop_of(name: str) -> int:
 
 
 def describe(folder: Path, weights: Path, facts: dict[str, Any], name: str) -> None:
-    """Write down in a conversion what it was made of, sealed.
-
-    Args:
-        folder: where it lies now.
-        weights: the file that it was made of.
-        facts: what else is to be known of it.
-        name: of its folder in the cache.
+    """Write down in the conversion in ``folder`` what it was made of, sealed; ``name``: of its folder in the cache.
 
     Raises:
         OSError: it cannot be written.

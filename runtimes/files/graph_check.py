@@ -44,11 +44,7 @@ Value = int | memoryview
 
 
 def check_graph(path: Path, operators: Operators) -> None:
-    """Refuse a graph that is not what a bundle may hold.
-
-    Args:
-        path: the .onnx file, beside its weights.
-        operators: those that the manifest promises.
+    """Refuse the graph at ``path``, beside its weights, if it is not what a bundle may hold, of these operators.
 
     Raises:
         BundleError: what is wrong with it.

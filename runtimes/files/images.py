@@ -160,9 +160,9 @@ class ImagePart(Part):
 
     ``most``: rows of the largest image.  ``positions``: ``text`` = one row after the other; ``grid`` = in three
     dimensions (M-RoPE, arXiv 2409.12191): rows stand beside and below each other, and a text goes on after the longer
-    side.  ``bidirectional``: rows of a piece see each other.  ``deepstack``: so many projectors more make rows of what
+    side.  ``bidirectional``: rows of a piece see each other.  ``taps``: as many projectors more make rows of what these
     layers inside the tower give, which are added to the residual stream after the decoder's first layers, one each
-    (arXiv 2406.04334); ``taps``: after which layers of the tower.
+    (DeepStack, arXiv 2406.04334).
     ``proof``: golden vectors, which other runtimes must reproduce.
     """
 
@@ -176,8 +176,3 @@ class ImagePart(Part):
     bidirectional: bool = False
     taps: Layers = Field(default_factory=list)
     proof: list[SeenVector] = Field(default_factory=list)
-
-    @property
-    def deepstack(self) -> int:
-        """How many projectors there are beside the first."""
-        return len(self.taps)

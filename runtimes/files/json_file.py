@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -79,7 +79,8 @@ def parse_json(text: str | bytes, infinite: bool = False) -> Any:
             raise ValueError("a text with half a character") from None
     level: list[Any] = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_DEPTH):
-        level = [item for held in level for item in _held(held) if isinstance(item, (dict, list))]
+        below = (item for held in level for item in (held.values() if isinstance(held, dict) else held))
+        level = [item for item in below if isinstance(item, (dict, list))]
         if not level:
             return value
     raise ValueError(f"nested more than {MOST_DEPTH} deep")
@@ -91,9 +92,7 @@ def read_json(
     """Read the JSON file at ``path`` and return its value.
 
     Args:
-        path: the file.
-        kind: of the error.
-        hint: of the error.
+        path, kind, hint: the file, and of the error.
         what: the file is expected to be, for the error, as in "not a device profile: ".
         infinite: see ``parse_json``.
 
@@ -123,17 +122,10 @@ def read_object(
 
 
 def validated(model: type[Made], data: Any, where: object, kind: Kind = BundleError, hint: str | None = None) -> Made:
-    """Validate ``data`` by the schema ``model`` and return the object.
-
-    Args:
-        model: the schema.
-        data: a JSON value.
-        where: the file, for the error.
-        kind: of the error.
-        hint: of the error.
+    """Validate a JSON value by the schema ``model``.
 
     Raises:
-        kind: the first thing that does not fit, by its place in the file.
+        kind: the first thing that does not fit, by its place in the file ``where``.
     """
     from pydantic import ValidationError  # not at import: a help page reads no file
 
@@ -146,15 +138,10 @@ def validated(model: type[Made], data: Any, where: object, kind: Kind = BundleEr
         raise kind(f"{where}: {f'{at}: ' if at else ''}{said}", hint) from error
 
 
-def _held(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:60]!r} comes twice in one object")
     return found
 

@@ -50,12 +50,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Damaged(Exception):
-    """A file that is not what its name and its seal say.
-
-    Args:
-        path: of it.
-        why: as a part of a sentence.
-    """
+    """A file that is not what its name and its seal say."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -135,15 +130,7 @@ class PromptFolder:
         return found
 
     def read(self, path: Path, buffer: Bytes, keys: int) -> Bytes:
-        """Read a file into a buffer, and compare its seal.
-
-        Args:
-            path: of this folder.
-            buffer: [keys]: receives keys and values.
-            keys: bytes of them that it must have.
-
-        Returns:
-            the states.
+        """Read ``keys`` bytes of keys and values into a buffer, and compare the file's seal -> the states.
 
         Raises:
             Damaged: it is another one than was written, or too short.
@@ -169,12 +156,7 @@ class PromptFolder:
         return states
 
     def write(self, name: str, keys: Sequence[NDArray[Any]], states: Bytes) -> None:
-        """Write a file, unless it is there.
-
-        Args:
-            name: of ``name_of``.
-            keys: keys and values.
-            states: empty where there are none.
+        """Write keys and values, and perhaps states, into the file called ``name`` (``name_of``), unless it is there.
 
         Raises:
             OSError: it cannot be written.

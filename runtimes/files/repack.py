@@ -42,11 +42,7 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph, checked: Checked |
     A conversion is named by the digests of what it is made of, and carries its own in a sealed record; one that is not
     what its record says is never used, but made again.
 
-    Args:
-        folder: of the bundle.
-        part: the model.
-        graph: one of its graphs.
-        checked: of the bundle: takes in what lies in the cache.
+    ``checked``, of the bundle, takes in what lies in the cache.
 
     Raises:
         BundleError: there is nothing to convert by, or no room for the result.

@@ -63,12 +63,7 @@ def is_sealed(purpose: str, data: bytes, seal: bytes) -> bool:
 
 
 def write_sealed(path: Path, purpose: str, value: dict[str, Any]) -> None:
-    """Write a record; without a key its seal is empty.
-
-    Args:
-        path: the file; its folder is made.
-        purpose: what it is for; a record that is read for something else is not trusted.
-        value: a JSON object.
+    """Write a record, which is trusted for this ``purpose`` alone; without a key its seal is empty.
 
     Raises:
         OSError: it cannot be written.

@@ -140,7 +140,8 @@ def read_session(file: Path) -> SavedSession:
         raise SessionError(f"{file}: cannot be read: {error.strerror or error}") from error
     if bytes(mapped[:8]) != MAGIC:
         raise SessionError(f"{file}: is no session file", "name another one")
-    _, version, size, digest = _BEGIN.unpack(mapped[: _BEGIN.size].tobytes())
+    begin, seal = mapped[: _BEGIN.size].tobytes(), mapped[_BEGIN.size : LINE].tobytes()
+    _, version, size, digest = _BEGIN.unpack(begin)
     if version != VERSION:
         raise SessionError(f"{file}: version {version} of session files: expected {VERSION}", _AGAIN)
     if size > min(MOST_BYTES, len(mapped) - LINE) or hashlib.sha256(mapped[LINE:].data).digest() != digest:
@@ -160,7 +161,6 @@ def read_session(file: Path) -> SavedSession:
     shapes, count = [(*size, 3) for size in header.pictures], len(header.pictures)
     pictures = [one.reshape(shape) for one, shape in zip(held, shapes, strict=False)]
     heard = [np.frombuffer(one.tobytes(), "<f4") for one in held[count:]]
-    begin, seal = mapped[: _BEGIN.size].tobytes(), mapped[_BEGIN.size : LINE].tobytes()
     return SavedSession(file, header, target, draft, pictures + heard, is_sealed(_PURPOSE, begin, seal))
 
 

@@ -77,12 +77,7 @@ class WeightsIndex(BaseModel):
 
 
 def read_index(path: Path, layout: Layout, size: int) -> WeightsIndex:
-    """Read an index.
-
-    Args:
-        path: the file.
-        layout: that of the weight file.
-        size: of the weight file, in bytes.
+    """Read the index of a weight file of ``size`` bytes in that ``layout``.
 
     Raises:
         BundleError: no index; or an entry beyond the file, or of a size that no such file can have.

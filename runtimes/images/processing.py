@@ -64,10 +64,7 @@ class Processed:
 
 
 def process(pixels: Picture, part: ImagePart) -> Processed:
-    """Cut a picture as the model's processor does.
-
-    Args:
-        pixels: uint8 [height, width, 3], RGB.
+    """Cut a picture, red, green and blue, as the model's processor does.
 
     Raises:
         InvalidRequest: a picture too narrow for the model, or Pillow is not installed.
@@ -141,7 +138,7 @@ Encode = Callable[[int, Floats, Any], Floats]  # number of a side (tower, projec
 
 
 def piece_rows(piece: Piece, part: ImagePart, places: Floats | None, encode: Encode) -> Floats:
-    """Have a tower and its projectors make a piece's rows of the decoder -> [R, width * (1 + deepstack)].
+    """Have a tower and its projectors make a piece's rows of the decoder -> [R, width * (1 + taps)].
 
     Args:
         piece: of a picture.
@@ -152,7 +149,7 @@ def piece_rows(piece: Piece, part: ImagePart, places: Floats | None, encode: Enc
     """
     inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
     inside = np.pad(inside, ((0, 0), (part.merge.lead, 0)))
-    each = np.split(encode(0, tower_rows(piece, part, places), inside), 1 + part.deepstack, axis=1)
+    each = np.split(encode(0, tower_rows(piece, part, places), inside), 1 + len(part.taps), axis=1)
     return np.concatenate([encode(1 + at, merged(one, piece.grid, part), None) for at, one in enumerate(each)], axis=1)
 
 
@@ -184,11 +181,7 @@ def patches(pixels: Picture, how: Pixels) -> Piece:
 
 
 def _processed(pictures: list[Picture], part: ImagePart, words: Callable[[list[str]], str] | None = None) -> Processed:
-    """Cut pictures into patches, and write their text.
-
-    Args:
-        words: of the rows of each piece, as words; else all of them stand between ``begin`` and ``end``.
-    """
+    """Cut pictures into patches, and write their text; ``words``: of the rows of each piece, if more than those."""
     pieces = [patches(each, part.processor) for each in pictures]
     rows = [part.words.token * math.prod(merged_grid(piece.grid, part)) for piece in pieces]
     inner = "".join(rows) if words is None else words(rows)

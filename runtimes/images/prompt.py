@@ -66,12 +66,7 @@ def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list
 
 
 def expanded(text: str, words: ImageWords, texts: Sequence[str]) -> str:
-    """Put what stands for each picture into a text, in the places that a template has marked.
-
-    Args:
-        text: with ``words.placeholder`` for each picture.
-        words: of the model.
-        texts: of each picture, as its preprocessing gives them.
+    """Put the ``texts`` of pictures into a text, where a template has written ``words.placeholder``.
 
     Raises:
         InvalidRequest: other places than pictures, as where somebody wrote the placeholder.

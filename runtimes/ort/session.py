@@ -47,7 +47,7 @@ def make_session(path: Path, threads: int | None = None, native: bool = False) -
     Args:
         path: the graph.
         threads: of its pool; None = all processors this process may use.
-        native: the graph uses edgespec's own operators.
+        native: it uses edgespec's own operators.
 
     Raises:
         BundleError: ONNX Runtime refuses the graph, or native operators are not there.

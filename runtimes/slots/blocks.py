@@ -35,8 +35,6 @@ class BlockPool:
 
     Attributes:
         bound: uint8 [width, bytes], what passes are given; another one after the pool has grown.
-        entries: as above.
-        block_bytes: of a block.
         counts: int32 [blocks], slots that refer to each.
     """
 

@@ -53,8 +53,7 @@ class ConcatPorts:
     Attributes:
         fed: which of input_ids, attention_mask and position_ids there are.
         cache: (past, present) of every key and value, by layer.
-        kv_heads: of each.
-        head_dim: of each.
+        kv_heads, head_dim: of each.
         vocab: columns of the logits; None = the graph does not say.
     """
 

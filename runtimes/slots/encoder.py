@@ -104,11 +104,7 @@ class Memories(MemoryPool):
         self._filler: _Filler | None = None
 
     def fill(self, rows: Rows, digest: bytes) -> Memory:
-        """Make the memory of a source, unless there is one already.
-
-        Args:
-            rows: float32 [S, width], what the encoder gives.
-            digest: of the source and of what made rows of it.
+        """Make the memory of a source from rows [S, width] of the encoder, unless one of this ``digest`` is there.
 
         Raises:
             InvalidRequest: more rows than the model was exported for, none, or all memories are in use.

@@ -41,9 +41,8 @@ class Guided:
     """See ``Target``; what drafters ask of a target beside that is asked of ``asked``, whose hidden states they get.
 
     Args:
-        asked: a target whose text begins with the prompt.
+        asked: a target whose text begins with the ``prompt``, so many tokens.
         other: another slot over the same model.
-        prompt: tokens of the prompt.
         instead: what the other's text begins with, at least one token.
         scale: of the difference.
         both: runs a pass of each, given rows of ``asked``, those of ``other`` and their parents, whose arrays stay as

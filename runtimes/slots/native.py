@@ -301,10 +301,9 @@ class NativeSlot(NativeRunner):
 
     def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         n, past, facts = len(tokens), len(self.tokens), self.model.facts
-        if facts.delta and (visible < past).any():
-            return self._hypotheses_in_turn(tokens, visible, parents, skip)
         reach = max(self._furthest, past + n) - int(visible.min()) + facts.taps
-        if facts.convolutions and (reach > STATE_ROWS or visible.min() < self._since):
+        behind = facts.delta is not None and (visible < past).any()
+        if behind or (facts.convolutions and (reach > STATE_ROWS or visible.min() < self._since)):
             return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
             raise InvalidRequest(

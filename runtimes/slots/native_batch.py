@@ -25,17 +25,11 @@ from edgespec.runtimes.slots.slot import Ids
 
 @dataclass(frozen=True)
 class BatchPass:
-    """A pass that a slot of a batch wants.
-
-    Attributes:
-        slot: which slot.
-        tokens: int64 [n], its rows.
-        parents: int64 [n], parent row of each, -1 for row 0; None = a chain.
-    """
+    """A pass that a slot of a batch wants."""
 
     slot: BatchSlot
-    tokens: Ids
-    parents: Ids | None = None
+    tokens: Ids  # [n], its rows
+    parents: Ids | None = None  # [n], parent row of each, -1 for row 0; None = a chain
 
 
 class NativeBatch:
@@ -115,7 +109,7 @@ class NativeBatch:
         if (rows := sum(len(item.tokens) for item in wanted)) > LONGEST_PASS:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
         for item in wanted:
-            item.slot.make_room(len(item.tokens))  # before anything is planned
+            item.slot._need_room(len(item.slot.tokens) + len(item.tokens))  # before anything is planned
         plans: list[Ids] = []  # [6, n] each, or more
         runner, first = self._runner, [0] * len(wanted)
         at = 0
@@ -123,7 +117,7 @@ class NativeBatch:
             slot = wanted[i].slot
             plan = slot.planned(wanted[i].tokens, wanted[i].parents)
             plan[PARENT] += np.where(plan[PARENT] >= 0, at, 0)
-            runner.add_moves(slot.take_moves())
+            runner._moves += slot.take_moves()
             plans.append(plan)
             if slot.memory is not None:
                 runner.memories = slot.memory.of.bound
@@ -233,10 +227,6 @@ class BatchSlot(NativeSlot):
         pool = self.batch.pool
         return np.concatenate([*self._arrays(len(self.tokens)), np.zeros(pool.block_bytes, np.uint8)])
 
-    def make_room(self, rows: int) -> None:
-        """Refuse so many rows more if they do not fit."""
-        self._need_room(len(self.tokens) + rows)
-
     def planned(self, tokens: Ids, parents: Ids | None) -> Ids:
         """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here; then memories, and turns."""
         self._verify(tokens, parents)
@@ -282,10 +272,6 @@ class _Runner(NativeSlot):
     def attach(self) -> None:
         """Use the pool where it lies now."""
         self._cache = self._bind("kv", self._pool.bound)
-
-    def add_moves(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Make these moves before the next pass."""
-        self._moves.extend(moves)
 
     def gathered(self, plan: Ids, best: bool) -> Pass:
         """Run a plan [6, n], behind which may be 2 lines of memories, and 3 of positions that rows turn by."""

@@ -34,11 +34,9 @@ class Gates:
     hidden states with ``embed`` on, and goes on with its own hidden state with ``load`` on.
 
     Args:
-        layers: of the model.
-        groups: of heads.
-        aux_hidden: whether auxiliary hidden states can be given.
-        planes: whether int8 matrices have two planes.
-        memory: whether layers attend over memories as well.
+        layers, groups: how many, of heads.
+        aux_hidden, planes, memory: auxiliary hidden states, int8 matrices in two planes, or memories that layers attend
+            over: whether there are any.
 
     Attributes:
         embed: look tokens up.

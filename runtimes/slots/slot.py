@@ -279,14 +279,9 @@ class Slot(ABC):
         return not len(state)
 
     def begin_like(self, other: Slot, length: int) -> int:
-        """Hold the first tokens of what another slot over this model holds, copied without a pass.
+        """Hold at most ``length`` first tokens of another slot over this model, copied without a pass -> how many.
 
-        Args:
-            other: it stays as it is.
-            length: most tokens.
-
-        Returns:
-            how many; 0 where this memory is out of reach.
+        0 where this memory is out of reach.
         """
         try:
             lent = other.held()  # [.., tokens, head_dim] each

@@ -17,11 +17,7 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 
 class AnswerReader:
-    """Reads one answer.
-
-    Args:
-        shape: how it is written.
-    """
+    """Reads one answer."""
 
     def __init__(self, shape: AnswerShape) -> None:
         self._source = Source(shape.tools)

@@ -37,11 +37,7 @@ class ApartError(Exception):
 
 
 def render_apart(template: str, values: Mapping[str, Any]) -> str:
-    """Render a conversation by ``template`` in another process and return its text.
-
-    Args:
-        template: jinja.
-        values: plain data by name.
+    """Render plain data by a ``template`` of jinja in another process and return its text.
 
     Raises:
         ApartError: see the class.

@@ -22,20 +22,20 @@ class CallFormat:
     """A notation of calls.
 
     Attributes:
-        template: what chat templates of its models contain, all of it.
         read: reads what follows a start, given which it was.
         starts: what a call begins with.
         ends: what may stand behind one, and is no text.
-        bare: an answer may also begin with a call that is plain JSON, of a tool that was given.
         inner: other tokens of it that tokenizers may know as special ones.
+        bare: an answer may also begin with a call that is plain JSON, of a tool that was given.
+        template: what chat templates of its models contain, all of it; None = the starts.
     """
 
-    template: tuple[str, ...]
     read: Callable[[Source, str], Reading]
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    bare: bool = False
     inner: tuple[str, ...] = ()
+    bare: bool = False
+    template: tuple[str, ...] | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -58,53 +58,38 @@ def _python_tag(source: Source, start: str) -> Reading:
     yield from json_calls(source) if char and char in "[{" else python_call(source)
 
 
+def _braced(quote: str) -> Callable[[Source, str], Reading]:
+    return lambda source, _: braced_call(source, quote)
+
+
 FORMATS: dict[str, CallFormat] = {
     HARMONY: CallFormat(
-        ("<|channel|>", "<|message|>"),
         _json,  # behind a head, which answer.py reads
         inner=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+        template=("<|channel|>", "<|message|>"),
     ),
-    "gemma": CallFormat(
-        ("<|tool_call>",),
-        lambda source, _: braced_call(source, GEMMA_QUOTE),
-        ("<|tool_call>",),
-        ("<tool_call|>",),
-        inner=(GEMMA_QUOTE,),
-    ),
+    "gemma": CallFormat(_braced(GEMMA_QUOTE), ("<|tool_call>",), ("<tool_call|>",), (GEMMA_QUOTE,)),
     "functiongemma": CallFormat(
-        ("<start_function_call>",),
-        lambda source, _: braced_call(source, FUNCTION_GEMMA_QUOTE),
-        ("<start_function_call>",),
-        ("<end_function_call>",),
-        inner=(FUNCTION_GEMMA_QUOTE,),
+        _braced(FUNCTION_GEMMA_QUOTE), ("<start_function_call>",), ("<end_function_call>",), (FUNCTION_GEMMA_QUOTE,)
     ),
-    "lfm2": CallFormat(
-        ("<|tool_call_start|>",),
-        lambda source, _: python_calls(source),
-        ("<|tool_call_start|>",),
-        ("<|tool_call_end|>",),
-    ),
+    "lfm2": CallFormat(lambda source, _: python_calls(source), ("<|tool_call_start|>",), ("<|tool_call_end|>",)),
     "mistral": CallFormat(
-        ("[TOOL_CALLS]", "[ARGS]"),
         lambda source, _: named_calls(source),
         ("[TOOL_CALLS]",),
         inner=("[ARGS]", "[CALL_ID]"),
+        template=("[TOOL_CALLS]", "[ARGS]"),
     ),
     "mistral-list": CallFormat(
-        ("[TOOL_CALLS]",),
-        lambda source, _: named_calls(source),
-        ("[TOOL_CALLS]",),
-        ("[/TOOL_CALLS]",),
-        inner=("[ARGS]", "[CALL_ID]"),
+        lambda source, _: named_calls(source), ("[TOOL_CALLS]",), ("[/TOOL_CALLS]",), ("[ARGS]", "[CALL_ID]")
     ),
     "qwen3-coder": CallFormat(
-        ("<function=", "<parameter="), _tagged, ("<tool_call>", "<function="), ("</function>", "</tool_call>")
+        _tagged, ("<tool_call>", "<function="), ("</function>", "</tool_call>"), template=("<function=", "<parameter=")
     ),
-    "glm": CallFormat(("<tool_call>", "<arg_key>"), _tagged, ("<tool_call>",), ("</tool_call>",)),
-    "hermes": CallFormat(("<tool_call>",), _tagged, ("<tool_call>",), ("</tool_call>",), bare=True),
-    "phi": CallFormat(("<|tool_call|>",), _json, ("<|tool_call|>",), ("<|/tool_call|>",), bare=True),
-    "llama3": CallFormat(("<|python_tag|>",), _python_tag, ("<|python_tag|>",), bare=True),
-    JSON: CallFormat((), _json, ("```json", "```tool_call"), ("```",), bare=True),
+    "glm": CallFormat(_tagged, ("<tool_call>",), ("</tool_call>",), template=("<tool_call>", "<arg_key>")),
+    "hermes": CallFormat(_tagged, ("<tool_call>",), ("</tool_call>",), bare=True),
+    "phi": CallFormat(_json, ("<|tool_call|>",), ("<|/tool_call|>",), bare=True),
+    "llama3": CallFormat(_python_tag, ("<|python_tag|>",), bare=True),
+    JSON: CallFormat(_json, ("```json", "```tool_call"), ("```",), bare=True, template=()),
 }
 
 THOUGHTS: dict[str, tuple[str, str]] = {  # what a thought begins and ends with
@@ -181,7 +166,11 @@ class AnswerShape:
 
 def call_format(template: str) -> str:
     """Name the notation of calls that a template's model was taught; ``json`` where it says nothing."""
-    return next(name for name, known in FORMATS.items() if all(part in template for part in known.template))
+    return next(
+        name
+        for name, known in FORMATS.items()
+        if all(part in template for part in (known.starts if known.template is None else known.template))
+    )
 
 
 def thought_format(template: str) -> str | None:

@@ -27,9 +27,8 @@ def calls_grammar(
     """Make the grammar of one call or more, behind the rest of a thought where the prompt has begun one.
 
     Args:
-        shape: how the answer is written.
-        tools: functions that may be called: name, and parameters as a JSON schema.
-        many: whether several calls are allowed.
+        shape, tools: how the answer is written, and functions that may be called: name, parameters as a JSON schema.
+        many: several calls are allowed.
         special: ids of the markers that are special tokens.
 
     Raises:
@@ -37,6 +36,7 @@ def calls_grammar(
     """
     if not tools:
         raise InvalidRequest("a call is asked for, and no tool is given", "give tools, or tool_choice auto")
+    write, begin, between, end = _NOTATIONS[shape.calls or ""]
     rules = _Rules(special)
     calls = []
     for tool in tools:
@@ -45,9 +45,8 @@ def calls_grammar(
             raise InvalidRequest(f"the tool's name is {name[:80]!r}: expected letters, digits and any of _ . : / -")
         schema = tool.get("parameters")
         schema = schema if isinstance(schema, dict) and schema else {"type": "object", "properties": {}}
-        calls.append(_CALLS[shape.calls or ""](rules, name, schema))
+        calls.append(write(rules, name, schema))
     call = rules.add(" | ".join(calls))
-    begin, between, end = _AROUND[shape.calls or ""]
     more = f"({rules.text(between)} {call}){{0,{MOST_CALLS - 1}}}" if many and between is not None else ""
     text = f"{rules.text(begin)} {call} {more} {rules.text(end)}"
     if shape.thoughts == HARMONY:
@@ -59,13 +58,7 @@ def calls_grammar(
 
 
 def after_thoughts(grammar: Grammar, shape: AnswerShape, special: Mapping[str, int]) -> Grammar:
-    """Let the rest of a thought come before what a grammar allows; one in Lark says itself what may come.
-
-    Args:
-        grammar: of the answer.
-        shape: how it is written; the prompt has begun a thought.
-        special: ids of the markers that are special tokens.
-    """
+    """Let the rest of a thought come before what a grammar allows; one in Lark says itself what may come."""
     if grammar.kind == "lark" or shape.thoughts is None:
         return grammar
     rules = _Rules(special)
@@ -222,31 +215,18 @@ def _python(rules: _Rules, name: str, schema: Schema) -> str:
 
 
 _NAMED = _object('{"name": "NAME", "arguments": ', "}")
-_CALLS: dict[str, Callable[[_Rules, str, Schema], str]] = {
-    HARMONY: _object("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", ""),
-    "gemma": _braced("<|tool_call>", GEMMA_QUOTE, "<tool_call|>"),
-    "functiongemma": _braced("<start_function_call>", FUNCTION_GEMMA_QUOTE, "<end_function_call>"),
-    "lfm2": _python,
-    "mistral": _object("[TOOL_CALLS]NAME[ARGS]", ""),
-    "mistral-list": _NAMED,
-    "qwen3-coder": _xml,
-    "glm": _glm,
-    "hermes": _object('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
-    "phi": _NAMED,
-    "llama3": _object('{"name": "NAME", "parameters": ', "}"),
-    "json": _NAMED,
-}
-_AROUND: dict[str, tuple[str, str | None, str]] = {  # before, between (None: one call alone) and behind calls
-    HARMONY: ("", None, ""),
-    "gemma": ("", "", ""),
-    "functiongemma": ("", "", ""),
-    "lfm2": ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
-    "mistral": ("", "", ""),
-    "mistral-list": ("[TOOL_CALLS] [", ", ", "]"),
-    "qwen3-coder": ("", "\n", ""),
-    "glm": ("", "\n", ""),
-    "hermes": ("", "\n", ""),
-    "phi": ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
-    "llama3": ("", "; ", ""),
-    "json": ("", "\n", ""),
+# a call, and what stands before, between (None: one call alone) and behind calls
+_NOTATIONS: dict[str, tuple[Callable[[_Rules, str, Schema], str], str, str | None, str]] = {
+    HARMONY: (_object("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", ""), "", None, ""),
+    "gemma": (_braced("<|tool_call>", GEMMA_QUOTE, "<tool_call|>"), "", "", ""),
+    "functiongemma": (_braced("<start_function_call>", FUNCTION_GEMMA_QUOTE, "<end_function_call>"), "", "", ""),
+    "lfm2": (_python, "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "mistral": (_object("[TOOL_CALLS]NAME[ARGS]", ""), "", "", ""),
+    "mistral-list": (_NAMED, "[TOOL_CALLS] [", ", ", "]"),
+    "qwen3-coder": (_xml, "", "\n", ""),
+    "glm": (_glm, "", "\n", ""),
+    "hermes": (_object('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"), "", "\n", ""),
+    "phi": (_NAMED, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
+    "llama3": (_object('{"name": "NAME", "parameters": ', "}"), "", "; ", ""),
+    "json": (_NAMED, "", "\n", ""),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 
 from edgespec.runtimes.text.call_syntax import (
     CONSTANTS,
@@ -114,12 +115,7 @@ def _no_number(name: str) -> None:
 
 
 def braced_call(source: Source, quote: str) -> Reading:
-    """Read ``call:NAME{key:value,...}``, as Gemma writes it.
-
-    Args:
-        source: of the text.
-        quote: the token around a string.
-    """
+    """Read ``call:NAME{key:value,...}``, as Gemma writes it; ``quote``: the token around a string."""
     yield from source.spaces()
     yield from source.skip("call:")
     name = yield from source.run(NAME, MOST_NAME)
@@ -142,38 +138,47 @@ def _braced(source: Source, quote: str, depth: int) -> Reading:
         yield from json_string(source, source.write)
     elif char and char in "{[":
         source.at += 1
-        yield from _braced_members(source, quote, char, depth)
+        close, key = ("}", partial(_braced_key, source, quote)) if char == "{" else ("]", None)
+        yield from _members(source, close, key, partial(_braced, source, quote, depth + 1))
     else:
         source.write(plain((yield from source.run(WORD))))
 
 
-def _braced_members(source: Source, quote: str, open_: str, depth: int) -> Reading:
-    close, separator = "}" if open_ == "{" else "]", ""
-    source.write(open_)
-    yield from source.spaces()
-    while not (not separator and (yield from source.may(close))):
+def _braced_key(source: Source, quote: str) -> Reading:
+    if (yield from source.may(quote)):
+        yield from _quoted(source, quote)
+    elif (yield from source.peek()) == '"':
+        yield from json_string(source, source.write)
+    else:
+        key = yield from source.run(re.compile(r"[^:{}\[\],\"<>]+"), MOST_NAME)
+        if not key.strip() or (yield from source.peek()) != ":":
+            raise NoCall
+        source.write(json.dumps(key.strip(), ensure_ascii=False))
+
+
+def _members(
+    source: Source, close: str, key: Callable[[], Reading] | None, value: Callable[[], Reading], loose: bool = False
+) -> Reading:
+    """Read what is between brackets, and the closing one; ``loose``: which may stand behind a comma, too."""
+    source.write("{" if key else "[")
+    separator = ""
+    while True:
         yield from source.spaces()
+        if (loose or not separator) and (yield from source.may(close)):
+            break
         source.write(separator)
-        if open_ == "{":
-            if (yield from source.may(quote)):
-                yield from _quoted(source, quote)
-            elif (yield from source.peek()) == '"':
-                yield from json_string(source, source.write)
-            else:
-                key = yield from source.run(re.compile(r"[^:{}\[\],\"<>]+"), MOST_NAME)
-                if not key.strip() or (yield from source.peek()) != ":":
-                    raise NoCall
-                source.write(json.dumps(key.strip(), ensure_ascii=False))
+        if key:
+            yield from key()
             yield from source.spaces()
             yield from source.skip(":")
             source.write(": ")
             yield from source.spaces()
-        yield from _braced(source, quote, depth + 1)
+        yield from value()
         yield from source.spaces()
         separator = ", "
         if (yield from source.which((close, ","))) == close:
             break
-    source.write(close)
+    source.write("}" if key else "]")
 
 
 def _quoted(source: Source, quote: str) -> Reading:
@@ -239,31 +244,10 @@ def _python_value(source: Source, depth: int) -> Reading:
         yield from _python_string(source)
     elif char and char in "[({":
         source.at += 1
-        yield from _python_members(source, {"[": "]", "(": ")", "{": "}"}[char], depth)
+        close, key = {"[": "]", "(": ")", "{": "}"}[char], partial(_python_string, source) if char == "{" else None
+        yield from _members(source, close, key, partial(_python_value, source, depth + 1), loose=True)
     else:
         source.write(plain((yield from source.run(WORD))))
-
-
-def _python_members(source: Source, close: str, depth: int) -> Reading:
-    keyed, separator = close == "}", ""
-    source.write("{" if keyed else "[")
-    while True:
-        yield from source.spaces()
-        if (yield from source.may(close)):  # also behind a comma
-            break
-        source.write(separator)
-        if keyed:
-            yield from _python_string(source)
-            yield from source.spaces()
-            yield from source.skip(":")
-            source.write(": ")
-            yield from source.spaces()
-        yield from _python_value(source, depth + 1)
-        yield from source.spaces()
-        separator = ", "
-        if (yield from source.which((close, ","))) == close:
-            break
-    source.write("}" if keyed else "]")
 
 
 def _python_string(source: Source) -> Reading:

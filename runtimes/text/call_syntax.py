@@ -155,10 +155,7 @@ class Source:
     def until(self, words: Sequence[str], write: Write, within: bool = False) -> Generator[None, None, str]:
         """Write what comes before one of ``words`` as soon as it is sure -> that word, unread; empty at the end.
 
-        Args:
-            words: one of which ends the text.
-            write: takes the text.
-            within: the text is only whole with a word behind it: the beginning of one at the end is no part of it.
+        ``within``: the text is only whole with a word behind it: the beginning of one at the end is no part of it.
         """
         stops = StopStrings(words)
         while True:
@@ -264,9 +261,7 @@ def decoded_string(source: Source) -> Generator[None, None, str]:
 def json_call(source: Source, known: bool = False) -> Reading:
     """Read ``{"name": ..., "arguments": {...}}``, in any order and under the names that models use.
 
-    Args:
-        source: of the text.
-        known: whether only the tools that were given may be called.
+    ``known``: only the tools that were given may be called.
     """
     yield from source.skip("{")
     name, written, done = "", None, False

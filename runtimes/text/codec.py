@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,26 +142,10 @@ class TextCodec:
         """
         return self.encode(self.write_chat(messages, tools, **how), special=False)
 
-    def write_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None = None,
-        *,
-        options: Mapping[str, Any] | None = None,
-        generation_prompt: bool = True,
-        continue_final: bool = False,
-    ) -> str:
+    def write_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> str:
         """Render a conversation by the model's own template; arguments as for ``chat.render``."""
         names = {key: name for key in NAMED if (name := self.special(key)) is not None}
-        return render(
-            choose_template(self.templates, tools),
-            messages,
-            tools,
-            names=names,
-            options=options,
-            generation_prompt=generation_prompt,
-            continue_final=continue_final,
-        )
+        return render(choose_template(self.templates, tools), messages, tools, names=names, **how)
 
 
 def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:

@@ -71,11 +71,7 @@ class Guidance:
         self._compiled(grammar)
 
     def constraint(self, grammar: Grammar, prompt: int) -> GuidedText:
-        """Make the constraint that ``grammar`` puts on the text of a request.
-
-        Args:
-            grammar: as asked for.
-            prompt: tokens of the prompt, which the grammar says nothing of.
+        """Make the constraint that ``grammar`` puts on what follows ``prompt`` tokens.
 
         Raises:
             InvalidRequest: a grammar that is none, or that llguidance does not know; the message says where.

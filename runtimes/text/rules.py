@@ -48,14 +48,8 @@ class RuledText:
     @staticmethod
     def needed(rules: WritingRules) -> bool:
         """Whether the rules say anything of which tokens may come."""
-        return bool(
-            rules.suppressed
-            or rules.begin_suppressed
-            or rules.bad_words
-            or rules.no_repeat
-            or rules.least
-            or rules.forced_end is not None
-        )
+        said = rules.suppressed, rules.begin_suppressed, rules.bad_words, rules.no_repeat, rules.least
+        return any(said) or rules.forced_end is not None
 
     def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
         """See Constraint."""

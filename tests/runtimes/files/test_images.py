@@ -37,7 +37,7 @@ def test_images_in_a_manifest(bundle: Callable[..., Path]) -> None:
     other["facts"]["hidden"] *= 2
     made = Manifest.model_validate(seeing(data))
     assert made.target.image == ImagePart.model_validate(IMAGE)
-    assert made.target.image.deepstack == 1
+    assert len(made.target.image.taps) == 1
     assert len(made.models) == len(Manifest.model_validate(data).models) + 3
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tower": None}, "expected a tower and a projector"),
