@@ -171,34 +171,20 @@ def _check_planes(manifest: Manifest, kind: Operators) -> None:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One way to run a bundle, nothing left open: what memory and speed are predicted for.
+    """One way to run a bundle, nothing left open: what memory and speed are predicted for."""
 
-    Attributes:
-        method: the decoding method; ``ar`` = plain decoding.
-        operators: stock or native.
-        context: tokens held at once, prompt and answer.
-        attention: native operators: how keys and values are kept; None = what the bundle was exported for.
-        gamma: most guesses a round; of a tree its nodes.
-        batch: sequences decoded together.
-        threads: of ONNX Runtime.
-        chunk: rows of a prefill's pass.
-        greedy: whether only the likeliest token of a row is needed; False = whole rows of logits.
-        strict: whether a row has the same bits in every pass: always with native operators.
-        device: where passes run.
-        checkpoints: copies of a model's states that each sequence keeps.
-        draft_attention: the coarser keys that self-drafts read, a second copy; None = there is none.
-    """
-
-    method: str = "ar"
+    method: str = "ar"  # plain decoding
     operators: Operators = "native"
-    context: int = 512
+    context: int = 512  # tokens held at once, prompt and answer
+    # native operators: how keys and values are kept; None = what the bundle was exported for
     attention: Attention | None = None
-    gamma: int = GAMMA
-    batch: int = 1
-    threads: int = 2
-    chunk: int = PREFILL_CHUNK
-    greedy: bool = True
-    strict: bool = True
-    device: DeviceName = "cpu"
-    checkpoints: int = CHECKPOINTS
+    gamma: int = GAMMA  # most guesses a round; of a tree its nodes
+    batch: int = 1  # sequences decoded together
+    threads: int = 2  # of ONNX Runtime
+    chunk: int = PREFILL_CHUNK  # rows of a prefill's pass
+    greedy: bool = True  # whether only the likeliest token of a row is needed; False = whole rows of logits
+    strict: bool = True  # whether a row has the same bits in every pass: always with native operators
+    device: DeviceName = "cpu"  # where passes run
+    checkpoints: int = CHECKPOINTS  # copies of a model's states that each sequence keeps
+    # the coarser keys that self-drafts read, a second copy; None = there is none
     draft_attention: Attention | None = None

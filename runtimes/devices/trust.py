@@ -43,18 +43,13 @@ COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.trust")
 
 
 class Most(NamedTuple):
-    """Largest differences that are no fault, of a precision of activations and a format of weights.
+    """Largest differences that are no fault, of a precision of activations and a format of weights."""
 
-    Attributes:
-        cpu: from the CPU: int4 and int8 products quantize activations, each provider in its own way, and float16
-            products may be summed in float16 (docs/devices.md has what was measured).
-        passes: of the worst row between passes: float16 sums of scores depend on what else a pass has.
-        wide: between passes of few and of many rows, where only last bits differ, and what levels those flip.
-    """
-
+    # from the CPU: int4 and int8 products quantize activations, each provider in its own way, and float16 products
+    # may be summed in float16 (docs/devices.md has what was measured)
     cpu: float
-    passes: float
-    wide: float
+    passes: float  # of the worst row between passes: float16 sums of scores depend on what else a pass has
+    wide: float  # between passes of few and of many rows, where only last bits differ, and what levels those flip
 
 
 MOST: dict[tuple[Precision, Format], Most] = {
@@ -68,20 +63,15 @@ MOST: dict[tuple[Precision, Format], Most] = {
 
 
 class GoldenStep(NamedTuple):
-    """How far a device's logits are from what they should be: root mean squares of differences over that of the logits.
+    """How far a device's logits are from what they should be: root mean squares of differences over that of the logits."""
 
-    Attributes:
-        precision: of the graphs that were taken.
-        cpu: the device from the CPU, in narrow passes.
-        passes: the worst row of several passes, of a tree and of what it leaves in the cache, from the same row in a
-            pass over the whole text, both on the device: whatever its kernels round, these round it alike.
-        wide: a pass of many rows from passes of few, on the device: attention has another kernel for many rows, and on
-            software Vulkan that one is wrong.
-    """
-
-    precision: Precision
-    cpu: float
+    precision: Precision  # of the graphs that were taken
+    cpu: float  # the device from the CPU, in narrow passes
+    # the worst row of several passes, of a tree and of what it leaves in the cache, from the same row in a pass over
+    # the whole text, both on the device: whatever its kernels round, these round it alike
     passes: float
+    # a pass of many rows from passes of few, on the device: attention has another kernel for many rows, and on
+    # software Vulkan that one is wrong
     wide: float
 
 

@@ -32,21 +32,13 @@ INSTALL = "pip install 'edgespec[webgpu]', or name a provider library in " + LIB
 
 @dataclass(frozen=True)
 class DeviceState:
-    """Whether a device can be used here.
+    """Whether a device can be used here."""
 
-    Attributes:
-        name: as in ``--device``.
-        usable: whether it can.
-        reason: what it is, or why not.
-        hint: what would help; empty if nothing is wrong.
-        precisions: of activations: fp16 where its shaders have float16.
-    """
-
-    name: DeviceName
-    usable: bool
-    reason: str
-    hint: str = ""
-    precisions: tuple[Precision, ...] = ()
+    name: DeviceName  # as in ``--device``
+    usable: bool  # whether it can
+    reason: str  # what it is, or why not
+    hint: str = ""  # what would help; empty if nothing is wrong
+    precisions: tuple[Precision, ...] = ()  # of activations: fp16 where its shaders have float16
 
 
 def device_states() -> list[DeviceState]:

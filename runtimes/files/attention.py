@@ -17,17 +17,11 @@ from edgespec.runtimes.files.manifest import ModelPart, Operators
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """How a session keeps keys and values.
+    """How a session keeps keys and values."""
 
-    Attributes:
-        name: the attention that decides the text.
-        draft: the coarser one that self-drafts read; None = the same.
-        kv: the formats; None with stock operators, which keep float32.
-    """
-
-    name: Attention
-    draft: Attention | None = None
-    kv: KvFormat | None = None
+    name: Attention  # the attention that decides the text
+    draft: Attention | None = None  # the coarser one that self-drafts read; None = the same
+    kv: KvFormat | None = None  # the formats; None with stock operators, which keep float32
 
 
 def exact_attention(part: ModelPart) -> Attention:

@@ -30,16 +30,11 @@ def sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle.
+    """An opened bundle."""
 
-    Attributes:
-        path: its folder.
-        manifest: the validated manifest.
-        checked: what of it was compared with its SHA-256, and what else it runs.
-    """
-
-    path: Path
-    manifest: Manifest
+    path: Path  # its folder
+    manifest: Manifest  # the validated manifest
+    # what of it was compared with its SHA-256, and what else it runs
     checked: Checked = field(default_factory=partial(Checked, False), compare=False)
 
     @classmethod

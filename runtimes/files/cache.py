@@ -50,25 +50,15 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that is kept.
+    """Something that is kept."""
 
-    Attributes:
-        kind: one of ``KINDS``.
-        path: a file or a folder.
-        bytes: of it.
-        used: when it was last written or, of weights and prompts, used; seconds since 1970.
-        source: the weights that converted ones were made of, or that read prompts; None = not known.
-        gone: those are not there any more, or have changed: nobody can use what was made of them.
-        tokens: whose keys and values are kept; 0 where there are none.
-    """
-
-    kind: str
-    path: Path
-    bytes: int
-    used: float
-    source: str | None = None
-    gone: bool = False
-    tokens: int = 0
+    kind: str  # one of ``KINDS``
+    path: Path  # a file or a folder
+    bytes: int  # of it
+    used: float  # when it was last written or, of weights and prompts, used; seconds since 1970
+    source: str | None = None  # the weights that converted ones were made of, or that read prompts; None = not known
+    gone: bool = False  # those are not there any more, or have changed: nobody can use what was made of them
+    tokens: int = 0  # whose keys and values are kept; 0 where there are none
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

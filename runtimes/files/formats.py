@@ -19,29 +19,18 @@ MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution
 
 @dataclass(frozen=True)
 class FormatSpec:
-    """A weight format.
+    """A weight format."""
 
-    Attributes:
-        name: in manifests and options.
-        kind: of its matrices in programs and indices (native/layout.h).
-        number: of ``kind`` in C++; that of float32 stays the largest.
-        bits: of a weight.
-        size: weights of a row that share a scale; 0 = the whole row, or no scale.
-        verify: time of a native pass over n rows over that of one row, measured (docs/project/measurements.md).
-        stock_verify: the same of stock operators; None = ``ASSUMED_VERIFY``.
-        step: time of a byte of weights over that of one of int4's, native operators.
-        devices: whether graphs for devices have it.
-    """
-
-    name: Format
-    kind: Kind
-    number: int
-    bits: int
-    size: int
+    name: Format  # in manifests and options
+    kind: Kind  # of its matrices in programs and indices (native/layout.h)
+    number: int  # of ``kind`` in C++; that of float32 stays the largest
+    bits: int  # of a weight
+    size: int  # weights of a row that share a scale; 0 = the whole row, or no scale
+    # time of a native pass over n rows over that of one row, measured (docs/project/measurements.md)
     verify: Mapping[int, float]
-    stock_verify: Mapping[int, float] | None = None
-    step: float = 1.0
-    devices: bool = False
+    stock_verify: Mapping[int, float] | None = None  # the same of stock operators; None = ``ASSUMED_VERIFY``
+    step: float = 1.0  # time of a byte of weights over that of one of int4's, native operators
+    devices: bool = False  # whether graphs for devices have it
 
     @property
     def family(self) -> Family:
@@ -131,19 +120,12 @@ WINDOW, SINKS = 64, 4  # newest and first tokens whose keys are exact, where oth
 
 @dataclass(frozen=True)
 class KeySpec:
-    """A format of keys, or of values.
+    """A format of keys, or of values."""
 
-    Attributes:
-        number: in C++, and in the operator's controls.
-        channel: bytes of one channel of 128 tokens of a head.
-        scales: bytes of their scales.
-        title: in results.
-    """
-
-    number: int
-    channel: int
-    scales: int = 0
-    title: str = ""
+    number: int  # in C++, and in the operator's controls
+    channel: int  # bytes of one channel of 128 tokens of a head
+    scales: int = 0  # bytes of their scales
+    title: str = ""  # in results
 
 
 KEYS: dict[KeyFormat, KeySpec] = {

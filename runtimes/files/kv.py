@@ -25,23 +25,14 @@ from edgespec.runtimes.files.formats import (
 
 @dataclass(frozen=True)
 class KvFormat:
-    """Formats of one model's cache.
+    """Formats of one model's cache."""
 
-    Attributes:
-        keys: of all keys.
-        values: of all values.
-        codes: a second, coarser copy of the keys, which draft passes may read; None = no copy.
-        window: newest tokens whose keys are read exactly (float16) although keys are coded; 0 = none.
-        sinks: first tokens whose keys are read exactly as well, at most 16.
-        draft_window: the same as ``window`` where ``codes`` are read: drafts must not change how all others read.
-    """
-
-    keys: KeyFormat = "f16"
-    values: ValueFormat = "f16"
-    codes: KeyFormat | None = None
-    window: int = 0
-    sinks: int = 0
-    draft_window: int = 0
+    keys: KeyFormat = "f16"  # of all keys
+    values: ValueFormat = "f16"  # of all values
+    codes: KeyFormat | None = None  # a second, coarser copy of the keys, which draft passes may read; None = no copy
+    window: int = 0  # newest tokens whose keys are read exactly (float16) although keys are coded; 0 = none
+    sinks: int = 0  # first tokens whose keys are read exactly as well, at most 16
+    draft_window: int = 0  # the same as ``window`` where ``codes`` are read: drafts must not change how all others read
 
     @property
     def ring(self) -> int:

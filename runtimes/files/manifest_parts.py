@@ -27,17 +27,11 @@ DrafterKind = Literal["eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", "a
 
 
 class Fusing(NamedTuple):
-    """How a kind of drafter takes in the target's hidden states, and gives its own.
+    """How a kind of drafter takes in the target's hidden states, and gives its own."""
 
-    Attributes:
-        joined: the embedding goes through the matrix that fuses them, too.
-        once: by a round's first step alone; further ones go on without that matrix.
-        unnormed: nothing norms what the LM head reads (``DecoderPart``).
-    """
-
-    joined: bool = False
-    once: bool = False
-    unnormed: bool = False
+    joined: bool = False  # the embedding goes through the matrix that fuses them, too
+    once: bool = False  # by a round's first step alone; further ones go on without that matrix
+    unnormed: bool = False  # nothing norms what the LM head reads (``DecoderPart``)
 
 
 FUSING: dict[DrafterKind, Fusing] = {

@@ -16,15 +16,10 @@ NATIVE = "native"  # name of the graph
 
 @dataclass(frozen=True)
 class OperatorChoice:
-    """The operators of a session.
+    """The operators of a session."""
 
-    Attributes:
-        kind: stock or native.
-        reason: why.
-    """
-
-    kind: Operators
-    reason: str
+    kind: Operators  # stock or native
+    reason: str  # why
 
     def graph(self, part: ModelPart, strict: bool) -> str:
         """Name the graph of ``part`` for every method, ``strict`` if asked; native rows always have the same bits."""

@@ -20,15 +20,10 @@ from edgespec.runtimes.files.formats import BLOCK, KINDS, SPECS, TILE, Format, K
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block format.
+    """A block format."""
 
-    Attributes:
-        bits: of a weight.
-        size: weights of a row that share a scale.
-    """
-
-    bits: int
-    size: int = BLOCK
+    bits: int  # of a weight
+    size: int = BLOCK  # weights of a row that share a scale
 
     def count(self, k: int) -> int:
         """Blocks of a row."""
@@ -69,22 +64,16 @@ BLOCKS: dict[Format, Blocks] = {name: Blocks(spec.bits, spec.size) for name, spe
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [n, k] in packed form; of kind p8, in two planes, each of 4 bits: the high one packed like q4.
-
-    Attributes:
-        kind: see ``FormatSpec``.
-        n: rows, heads not padded.
-        k: inputs.
-        head_dim: each group of this many rows starts a tile of its own (attention heads); 0 = no groups.
-        parts: the matrices stacked in it, (name, rows) of each.
-    """
+    """A matrix [n, k] in packed form; of kind p8, in two planes, each of 4 bits: the high one packed like q4."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    kind: Kind
-    n: Vocab
-    k: Vocab
+    kind: Kind  # see ``FormatSpec``
+    n: Vocab  # rows, heads not padded
+    k: Vocab  # inputs
+    # each group of this many rows starts a tile of its own (attention heads); 0 = no groups
     head_dim: Annotated[int, Field(ge=0, le=MOST_WIDTH)] = 0
+    # the matrices stacked in it, (name, rows) of each
     parts: Annotated[tuple[tuple[str, Vocab], ...], Field(max_length=1 << 12)] = ()
 
     @property

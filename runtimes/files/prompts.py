@@ -59,19 +59,12 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Prefix:
-    """The longest beginning of a text that a folder has.
+    """The longest beginning of a text that a folder has."""
 
-    Attributes:
-        length: tokens.
-        blocks: files of whole blocks, the first ones of the text.
-        end: the file of what is behind them, and of the states; None = there is none, or none is needed.
-        chain: hashes after 0, 256, 512 ... tokens of the text, further than the files reach.
-    """
-
-    length: int
-    blocks: list[Path]
-    end: Path | None
-    chain: list[bytes]
+    length: int  # tokens
+    blocks: list[Path]  # files of whole blocks, the first ones of the text
+    end: Path | None  # the file of what is behind them, and of the states; None = there is none, or none is needed
+    chain: list[bytes]  # hashes after 0, 256, 512 ... tokens of the text, further than the files reach
 
     def pieces(self) -> list[tuple[Path, int, int]]:
         """List files with the tokens that each is of: path, start, stop."""

@@ -74,23 +74,14 @@ class SessionHeader(BaseModel):
 
 @dataclass(frozen=True)
 class SavedSession:
-    """An opened session file.
+    """An opened session file."""
 
-    Attributes:
-        file: where it is.
-        header: what it says.
-        target: uint8 [nbytes], mapped.
-        draft: the same of the draft; empty where there is none.
-        held: by the conversation: pictures, uint8 [h, w, 3] each, or recordings, float32 [n].
-        sealed: this user's edgespec computed what it holds, with a bundle that was checked.
-    """
-
-    file: Path
-    header: SessionHeader
-    target: NDArray[np.uint8]
-    draft: NDArray[np.uint8]
-    held: Arrays
-    sealed: bool
+    file: Path  # where it is
+    header: SessionHeader  # what it says
+    target: NDArray[np.uint8]  # uint8 [nbytes], mapped
+    draft: NDArray[np.uint8]  # the same of the draft; empty where there is none
+    held: Arrays  # by the conversation: pictures, uint8 [h, w, 3] each, or recordings, float32 [n]
+    sealed: bool  # this user's edgespec computed what it holds, with a bundle that was checked
 
 
 def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[Any]], vouched: bool = True) -> None:

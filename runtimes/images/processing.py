@@ -39,28 +39,18 @@ MOST_RATIO = 200  # of the sides of a picture that Qwen's models read
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What a tower reads at once.
+    """What a tower reads at once."""
 
-    Attributes:
-        patches: float32 [rows * columns, patch * patch * 3].
-        grid: rows and columns of patches.
-    """
-
-    patches: Floats
-    grid: Size
+    patches: Floats  # float32 [rows * columns, patch * patch * 3]
+    grid: Size  # rows and columns of patches
 
 
 @dataclass(frozen=True, eq=False)
 class Processed:
-    """A picture as a model reads it.
+    """A picture as a model reads it."""
 
-    Attributes:
-        pieces: in the order of their rows in the text.
-        text: what stands for it, with ``words.token`` once for each row.
-    """
-
-    pieces: list[Piece]
-    text: str
+    pieces: list[Piece]  # in the order of their rows in the text
+    text: str  # what stands for it, with ``words.token`` once for each row
 
 
 def process(pixels: Picture, part: ImagePart) -> Processed:

@@ -45,15 +45,10 @@ Source = str | os.PathLike[str] | bytes
 
 
 class Picture(NamedTuple):
-    """A picture that was read.
+    """A picture that was read."""
 
-    Attributes:
-        pixels: uint8 [h, w, 3], red, green and blue.
-        note: what is not in them; empty = nothing.
-    """
-
-    pixels: Pixels
-    note: str = ""
+    pixels: Pixels  # uint8 [h, w, 3], red, green and blue
+    note: str = ""  # what is not in them; empty = nothing
 
 
 def read(source: Source, most_pixels: int = MOST_PIXELS) -> Pixels:

@@ -23,19 +23,12 @@ _STREAMS = (1, 4, 8)  # of a reading thread; which number is fastest depends on 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        path: the library; None if it cannot be used.
-        isa: the instruction set it uses here: avx512, avxvnni, avx2, i8mm, neon or scalar.
-        reason: why it is used, or why not, in words.
-        version: of edgespec that it was built from; "" = it does not say.
-    """
-
-    path: Path | None
-    isa: str
-    reason: str
-    version: str = ""
+    path: Path | None  # the library; None if it cannot be used
+    isa: str  # the instruction set it uses here: avx512, avxvnni, avx2, i8mm, neon or scalar
+    reason: str  # why it is used, or why not, in words
+    version: str = ""  # of edgespec that it was built from; "" = it does not say
 
 
 @cache
@@ -114,15 +107,10 @@ def _installed() -> Path | None:
 
 @dataclass(frozen=True)
 class Roofs:
-    """What this machine reaches at best.
+    """What this machine reaches at best."""
 
-    Attributes:
-        bandwidth: bytes a second that are read from memory.
-        dots: multiply-adds of bytes a second, as the kernels of this instruction set multiply them, in registers.
-    """
-
-    bandwidth: float
-    dots: float
+    bandwidth: float  # bytes a second that are read from memory
+    dots: float  # multiply-adds of bytes a second, as the kernels of this instruction set multiply them, in registers
 
     def seconds(self, size: float, macs: float) -> float:
         """Compute the least that reading ``size`` bytes and ``macs`` multiply-adds can take, both at once."""
@@ -140,19 +128,12 @@ class PartCounts:
 
 @dataclass(frozen=True)
 class PassCounts:
-    """What was counted.
+    """What was counted."""
 
-    Attributes:
-        passes: how many.
-        wall: seconds from before the call to after it.
-        inside: seconds within the operator.
-        parts: by name (``PARTS``).
-    """
-
-    passes: int
-    wall: float
-    inside: float
-    parts: dict[str, PartCounts]
+    passes: int  # how many
+    wall: float  # seconds from before the call to after it
+    inside: float  # seconds within the operator
+    parts: dict[str, PartCounts]  # by name (``PARTS``)
 
 
 def measure_roofs(threads: int) -> Roofs:

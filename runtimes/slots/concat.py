@@ -33,17 +33,11 @@ LARGEST_LOGITS = 1 << 22  # values: the graph gives those of every row, of a pre
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a graph.
+    """An input or output of a graph."""
 
-    Attributes:
-        name: as in the graph.
-        kind: its type as ONNX Runtime writes it, such as ``tensor(float)``.
-        shape: its dimensions; a name or None = any size.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int | str | None, ...]
+    name: str  # as in the graph
+    kind: str  # its type as ONNX Runtime writes it, such as ``tensor(float)``
+    shape: tuple[int | str | None, ...]  # its dimensions; a name or None = any size
 
 
 @dataclass(frozen=True)

@@ -26,25 +26,16 @@ Rows = NDArray[np.float32]
 
 @dataclass(eq=False)
 class Inserted:
-    """What stands in a text in place of tokens.
+    """What stands in a text in place of tokens."""
 
-    Attributes:
-        digest: of what the rows were made of, and of what made them.
-        rows: float32 [R, columns], the first ones as wide as the residual stream, the others added to it further on.
-        blocks: rows of each part that see each other, R in all.
-        grid: int64 [2, R], line and column of each row, where rows turn by three positions; None = by one.
-        users: requests that have it in their text.
-        source: what it was made of, where a draft makes rows of its own of it.
-        own: those rows of the draft's.
-    """
-
-    digest: bytes
-    rows: Rows
-    blocks: tuple[int, ...]
+    digest: bytes  # of what the rows were made of, and of what made them
+    rows: Rows  # float32 [R, columns], the first ones as wide as the residual stream, the others added to it further on
+    blocks: tuple[int, ...]  # rows of each part that see each other, R in all
+    # int64 [2, R], line and column of each row, where rows turn by three positions; None = by one
     grid: Ids | None = None
-    users: int = field(default=0, repr=False)
-    source: Any = field(default=None, repr=False)
-    own: Inserted | None = field(default=None, repr=False)
+    users: int = field(default=0, repr=False)  # requests that have it in their text
+    source: Any = field(default=None, repr=False)  # what it was made of, where a draft makes rows of its own of it
+    own: Inserted | None = field(default=None, repr=False)  # those rows of the draft's
 
     @property
     def first(self) -> int:

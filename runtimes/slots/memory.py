@@ -20,21 +20,13 @@ from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pa
 
 @dataclass(eq=False)
 class Memory:
-    """Keys and values of one source, for all layers of one model.
+    """Keys and values of one source, for all layers of one model."""
 
-    Attributes:
-        digest: of the source and of what made rows of it: equal digests mean equal memories.
-        rows: of the encoder that it was made of.
-        number: among those of ``of``.
-        of: where it lies.
-        users: slots that refer to it.
-    """
-
-    digest: bytes
-    rows: int
-    number: int
-    of: MemoryPool
-    users: int = 0
+    digest: bytes  # of the source and of what made rows of it: equal digests mean equal memories
+    rows: int  # of the encoder that it was made of
+    number: int  # among those of ``of``
+    of: MemoryPool  # where it lies
+    users: int = 0  # slots that refer to it
 
     def hold(self) -> None:
         """Count one user more."""

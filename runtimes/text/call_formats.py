@@ -19,23 +19,14 @@ JSON = "json"
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A notation of calls.
+    """A notation of calls."""
 
-    Attributes:
-        read: reads what follows a start, given which it was.
-        starts: what a call begins with.
-        ends: what may stand behind one, and is no text.
-        inner: other tokens of it that tokenizers may know as special ones.
-        bare: an answer may also begin with a call that is plain JSON, of a tool that was given.
-        template: what chat templates of its models contain, all of it; None = the starts.
-    """
-
-    read: Callable[[Source, str], Reading]
-    starts: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
-    inner: tuple[str, ...] = ()
-    bare: bool = False
-    template: tuple[str, ...] | None = None
+    read: Callable[[Source, str], Reading]  # reads what follows a start, given which it was
+    starts: tuple[str, ...] = ()  # what a call begins with
+    ends: tuple[str, ...] = ()  # what may stand behind one, and is no text
+    inner: tuple[str, ...] = ()  # other tokens of it that tokenizers may know as special ones
+    bare: bool = False  # an answer may also begin with a call that is plain JSON, of a tool that was given
+    template: tuple[str, ...] | None = None  # what chat templates of its models contain, all of it; None = the starts
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -104,19 +95,14 @@ THOUGHTS: dict[str, tuple[str, str]] = {  # what a thought begins and ends with
 class AnswerShape:
     """How an answer is to be read.
 
-    Attributes:
-        calls: the notation of its calls; None = it has none.
-        thoughts: the notation of its thoughts; None = it has none.
-        opened: the prompt has begun a thought already.
-        tools: types of parameters by name, of each tool that may be called.
-
     Raises:
         InvalidRequest: an unknown notation.
     """
 
-    calls: str | None = None
-    thoughts: str | None = None
-    opened: bool = False
+    calls: str | None = None  # the notation of its calls; None = it has none
+    thoughts: str | None = None  # the notation of its thoughts; None = it has none
+    opened: bool = False  # the prompt has begun a thought already
+    # types of parameters by name, of each tool that may be called
     tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

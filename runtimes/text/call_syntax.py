@@ -33,15 +33,10 @@ class NoCall(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """A piece of an answer.
+    """A piece of an answer."""
 
-    Attributes:
-        kind: text, reasoning, the beginning of a call, some of its arguments, or its end.
-        text: of it; of the beginning of a call the tool's name.
-    """
-
-    kind: Kind
-    text: str = ""
+    kind: Kind  # text, reasoning, the beginning of a call, some of its arguments, or its end
+    text: str = ""  # of it; of the beginning of a call the tool's name
 
 
 class Source:
