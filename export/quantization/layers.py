@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures.ops import ExpertsRule
 from edgespec.export.source.activations import relu
-from edgespec.runtimes.files.facts import ExpertFacts
-from edgespec.runtimes.files.manifest import DeltaHeads
+from edgespec.runtimes.files.facts import DeltaHeads, ExpertFacts
 
 Array = NDArray[np.float32]
 TINY = np.float32(1e-6)

@@ -63,7 +63,7 @@ MOST: dict[tuple[Precision, Format], Most] = {
 
 
 class GoldenStep(NamedTuple):
-    """How far a device's logits are from what they should be: root mean squares of differences over that of the logits."""
+    """How far logits of a device are off: root mean squares of differences over that of the logits."""
 
     precision: Precision  # of the graphs that were taken
     cpu: float  # the device from the CPU, in narrow passes

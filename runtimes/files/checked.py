@@ -106,7 +106,6 @@ class Checked:
         wanted: whether files are to be compared; False = nothing is, and ``unproven`` says so.
 
     Attributes:
-        wanted: as above.
         read: files whose digests were taken here, not remembered.
     """
 

@@ -25,7 +25,6 @@ from edgespec.runtimes.files.bounds import (
     Tokens,
 )
 from edgespec.runtimes.files.codes import CodesPart as CodesPart
-from edgespec.runtimes.files.facts import DeltaHeads as DeltaHeads
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Format
@@ -38,18 +37,17 @@ from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPar
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
 from edgespec.runtimes.files.manifest_parts import DrafterKind as DrafterKind
 from edgespec.runtimes.files.manifest_parts import FeaturePart as FeaturePart
-from edgespec.runtimes.files.manifest_parts import FileName as FileName
+from edgespec.runtimes.files.manifest_parts import FileName, InsidePath
 from edgespec.runtimes.files.manifest_parts import FinalNorm as FinalNorm
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
-from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 from edgespec.runtimes.files.sound import SoundPart as SoundPart
 from edgespec.runtimes.files.sound import reads_alike
-from edgespec.runtimes.files.speech import SpeechPart as SpeechPart
+from edgespec.runtimes.files.speech import SpeechPart
 from edgespec.runtimes.files.text_form import TextForm as TextForm
 
 if TYPE_CHECKING:

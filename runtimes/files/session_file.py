@@ -41,20 +41,13 @@ Arrays = list[NDArray[Any]]
 
 
 class SavedSlot(BaseModel):
-    """A slot in a session file.
-
-    Attributes:
-        origin: what its bytes belong to, by name.
-        tokens: ids, [n].
-        furthest: tokens that were ever written, refused guesses among them; at least n.
-        nbytes: of the slot.
-    """
+    """A slot in a session file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    origin: dict[str, str]
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 63)]]
-    furthest: int = Field(ge=0, le=1 << 31)
-    nbytes: int = Field(ge=0, le=1 << 40)
+    origin: dict[str, str]  # what its bytes belong to, by name
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 63)]]  # ids, [n]
+    furthest: int = Field(ge=0, le=1 << 31)  # tokens that were ever written, refused guesses among them; at least n
+    nbytes: int = Field(ge=0, le=1 << 40)  # of the slot
 
 
 class SessionHeader(BaseModel):

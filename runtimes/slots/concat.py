@@ -42,20 +42,13 @@ class Port:
 
 @dataclass(frozen=True)
 class ConcatPorts:
-    """The ports of a graph whose present keys and values are its past ones with the new rows behind them.
+    """The ports of a graph whose present keys and values are its past ones with the new rows behind them."""
 
-    Attributes:
-        fed: which of input_ids, attention_mask and position_ids there are.
-        cache: (past, present) of every key and value, by layer.
-        kv_heads, head_dim: of each.
-        vocab: columns of the logits; None = the graph does not say.
-    """
-
-    fed: tuple[str, ...]
-    cache: tuple[tuple[str, str], ...]
-    kv_heads: int
-    head_dim: int
-    vocab: int | None
+    fed: tuple[str, ...]  # which of input_ids, attention_mask and position_ids there are
+    cache: tuple[tuple[str, str], ...]  # (past, present) of every key and value, by layer
+    kv_heads: int  # of each
+    head_dim: int  # of each
+    vocab: int | None  # columns of the logits; None = the graph does not say
 
     @property
     def layers(self) -> int:

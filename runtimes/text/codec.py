@@ -130,16 +130,7 @@ class TextCodec:
         return special_name(self.config, self._special, key)
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
-        """Tokens of a conversation rendered by the model's own template, ready for the answer.
-
-        Args:
-            messages: the conversation so far.
-            tools: JSON schemas of functions that the model may call.
-            **how: arguments of ``write_chat``.
-
-        Raises:
-            InvalidRequest: no template, or one that refuses these messages.
-        """
+        """Tokens of ``write_chat``, ready for the answer."""
         return self.encode(self.write_chat(messages, tools, **how), special=False)
 
     def write_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> str:
