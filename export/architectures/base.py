@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import AttentionRule, Block, Linear, LogitsRule, Norm, Ops, Value
-from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
+from edgespec.export.architectures.rope import Rotary, check_heads, rope_facts, rope_parameters
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
 from edgespec.export.architectures.rules import BEFORE, Norms
-from edgespec.export.architectures.settings import Settings, model_facts, part_of
+from edgespec.export.architectures.settings import Settings, part_of
 from edgespec.export.architectures.shapes import Shapes
-from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of
+from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts, SoundPart
 
@@ -140,7 +140,7 @@ class Architecture:
     # without ``layer_types`` every so many layers one has none: a key ("" = none) and its default (0: no layer has one)
     window_pattern: ClassVar[tuple[str, int]] = ("", 0)
     rope_theta: ClassVar[float] = 10000.0  # the base of angles if config.json does not say
-    rope_share: ClassVar[float] = 1.0  # the share of a head that is rotated if config.json does not say
+    rope_share: ClassVar[float] = 1.0  # the share of a head that is rotated if config.json does not say; 0 = never any
     # which channels of a head turn together: each with the one half the turned channels further on, with its neighbour,
     # or as halves, but the other way round; everything behind the architecture sees halves, in rows of q and k read in
     # another order
@@ -175,7 +175,11 @@ class Architecture:
         self.eps = settings.number(*self.epsilon)
         self.activation = settings.activation(self.activation_key, self.activation_default)
         heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
-        self.facts = model_facts(
+        # some checkpoints say untied and yet hold no head: transformers ties those as well
+        has_head = any(source.has(f"{name}.weight") for name in (HEAD, self.outer_names.get(HEAD, HEAD)))
+        tied = settings.flag("tie_word_embeddings", self.tied_by_default) or not has_head
+        self.facts = part_of(
+            ModelFacts,
             source.path,
             architecture=self.model_type,
             layers=settings.integer("num_hidden_layers"),
@@ -186,14 +190,12 @@ class Architecture:
             head_dim=settings.integer("head_dim", hidden // heads),
             vocab=settings.integer("vocab_size"),
             context=settings.integer("max_position_embeddings", self.context_default),
-            tied=settings.flag("tie_word_embeddings", self.tied_by_default)
-            # some checkpoints say untied and yet hold no head: transformers ties those as well
-            or not any(source.has(f"{name}.weight") for name in (HEAD, self.outer_names.get(HEAD, HEAD))),
+            tied=tied and not self.both_ways,
         )
         self.facts = self.facts.model_copy(update=self.configure())
         self.rotaries = self.rotations()
-        self._check_heads()
-        self.facts = part_of(ModelFacts, settings.file, dict(self.facts) | {"rope": rope_facts(self.rotaries)})
+        check_heads(settings.file, self.facts, self.rotaries)
+        self.facts = part_of(ModelFacts, settings.file, **dict(self.facts) | {"rope": rope_facts(self.rotaries)})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
 
     @property
@@ -218,17 +220,21 @@ class Architecture:
         return ops.block(lambda: self.build(ops))
 
     def build(self, ops: Ops) -> Value:
-        """Say the whole decoder, embedding to logits."""
+        """Say the whole decoder, embedding to logits, or the whole encoder."""
         x = self.embed(ops)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)
             if (first := self.facts.hidden * (1 + layer)) < self.inserts:
                 x = ops.insert(x, first)
-        return ops.head(x, self.final_norm, self.head)
+        return self.end(ops, x)
 
     def embed(self, ops: Ops) -> Value:
         """Build the residual stream before the first layer."""
         return ops.embed(self.embedding)
+
+    def end(self, ops: Ops, x: Value) -> Value:
+        """Build what stands behind the last layer."""
+        return ops.encoded(x, self.final_norm) if self.both_ways else ops.head(x, self.final_norm, self.head)
 
     def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         """Build one layer: attention, then MLP; or both of the same stream."""
@@ -341,6 +347,8 @@ class Architecture:
 
     def rotations(self) -> dict[str, Rotary]:
         """Return the rotary tables by name; ``rope`` is the main one."""
+        if not self.rope_share:
+            return {}
         parameters = rope_parameters(self.config, self.rope_theta)
         share = parameters.get("partial_rotary_factor", self.settings.number("partial_rotary_factor", self.rope_share))
         if not isinstance(share, int | float) or not 0 < share <= 1:
@@ -454,20 +462,11 @@ class Architecture:
 
     def _named(self, source: Checkpoint) -> dict[str, Extra]:
         """Return the checkpoint's tensors by Llama's names, where those differ."""
-        found: dict[str, Extra] = {}
-
-        def name(ours: str, theirs: str) -> None:
-            for kind in ("weight", "bias"):
-                # asked for in vain, the checkpoint's own name is the one to complain about
-                if source.has(f"{theirs}.{kind}") or (kind == "weight" and not source.has(f"{ours}.{kind}")):
-                    found[f"{ours}.{kind}"] = original(source, f"{theirs}.{kind}")
-
-        for ours, theirs in self.outer_names.items():
-            name(ours, theirs)
+        names = dict(self.outer_names)
         for layer in range(self.facts.layers):
-            for ours, theirs in self.layer_names.items():
-                name(f"{LAYERS}.{layer}.{ours}", f"{self.layers_at}.{layer}.{theirs}")
-        found |= self.derived(source)
+            at, there = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"
+            names |= {f"{at}.{ours}": f"{there}.{theirs}" for ours, theirs in self.layer_names.items()}
+        found = {**taken(source, names), **self.derived(source)}
         self._reorder(source, found)
         return found
 
@@ -483,18 +482,3 @@ class Architecture:
             for weight, shape in self.tensors.items():
                 if len(shape) == 1 and weight.endswith("norm.weight"):
                     found[weight] = affine(found.get(weight, original(source, weight)), shift=1.0)
-
-    def _check_heads(self) -> None:
-        """Refuse heads that do not divide, or that no operator takes."""
-        facts, file = self.facts, self.settings.file
-        turned = max((rotary.dims for rotary in self.rotaries.values()), default=0)
-        if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2:
-            raise ExportError(
-                f"{file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} key heads: "
-                "expected a whole number of heads for each key head, and even sizes"
-            )
-        if facts.head_dim % 8:
-            raise UnsupportedModel(
-                f"{file}: heads of {facts.head_dim}: expected a multiple of 8",
-                "ONNX Runtime's attention takes no other",
-            )

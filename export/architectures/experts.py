@@ -84,8 +84,9 @@ class Experts(Part):
                 f"{settings.file}: {chosen} of {count} experts of {inner} in {hidden}, {size} shared: "
                 "expected at most 1024, widths that are multiples of 32, and a shared one of whole experts"
             )
-        sizes = {"count": count + always, "chosen": chosen + always, "inner": inner, "layers": layers, "always": always}
-        return {"experts": part_of(ExpertFacts, settings.file, sizes)}
+        facts = part_of(ExpertFacts, settings.file, count=count + always, chosen=chosen + always, inner=inner,
+                        layers=layers, always=always)  # fmt: skip
+        return {"experts": facts}
 
     def run(self, arch: Architecture, ops: Ops, h: Value, layer: int) -> Value:
         at, mixed = f"{LAYERS}.{layer}.mlp", arch.facts.experts

@@ -9,7 +9,6 @@ import numpy as np
 
 from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
-from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Extra, original, rows_of, transposed
 from edgespec.export.source.source import Checkpoint
 
@@ -183,6 +182,7 @@ class Gpt2(Architecture):
     biases = {"": True}
     gated_mlp = False
     windows = "none"
+    rope_share = 0
     tied_by_default = True
     refused = (
         ("scale_attn_by_inverse_layer_idx", "a scale for each layer", "plain GPT-2"),
@@ -191,9 +191,6 @@ class Gpt2(Architecture):
 
     def inner_size(self, hidden: int) -> int:
         return self.settings.integer("intermediate_size", 4 * hidden)
-
-    def rotations(self) -> dict[str, Rotary]:
-        return {}
 
     @property
     def score_scale(self) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Sight
-from edgespec.export.architectures.towers import HALVES, SECOND, Projector, Tower, Whole, linear_at
+from edgespec.export.architectures.towers import HALVES, SECOND, Projector, Tower, Whole
+from edgespec.export.source.derived import taken
 from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, ImageWords, MergePart
 
 AROUND = "<fake_token_around_image>"
@@ -38,7 +39,7 @@ def open_sight(whole: Whole) -> Sight:
     rows, pieces = (side // factor) ** 2, 1 + (-(-longest // tile)) ** 2 * split
     source = whole.below(f"{PROJECTION}.weight")
     sizes = tower.facts.hidden * factor**2, 0, whole.text.facts.hidden
-    projector = Projector(source, sizes, rows, linear_at(source, SECOND, PROJECTION))
+    projector = Projector(source, sizes, rows, taken(source, {SECOND: PROJECTION}))
     words = ImageWords(
         placeholder="<image>", token="<image>", id=token, end=AROUND, line="\n",
         tile=f"{AROUND}<row_{{row}}_col_{{column}}>", whole=f"{AROUND}<global-img>",

@@ -13,8 +13,8 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, LAYERS, Sight
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import DEVIATION, MEAN
-from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole, linear_at
-from edgespec.export.source.derived import Extra, Floats, made_of, original
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.source.derived import Extra, Floats, made_of, original, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.images import ImagePart, ImageWords, InternVlPixels, MergePart
 
@@ -43,10 +43,7 @@ class InternVit(Tower):
     biases = {"": True, **{ATTENTION.format(part): ("attention_bias", False) for part in "qkv"}}
     patch_at = "embeddings.patch_embeddings.projection"
 
-    def build(self, ops: Ops) -> Value:
-        x = self.embed(ops)
-        for layer in range(self.facts.layers):
-            x = self.layer(ops, x, layer)
+    def end(self, ops: Ops, x: Value) -> Value:
         return ops.encoded(x, None if self.settings.flag("use_mean_pooling", True) else self.final_norm)
 
     def places(self, source: Checkpoint) -> Extra:
@@ -100,9 +97,8 @@ def open_sight(whole: Whole) -> Sight:
     tower = InternVit(whole.below(CLASS_AT), {**whole.vision, "patch_size": patch}, 1 + grid**2)
     count = (grid // factor) ** 2
     source = whole.below("multi_modal_projector.layer_norm.weight")
-    tensors: dict[str, Extra] = {}
-    for ours, theirs in ((MERGED_NORM, "layer_norm"), (FIRST, "linear_1"), (SECOND, "linear_2")):
-        tensors |= linear_at(source, ours, f"multi_modal_projector.{theirs}")
+    names = {MERGED_NORM: "layer_norm", FIRST: "linear_1", SECOND: "linear_2"}
+    tensors = taken(source, {ours: f"multi_modal_projector.{theirs}" for ours, theirs in names.items()})
     hidden = whole.text.facts.hidden
     projector = Projector(source, (tower.facts.hidden * factor**2, hidden, hidden), count, tensors, True,
                           str(settings.get("projector_hidden_act", "gelu")), eps=1e-5)  # fmt: skip

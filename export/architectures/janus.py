@@ -59,10 +59,7 @@ class Janus(Architecture):
         self.act = self.settings.activation("", str(vq.get("hidden_act", "gelu")))
         return super().configure() | {"vocab": self.texts + self.size, "tied": False}
 
-    def build(self, ops: Ops) -> Value:
-        x = self.embed(ops)
-        for layer in range(self.facts.layers):
-            x = self.layer(ops, x, layer)
+    def end(self, ops: Ops, x: Value) -> Value:
         inner = Linear(f"model.{INNER}.weight", f"model.{INNER}.bias")
         (y,) = ops.linear(ops.norm(x, self.norm(FINAL_NORM)), inner)
         return ops.head(ops.activate(y, self.act), None, self.head)

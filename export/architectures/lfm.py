@@ -69,6 +69,7 @@ class Lfm2Moe(Lfm2):
     """LFM2 with mixtures of experts; dense MLPs in the first layers."""
 
     aliases = {"tie_word_embeddings": "tie_embedding"}
+    inner_size = Architecture.inner_size
     experts = Experts(
         routers=("feed_forward.gate.weight",),
         fused=(("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),),
@@ -80,9 +81,6 @@ class Lfm2Moe(Lfm2):
         scale="routed_scaling_factor",
         bias=("feed_forward.expert_bias", ("use_expert_bias", True)),
     )
-
-    def inner_size(self, hidden: int) -> int:
-        return self.settings.integer("intermediate_size")
 
     def is_mixed(self, layer: int) -> bool:
         return layer >= self.settings.number("num_dense_layers", 2)
@@ -97,6 +95,7 @@ class Lfm3(Lfm2):
     """
 
     aliases = {"tie_word_embeddings": "tie_embedding"}
+    inner_size = Architecture.inner_size
     layer_names = {**NORMS, **MLP}
     biases = {
         "conv": ("conv_bias", False),
@@ -124,9 +123,6 @@ class Lfm3(Lfm2):
             raise UnsupportedModel(f"{settings.file}: {what}")
         settings.values["rope_parameters"] = rotations_by_kind(settings, self.ROTATIONS)
         return {"convolutions": convolutions, "taps": length}
-
-    def inner_size(self, hidden: int) -> int:
-        return self.settings.integer("intermediate_size")
 
     def width(self, weight: str) -> int | None:
         return self.facts.heads if GATE in weight else None

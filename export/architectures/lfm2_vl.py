@@ -6,17 +6,8 @@ from math import isqrt
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Sight
-from edgespec.export.architectures.towers import (
-    FIRST,
-    HALVES,
-    MERGED_NORM,
-    SECOND,
-    Projector,
-    Tower,
-    Whole,
-    linear_at,
-)
-from edgespec.export.source.derived import Floats, original
+from edgespec.export.architectures.towers import FIRST, HALVES, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.source.derived import Floats, original, taken
 from edgespec.runtimes.files.images import ImagePart, ImageWords, Lfm2VlPixels, MergePart, PlacesPart
 
 PROJECTION = "multi_modal_projector"
@@ -48,9 +39,9 @@ def open_sight(whole: Whole) -> Sight:
     rows = max(tokens[1], (tile // patch // factor) ** 2 if split else 0)
     tower = Siglip2Tower(whole.below("embeddings.patch_embedding.weight"), whole.vision, rows * factor**2)
     source = whole.below(f"{PROJECTION}.linear_1.weight")
-    tensors = linear_at(source, FIRST, f"{PROJECTION}.linear_1") | linear_at(source, SECOND, f"{PROJECTION}.linear_2")
     norm = settings.flag("projector_use_layernorm", True)
-    tensors |= linear_at(source, MERGED_NORM, f"{PROJECTION}.layer_norm") if norm else {}
+    names = {FIRST: "linear_1", SECOND: "linear_2"} | ({MERGED_NORM: "layer_norm"} if norm else {})
+    tensors = taken(source, {ours: f"{PROJECTION}.{theirs}" for ours, theirs in names.items()})
     sizes = tower.facts.hidden * factor**2, settings.integer("projector_hidden_size", 2560), whole.text.facts.hidden
     projector = Projector(
         source, sizes, rows, tensors, norm or None, settings.get("projector_hidden_act", "gelu"), 1e-5

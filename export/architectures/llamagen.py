@@ -16,8 +16,8 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import EMBEDDING, HEAD, QKV, Architecture, Hearing, known
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.t5 import T5
-from edgespec.export.architectures.towers import FIRST, SECOND, Projector, linear_at
-from edgespec.export.source.derived import Extra, held, joined, original
+from edgespec.export.architectures.towers import FIRST, SECOND, Projector
+from edgespec.export.source.derived import Extra, held, joined, original, taken
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
 
 CLASSES, PROJECTOR = "cls_embedding.embedding_table.weight", "cls_embedding.cap_proj"
@@ -95,7 +95,7 @@ class LlamaGen(Architecture):
         tower = T5(kind.open(source.path / CAPTIONS), encodes=True)
         tower.facts = tower.facts.model_copy(update={"context": self.before})
         own = source if isinstance(source, ConfigOnly) else renamed(source, {name: name for name in source.index})
-        tensors = linear_at(own, FIRST, f"{PROJECTOR}.fc1") | linear_at(own, SECOND, f"{PROJECTOR}.fc2")
+        tensors = taken(own, {FIRST: f"{PROJECTOR}.fc1", SECOND: f"{PROJECTOR}.fc2"})
         sizes = tower.facts.hidden, self.facts.hidden, self.facts.hidden
         return Hearing(None, tower, [Projector(own, sizes, self.before, tensors, activation="gelu_pytorch_tanh")], [])
 
@@ -106,11 +106,8 @@ class LlamaGen(Architecture):
                                self.facts.head_dim, axes)}  # fmt: skip
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        if self.captions:
-            found = {f"{EMBEDDING}.weight": original(source, "tok_embeddings.weight"),
-                     f"{HEAD}.weight": original(source, "output.weight")}  # fmt: skip
-            return {**super().derived(source), **found}
-        classes = original(source, CLASSES)
-        found = {f"{EMBEDDING}.weight": joined(original(source, "tok_embeddings.weight"), classes)}
-        found[f"{HEAD}.weight"] = joined(original(source, "output.weight"), held(np.zeros(classes.shape, np.float32)))
-        return {**super().derived(source), **found}
+        embedding, head = original(source, "tok_embeddings.weight"), original(source, "output.weight")
+        if not self.captions:
+            classes = original(source, CLASSES)
+            embedding, head = joined(embedding, classes), joined(head, held(np.zeros(classes.shape, np.float32)))
+        return {**super().derived(source), f"{EMBEDDING}.weight": embedding, f"{HEAD}.weight": head}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Sight
 from edgespec.export.architectures.ops import Ops, Value
-from edgespec.export.architectures.qwen_vl import Qwen3VlTower, pixels_of, words_of
+from edgespec.export.architectures.qwen_vl import Qwen3VlTower, image_of, pixels_of
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Whole, linear_at
-from edgespec.runtimes.files.images import ImagePart, MergePart, WindowsPart
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Whole
+from edgespec.export.source.derived import taken
+from edgespec.runtimes.files.images import WindowsPart
 
 
 class Qwen25VlTower(Qwen3VlTower):
@@ -34,30 +35,26 @@ class Qwen25VlTower(Qwen3VlTower):
         super().__init__(whole.below("patch_embed.proj.weight"), whole.vision, rows)
         self.input_width = max(self.columns, self.facts.hidden)
 
-    def build(self, ops: Ops) -> Value:
-        x = ops.select_input(lambda: self.patches(ops), lambda: ops.input_slice(0, self.facts.hidden))
-        for layer in range(self.facts.layers):
-            x = self.layer(ops, x, layer)
+    def embed(self, ops: Ops) -> Value:
+        return ops.select_input(lambda: self.patches(ops), lambda: ops.input_slice(0, self.facts.hidden))
+
+    def end(self, ops: Ops, x: Value) -> Value:
         return ops.encoded(x, None)
 
 
 def open_sight(whole: Whole) -> Sight:
     """Open the tower and the projector of Qwen2.5-VL."""
-    vision = Settings(whole.source.path, whole.vision, {})
+    vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
-    how, unit = pixels_of(whole, patch), patch * factor
+    how = pixels_of(whole, patch)
     tower = Qwen25VlTower(whole, how.most // patch**2)
     source, columns = whole.below("patch_embed.proj.weight"), tower.facts.hidden * factor**2
-    tensors = linear_at(source, FIRST, "merger.mlp.0") | linear_at(source, SECOND, "merger.mlp.2")
-    tensors |= linear_at(source, MERGED_NORM, "merger.ln_q")
+    tensors = taken(source, {FIRST: "merger.mlp.0", SECOND: "merger.mlp.2", MERGED_NORM: "merger.ln_q"})
     sizes = columns, columns, whole.text.facts.hidden
-    projector = Projector(source, sizes, how.most // unit**2, tensors, norm=False, slices=factor**2)
     side = vision.integer("window_size", 112) // factor // patch * factor
     if not side:
-        raise UnsupportedModel(f"{vision.file}: expected window_size of at least {unit} pixels")
+        raise UnsupportedModel(f"{vision.file}: expected window_size of at least {patch * factor} pixels")
     full = [int(layer) for layer in vision.get("fullatt_block_indexes", [7, 15, 23, 31])]
-    image = ImagePart(
-        processor=how, words=words_of(whole), merge=MergePart(how="blocks", factor=factor), most=how.most // unit**2,
-        windows=WindowsPart(side=side, full=full), positions="grid",
-    )  # fmt: skip
+    image = image_of(whole, how, factor, windows=WindowsPart(side=side, full=full))
+    projector = Projector(source, sizes, image.most, tensors, norm=False, slices=factor**2)
     return Sight(image, tower, [projector])

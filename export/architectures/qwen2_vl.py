@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from edgespec.export.architectures.base import FINAL_NORM, LAYERS, Sight
 from edgespec.export.architectures.ops import Ops, Value
-from edgespec.export.architectures.qwen_vl import Qwen3VlTower, pixels_of, words_of
+from edgespec.export.architectures.qwen_vl import Qwen3VlTower, image_of, pixels_of
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, SECOND, Projector, Whole, linear_at
-from edgespec.export.source.derived import Extra, original
+from edgespec.export.architectures.towers import FIRST, SECOND, Projector, Whole
+from edgespec.export.source.derived import Extra, affine, original, taken
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.images import ImagePart, MergePart
 
 SIGMOID = 1.702  # x sigmoid(1.702 x), which is called quick GELU, is silu(1.702 x) / 1.702
 
@@ -46,30 +43,20 @@ class Qwen2VlTower(Qwen3VlTower):
         for layer in range(self.facts.layers) if self.quick else ():
             for ours, theirs, factor in (("up", "fc1", SIGMOID), ("down", "fc2", 1 / SIGMOID)):
                 for kind in ("weight", "bias") if ours == "up" else ("weight",):
-                    found[f"{LAYERS}.{layer}.mlp.{ours}_proj.{kind}"] = scaled(
-                        original(source, f"{self.layers_at}.{layer}.mlp.{theirs}.{kind}"), factor
-                    )
+                    whole = original(source, f"{self.layers_at}.{layer}.mlp.{theirs}.{kind}")
+                    found[f"{LAYERS}.{layer}.mlp.{ours}_proj.{kind}"] = affine(whole, scale=factor)
         return found
-
-
-def scaled(of: Extra, factor: float) -> Extra:
-    """Multiply a tensor by a factor."""
-    return Extra(lambda: of.shape, lambda rows, columns: of.read(rows, columns) * np.float32(factor), of.origins)
 
 
 def open_sight(whole: Whole) -> Sight:
     """Open the tower and the projector of Qwen2-VL."""
-    vision = Settings(whole.source.path, whole.vision, {})
+    vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
-    how, unit = pixels_of(whole, patch), patch * factor
-    source = whole.below("patch_embed.proj.weight")
+    how = pixels_of(whole, patch)
+    image, source = image_of(whole, how, factor), whole.below("patch_embed.proj.weight")
     tower = Qwen2VlTower(source, whole.vision, how.most // patch**2)
     columns = tower.facts.hidden * factor**2
-    tensors = linear_at(source, FIRST, "merger.mlp.0") | linear_at(source, SECOND, "merger.mlp.2")
+    tensors = taken(source, {FIRST: "merger.mlp.0", SECOND: "merger.mlp.2"})
     sizes = columns, columns, whole.text.facts.hidden
-    projector = Projector(whole.below("patch_embed.proj.weight"), sizes, how.most // unit**2, tensors)
-    image = ImagePart(
-        processor=how, words=words_of(whole), merge=MergePart(how="blocks", factor=factor), most=how.most // unit**2,
-        positions="grid",
-    )  # fmt: skip
+    projector = Projector(whole.below("patch_embed.proj.weight"), sizes, image.most, tensors)
     return Sight(image, tower, [projector])

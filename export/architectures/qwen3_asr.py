@@ -15,9 +15,9 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture, Hearing
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, PLACES, SECOND, Around, Projector, Tower, linear_at
+from edgespec.export.architectures.towers import FIRST, PLACES, SECOND, Around, Projector, Tower
 from edgespec.export.architectures.whisper import PADDED
-from edgespec.export.source.derived import Extra, Floats, held, made_of, original
+from edgespec.export.source.derived import Extra, Floats, held, made_of, original, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.images import ImageWords
 from edgespec.runtimes.files.sound import AskPart, ChunksFront, SoundPart
@@ -106,7 +106,7 @@ def open_hearing(whole: Around) -> Hearing:
     if "TokenClassification" in kinds or whole.settings.get("classify_num", 0):
         raise UnsupportedModel(f"{whole.settings.file}: a forced aligner tells when words are said, and writes none",
                                "take Qwen3-ASR 0.6B or 1.7B")  # fmt: skip
-    sizes = Settings(whole.source.path, audio, {})
+    sizes = Settings(whole.source.path, audio)
     chunk, channels = 2 * sizes.integer("n_window", 50), sizes.integer("downsample_hidden_size", 480)
     window = sizes.integer("n_window_infer", 800) // chunk
     front = ChunksFront(kind="chunks", bands=sizes.integer("num_mel_bins", 128), chunk=chunk, window=window,
@@ -125,7 +125,7 @@ def open_hearing(whole: Around) -> Hearing:
     names = "multi_modal_projector.linear_1", "multi_modal_projector.linear_2"
     if not source.has(f"{names[0]}.weight"):  # as the authors name them
         source, names = whole.below("conv2d1.weight"), ("proj1", "proj2")
-    tensors = linear_at(source, FIRST, names[0]) | linear_at(source, SECOND, names[1])
+    tensors = taken(source, dict(zip((FIRST, SECOND), names, strict=True)))
     hidden = tower.facts.hidden
     projector = Projector(source, (hidden, hidden, whole.text.facts.hidden), tower.facts.context, tensors,
                           activation=tower.activation)  # fmt: skip

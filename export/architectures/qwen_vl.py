@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
+from typing import Any
 
 import numpy as np
 
 from edgespec.export.architectures.base import FINAL_NORM, LAYERS, QKV, Sight
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole, linear_at
-from edgespec.export.source.derived import Extra, Floats, original, rows_of
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.source.derived import Extra, Floats, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.images import ImagePart, ImageWords, MergePart, PlacesPart, Qwen2VlPixels
 
@@ -70,38 +71,34 @@ def pixels_of(whole: Whole, patch: int) -> Qwen2VlPixels:
     return Qwen2VlPixels(kind="qwen2-vl", least=least, most=most, **whole.common(patch, MEAN, DEVIATION, 3))
 
 
-def words_of(whole: Whole) -> ImageWords:
-    """Say what stands for an image."""
+def image_of(whole: Whole, how: Qwen2VlPixels, factor: int, **more: Any) -> ImagePart:
+    """Say what a bundle says of images; ``factor``: patches of a side of what becomes a row."""
     token = "<|image_pad|>"
     words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
                        written=f"<|vision_start|>{token}<|vision_end|>")  # fmt: skip
-    return whole.words(words)
+    return ImagePart(processor=how, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
+                     most=how.most // (how.patch * factor) ** 2, positions="grid", **more)  # fmt: skip
 
 
 def open_sight(whole: Whole) -> Sight:
     """Open the tower and the projectors of Qwen3-VL or Qwen3.5."""
-    vision = Settings(whole.source.path, whole.vision, {})
+    vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 16)
-    how, unit = pixels_of(whole, patch), patch * factor
-    most = how.most
-    source = whole.below("patch_embed.proj.weight")
-    tower = Qwen3VlTower(source, whole.vision, most // patch**2)
-    columns = tower.facts.hidden * factor**2
     layers = vision.layers("deepstack_visual_indexes")
+    side = isqrt(vision.integer("num_position_embeddings", 2304))
+    how = pixels_of(whole, patch)
+    source = whole.below("patch_embed.proj.weight")
+    tower = Qwen3VlTower(source, whole.vision, how.most // patch**2)
+    places = PlacesPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners")
+    image = image_of(whole, how, factor, places=places, taps=[layer + 1 for layer in layers])
+    columns = tower.facts.hidden * factor**2
 
     def projector(at: str, norm: bool) -> Projector:
-        own = {ours: f"{at}.{theirs}" for ours, theirs in ((FIRST, "linear_fc1"), (SECOND, "linear_fc2"))}
-        tensors = {name: one for ours, theirs in own.items() for name, one in linear_at(source, ours, theirs).items()}
-        tensors |= linear_at(source, MERGED_NORM, f"{at}.norm") if norm else {}
+        names = {FIRST: "linear_fc1", SECOND: "linear_fc2"} | ({MERGED_NORM: "norm"} if norm else {})
+        tensors = taken(source, {ours: f"{at}.{theirs}" for ours, theirs in names.items()})
         sizes = columns, columns, whole.text.facts.hidden
-        return Projector(whole.below("patch_embed.proj.weight"), sizes, most // unit**2, tensors, norm or None)
+        return Projector(whole.below("patch_embed.proj.weight"), sizes, image.most, tensors, norm or None)
 
     projectors = [projector("merger", norm=False)]
     projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in range(len(layers))]
-    side = isqrt(vision.integer("num_position_embeddings", 2304))
-    image = ImagePart(
-        processor=how, words=words_of(whole), merge=MergePart(how="blocks", factor=factor), most=most // unit**2,
-        places=PlacesPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners"), positions="grid",
-        taps=[layer + 1 for layer in layers],
-    )  # fmt: skip
     return Sight(image, tower, [*projectors], original(source, tower.places_at))

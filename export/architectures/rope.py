@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.settings import Settings
+from edgespec.runtimes.files.manifest import ModelFacts
 
 Doubles = NDArray[np.float64]
 Parameters = Mapping[str, Any]
@@ -51,7 +53,12 @@ class Rotary:
 
     def tables(self, positions: int, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines of the first positions, [positions, dims / 2] each, of a model used up to ``context``."""
-        return rope_tables(self.parameters, self.dims, positions, context)
+        if self.parameters["rope_type"] == "grid":
+            return _grid(self.parameters, self.dims, positions)
+        # float32 angles, as transformers computes them: parity at long positions depends on the same rounding
+        steps, times = inverse_frequencies(self.parameters, self.dims, context)
+        angles = np.arange(positions, dtype=np.float32)[:, None] * steps.astype(np.float32)
+        return np.cos(angles) * np.float32(times), np.sin(angles) * np.float32(times)
 
     def growth(self, positions: int) -> NDArray[np.float32] | None:
         """Return what queries of the first positions are multiplied by, [positions]; None where all are as they are.
@@ -62,6 +69,20 @@ class Rotary:
         if not beta or not trained or positions <= trained:
             return None
         return (1 + beta * np.log1p(np.arange(positions) // trained)).astype(np.float32)
+
+
+def check_heads(file: Path, facts: ModelFacts, rotaries: Mapping[str, Rotary]) -> None:
+    """Refuse heads that do not divide, or that no operator takes."""
+    turned = max((rotary.dims for rotary in rotaries.values()), default=0)
+    if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2:
+        raise ExportError(
+            f"{file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} key heads: "
+            "expected a whole number of heads for each key head, and even sizes"
+        )
+    if facts.head_dim % 8:
+        raise UnsupportedModel(
+            f"{file}: heads of {facts.head_dim}: expected a multiple of 8", "ONNX Runtime's attention takes no other"
+        )
 
 
 def axes_of(parameters: Parameters, dims: int) -> tuple[int, ...]:
@@ -207,18 +228,6 @@ def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tupl
     if kind == "llama3":
         return _llama3(parameters, inverse), 1.0
     return inverse, 1.0
-
-
-def rope_tables(
-    parameters: Parameters, dims: int, positions: int, context: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # [positions, dims // 2] each
-    """Cosines and sines for every position; see ``inverse_frequencies``."""
-    if parameters["rope_type"] == "grid":
-        return _grid(parameters, dims, positions)
-    # float32 angles, as transformers computes them: parity at long positions depends on the same rounding
-    steps, times = inverse_frequencies(parameters, dims, context)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * steps.astype(np.float32)
-    return np.cos(angles) * np.float32(times), np.sin(angles) * np.float32(times)
 
 
 def _grid(

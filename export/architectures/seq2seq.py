@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Architecture, Switch, known
 from edgespec.export.architectures.ops import MemoryRule, Norm, Ops, Value
-from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.rules import Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
@@ -61,6 +60,7 @@ class EncoderDecoder(Architecture):
     gated_mlp = False
     biases = {"": True}
     windows = "none"
+    rope_share = 0
     tied_by_default = True
     # what differs in the family
     late_norms: ClassVar[bool] = False  # norms stand behind the residuals, the last one before the LM head
@@ -99,10 +99,7 @@ class EncoderDecoder(Architecture):
     def build(self, ops: Ops) -> Value:
         if not self.both_ways:
             ops.fill_memory(lambda: self.remember(ops))
-        x = self.embed(ops)
-        for layer in range(self.facts.layers):
-            x = self.layer(ops, x, layer)
-        return ops.encoded(x, self.final_norm) if self.both_ways else ops.head(x, self.final_norm, self.head)
+        return super().build(ops)
 
     def embed(self, ops: Ops) -> Value:
         scale = self.facts.hidden**0.5 if self.on(self.scaled) else 1.0
@@ -163,16 +160,6 @@ class EncoderDecoder(Architecture):
         return MemoryRule(layer, self.score_scale)
 
     # -- names and positions -------------------------------------------------------------------------------------------
-
-    def configure(self) -> dict[str, Any]:
-        found = super().configure()
-        return found | {"tied": False} if self.both_ways else found
-
-    def key_heads(self, heads: int) -> int:
-        return heads
-
-    def rotations(self) -> dict[str, Rotary]:
-        return {}
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found: dict[str, Extra] = {f"{EMBEDDING}.weight": original(source, self.embedding_at(source))}

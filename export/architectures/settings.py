@@ -11,7 +11,6 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.ops import Activation
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.json_file import validated
-from edgespec.runtimes.files.manifest import ModelFacts
 
 Made = TypeVar("Made", bound=Part)
 
@@ -33,14 +32,9 @@ b x above zero, n (e^x - 1 - x) + b x below.
 """
 
 
-def model_facts(path: Path, **fields: Any) -> ModelFacts:
-    """Return the facts of a model, within the bounds of any."""
-    return validated(ModelFacts, fields, path, ExportError, "repair config.json")
-
-
-def part_of(kind: type[Made], file: Path, sizes: dict[str, Any]) -> Made:
-    """Return a part of the facts, such as its experts, within the bounds of any model."""
-    return validated(kind, sizes, file, ExportError, "repair config.json")
+def part_of(kind: type[Made], file: Path, **fields: Any) -> Made:
+    """Return facts of a model, or a part of them such as its experts, within the bounds of any."""
+    return validated(kind, fields, file, ExportError, "repair config.json")
 
 
 class Settings:
@@ -50,7 +44,7 @@ class Settings:
         aliases: names of this architecture's own for common keys, by the common name.
     """
 
-    def __init__(self, path: Path, values: dict[str, Any], aliases: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], aliases: Mapping[str, str] = {}) -> None:
         self.file = path / "config.json"
         known = {common: values[own] for common, own in aliases.items() if own in values}
         self.values = {**values, **known}

@@ -47,7 +47,7 @@ class DeltaRules(Part):
         kinds = kinds or ["full_attention" if at % every == every - 1 else "linear_attention" for at in range(layers)]
         if not (recurrent := [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]):
             return {}  # a layer for predictions further on, alone
-        heads = part_of(DeltaHeads, settings.file, self.sizes(arch))
+        heads = part_of(DeltaHeads, settings.file, **self.sizes(arch))
         taps = settings.integer("linear_conv_kernel_dim", 4)
         odd = any(size % 16 or size > 512 for size in (heads.key_dim, heads.value_dim))
         odd = odd or heads.values % heads.keys != 0 or not 2 <= taps <= 16
@@ -146,9 +146,9 @@ class StateSpaces(Part):
         if not spaces:
             return {}
         inner, values = settings.integer("mamba_expand", 2) * hidden, settings.integer("mamba_n_heads", 128)
-        sizes = {"keys": settings.integer("mamba_n_groups", 1), "values": values, "space": True,
-                 "key_dim": settings.integer("mamba_d_state", 256), "value_dim": inner // values}  # fmt: skip
-        heads = part_of(DeltaHeads, settings.file, sizes)
+        groups, size = settings.integer("mamba_n_groups", 1), settings.integer("mamba_d_state", 256)
+        heads = part_of(DeltaHeads, settings.file, keys=groups, values=values, space=True, key_dim=size,
+                        value_dim=inner // values)  # fmt: skip
         taps, limit = settings.integer("mamba_d_conv", 4), settings.get("time_step_limit", [0.0, np.inf])
         odd = heads.key_dim % 16 or heads.value_dim % 16 or values * heads.value_dim != inner or not 2 <= taps <= 16
         other = heads.keys != 1 or not settings.flag("mamba_conv_bias", True) or arch.activation != "silu"

@@ -22,7 +22,6 @@ import numpy as np
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture
 from edgespec.export.architectures.ops import Linear, Norm, Ops, Value
-from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.settings import Settings
 from edgespec.export.source.derived import Extra, Floats, made_of, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
@@ -159,6 +158,7 @@ class Tower(Architecture):
     gated_mlp = False
     biases = {"": True}
     windows = "none"
+    rope_share = 0
     both_ways = True
     patch_at: ClassVar[str] = "embeddings.patch_embedding"
     places_at: ClassVar[str] = "embeddings.position_embedding.weight"
@@ -176,21 +176,6 @@ class Tower(Architecture):
     def of_a_row(self) -> int:
         """Count what a row is made of."""
         return self.patch**2 * CHANNELS
-
-    def configure(self) -> dict[str, Any]:
-        return super().configure() | {"tied": False}
-
-    def key_heads(self, heads: int) -> int:
-        return heads
-
-    def rotations(self) -> dict[str, Rotary]:
-        return {}
-
-    def build(self, ops: Ops) -> Value:
-        x = self.embed(ops)
-        for layer in range(self.facts.layers):
-            x = self.layer(ops, x, layer)
-        return ops.encoded(x, self.final_norm)
 
     def embed(self, ops: Ops) -> Value:
         y = self.patches(ops)
@@ -251,6 +236,7 @@ class Projector(Architecture):
     model_type, example, features = "projector", "", ""
     both_ways = True
     windows = "none"
+    rope_share = 0
     epsilon = ("norm_eps", 1e-6)
 
     def __init__(
@@ -273,12 +259,6 @@ class Projector(Architecture):
             "hidden_act": activation, "norm_eps": eps,
         }  # fmt: skip
         super().__init__(source)
-
-    def configure(self) -> dict[str, Any]:
-        return super().configure() | {"tied": False}
-
-    def rotations(self) -> dict[str, Rotary]:
-        return {}
 
     def build(self, ops: Ops) -> Value:
         x = ops.input_slice(0, self.columns)
@@ -305,9 +285,3 @@ class Projector(Architecture):
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         return self._tensors
-
-
-def linear_at(source: Checkpoint, ours: str, theirs: str) -> dict[str, Extra]:
-    """Name a matrix, and its bias where it has one."""
-    kinds = [kind for kind in ("weight", "bias") if kind == "weight" or source.has(f"{theirs}.{kind}")]
-    return {f"{ours}.{kind}": original(source, f"{theirs}.{kind}") for kind in kinds}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from edgespec.export.architectures.base import Hearing
-from edgespec.export.architectures.towers import FIRST, SECOND, Around, Projector, linear_at
+from edgespec.export.architectures.towers import FIRST, SECOND, Around, Projector
 from edgespec.export.architectures.whisper import Whisper
+from edgespec.export.source.derived import taken
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
 from edgespec.runtimes.files.images import ImageWords
 from edgespec.runtimes.files.sound import AskPart, SoundPart, WhisperFront
@@ -41,10 +42,7 @@ def open_hearing(whole: Around) -> Hearing:
     merge = tower.facts.intermediate // tower.facts.hidden
     front = WhisperFront(kind="whisper", features=tower.sound, merge=merge)
     beside = whole.below(f"{PROJECTOR}.linear_1.weight")
-    tensors = {
-        **linear_at(beside, FIRST, f"{PROJECTOR}.linear_1"),
-        **linear_at(beside, SECOND, f"{PROJECTOR}.linear_2"),
-    }
+    tensors = taken(beside, {FIRST: f"{PROJECTOR}.linear_1", SECOND: f"{PROJECTOR}.linear_2"})
     width, rows = whole.text.facts.hidden, front.rows(front.features.frames)
     activation = str(whole.settings.get("projector_hidden_act", "gelu"))
     projector = Projector(beside, (merge * tower.facts.hidden, width, width), rows, tensors, activation=activation)

@@ -44,8 +44,9 @@ from edgespec.export.emit.native_values import (
     LazyProduct,
     LazySlice,
     Value,
+    Waiting,
 )
-from edgespec.export.emit.program import Acts, Field, Floats, NativePlan, Scalar, activation_form
+from edgespec.export.emit.program import Field, Fields, Floats, NativePlan
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_runner import Gates
 
@@ -56,7 +57,7 @@ def lower(trace: Block, plan: NativePlan) -> None:
     plan.place_low()
 
 
-class NativeOps(Pass[Value]):
+class NativeOps(Waiting, Pass[Value]):
     """Writes the program of one decoder."""
 
     heeds: ClassVar[dict[type, str]] = Shapes.heeds | {
@@ -65,21 +66,20 @@ class NativeOps(Pass[Value]):
     }
 
     def __init__(self, plan: NativePlan) -> None:
-        self.arch, self.plan, self.heads = plan.arch, plan, plan.heads
+        super().__init__(plan)
+        self.heads = plan.heads
         self.gates = Gates(self.arch.facts.layers, len(self.heads.groups), bool(self.heads.tapped), plan.planes,
                            self.arch.encoder is not None)  # fmt: skip
-        self.program = plan.program
         self.program.gates, self.program.plane = self.gates.count, self.gates.head_plane
         self._inside = False  # a sub-layer
         self._beside = 0  # norms computed between sub-layers, in this layer
-        self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
 
     # -- the operations ------------------------------------------------------------------------------------------------
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Value:
         facts, program = self.arch.facts, self.program
         out = program.floats("x", facts.hidden)
-        more: dict[str, Field] = {"scale": float(scale)} if scale != 1 else {}
+        more: Fields = {"scale": None if scale == 1 else float(scale)}
         if positions is not None:
             self.plan.store_positions(positions)
             more["positions"] = program.input(positions)
@@ -92,28 +92,18 @@ class NativeOps(Pass[Value]):
 
     def select_input(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
         out = self.program.floats("x", self.arch.facts.hidden)
-        self._inside = True  # a norm waits for what reads it
-        self.program.gated(self.gates.embed, lambda: self._write(fused(), out))
-        self._ready.clear()
-        self.program.gated(self.gates.load, lambda: self._write(recycled(), out))
-        self._inside = False
-        self._ready.clear()
+        self._apart(self.gates.embed, lambda: self._write(fused(), out))
+        self._apart(self.gates.load, lambda: self._write(recycled(), out))
         return out
 
     def prefill_context(self, context: Callable[[], None]) -> None:
-        self._inside = True
-        self.program.gated(self.gates.embed, context)
-        self._inside = False
-        self._ready.clear()
+        self._apart(self.gates.embed, context)
 
     def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
         self._heads((q, k, v), rule)
 
     def fill_memory(self, memory: Callable[[], None]) -> None:
-        self._inside = True
-        self.program.gated(self.gates.fill, memory)
-        self._inside = False
-        self._ready.clear()
+        self._apart(self.gates.fill, memory)
 
     def append_memory(self, k: Value, v: Value, rule: MemoryRule) -> None:
         self._memory_heads((k, v), rule)
@@ -125,6 +115,13 @@ class NativeOps(Pass[Value]):
         program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id,
                      memory=1)  # fmt: skip
         return out
+
+    def _apart(self, gate: int, body: Callable[[], None]) -> None:
+        """Put what is no sub-layer behind a gate; inside, a norm waits for what reads it."""
+        self._inside = True
+        self.program.gated(gate, body)
+        self._inside = False
+        self._ready.clear()
 
     def _memory_heads(self, given: tuple[Value, ...], rule: MemoryRule, **more: Field) -> None:
         facts, program = self.arch.facts, self.program
@@ -208,20 +205,18 @@ class NativeOps(Pass[Value]):
     def _attend(self, rule: AttentionRule) -> Value:
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
         out = program.floats("attention", facts.heads * dim)
-        limits = {"window": rule.window} if rule.window else {}
-        caps: dict[str, Field] = {"cap": float(rule.cap)} if rule.cap else {}
-        if (found := rule.relative) is not None:
-            caps |= {"relative": program.vector(found.table), "n": found.size, "at": found.distance}
+        near = rule.relative
+        by_place = {} if near is None else {"relative": program.vector(near.table), "n": near.size, "at": near.distance}
         program.step("attend", layer=self._layer(rule), heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
-                     **limits, **caps)  # fmt: skip
+                     window=rule.window or None, cap=float(rule.cap) or None, **by_place)  # fmt: skip
         return out
 
     def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
         program, hidden = self.program, self.arch.facts.hidden
         floats, out = self._as_floats(x, "mixed"), program.floats("convolution", hidden)
-        more = {} if rule.bias is None else {"bias": program.vector(rule.bias)}
+        bias = program.vector(rule.bias)
         program.step("convolve", x=floats.id, k=hidden, length=rule.length, layer=rule.layer,
-                     w=program.vector(rule.taps), out=out.id, **more)  # fmt: skip
+                     w=program.vector(rule.taps), out=out.id, bias=bias)  # fmt: skip
         return out
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
@@ -234,14 +229,14 @@ class NativeOps(Pass[Value]):
         program.step("delta", **rows, k=heads.mixed, length=facts.taps, layer=rule.layer, heads=heads.values,
                      kv=heads.keys, dim=heads.key_dim, n=heads.value_dim, out=out.id,
                      eps=float(self.arch.eps if rule.eps is None else rule.eps),
-                     **({"scale": float(rule.times)} if rule.times != 1 else {}),
+                     scale=None if rule.times == 1 else float(rule.times),
                      **{key: program.vector(name) for key, name in rule.vectors.items()})  # fmt: skip
         return out
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:
         out, by = self._as_floats(x, "attention"), self._as_floats(gate, "open")
-        more = {"times": out.width // by.width} if by.width < out.width else {}
-        self.program.step("multiply", x=by.id, k=out.width, fn="sigmoid", out=out.id, **more)
+        times = out.width // by.width if by.width < out.width else None
+        self.program.step("multiply", x=by.id, k=out.width, fn="sigmoid", out=out.id, times=times)
         return out
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
@@ -250,31 +245,10 @@ class NativeOps(Pass[Value]):
         parts = gate.parts[gate.part], up.parts[up.part]
         return self._glu(gate.x, parts, activation)
 
-    def _glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Floats | Acts:
-        """Compute a gate, times the second product where there is one, as what a matrix of their kind multiplies."""
-        act = self._acts(x, "hidden", parts)
-        n = self.plan.width(parts[0])
-        fields = self.program.matrix(parts[0], key="gate")
-        for up in parts[1:]:
-            fields |= self.program.matrix(up, key="up")
-        kind = fields["kind"]
-        # a scale a row (c8) is known only when the whole row is: floats first
-        out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
-        other = {} if activation == "silu" else {"fn": activation}
-        self.program.step("glu", act=act.id, **fields, n=n, k=act.width, out=out.id, **other,
-                   bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
-        return out
-
     def activate(self, x: Value, activation: Activation, numbers: str | None) -> Value:
         if isinstance(x, LazyProduct) and numbers is None:
             return LazyActivation(LazyProduct(x.x, (x.parts[x.part],), 0), activation)
         return self._activate(x, activation, numbers)
-
-    def _activate(self, x: Value, activation: Activation, numbers: str | None) -> Floats:
-        out = self._as_floats(x, "mlp")
-        more = {"w": self.program.vector(numbers)} if numbers else {}
-        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
-        return out
 
     def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
         return LazyExperts(h, rule, activation)
@@ -346,18 +320,18 @@ class NativeOps(Pass[Value]):
     def _heads(self, given: tuple[Value, ...], rule: AttentionRule) -> None:
         """Make queries, keys and values of a layer; of queries alone where another layer has the rest."""
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
-        fields: dict[str, Field] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
-                                    "layer": self._layer(rule), "scale": float(rule.scale)}  # fmt: skip
+        fields: Fields = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads, "layer": self._layer(rule),
+                          "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
             fields |= program.rotation(rule.rotary)
         norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
         if any(norms.values()):
             fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
-            fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
+            fields |= {"eps": float(self.arch.eps), "late": 1 if rule.late_norms else None}
         products, q = [value for value in given if isinstance(value, LazyProduct)], given[0]
         if len(products) == len(given) and isinstance(q, LazyProduct) and all(value.x == q.x for value in products):
             parts = tuple(value.parts[value.part] for value in products)
-            fields |= {"shared": 1} if len(given) == 1 else {}
+            fields["shared"] = 1 if len(given) == 1 else None
             act = self._acts(q.x, "hidden", parts)
             program.step("heads", act=act.id, **program.matrix(*parts, head_dim=dim), k=act.width,
                          bias=program.bias(parts), **fields)  # fmt: skip
@@ -375,34 +349,13 @@ class NativeOps(Pass[Value]):
             store = partial(self.program.step, "store", x=x.id, k=x.width, at=(1 + at) * x.width)
             self.program.gated(self.gates.aux_hidden, store)
 
-    def _width(self, x: Value) -> int:
-        """Numbers of a row of a value."""
-        if isinstance(x, LazyProduct):
-            return self.plan.width(x.parts[x.part])
-        if isinstance(x, LazyNorm | LazyActivation):
-            return self._width(x.x)
-        if isinstance(x, LazyExperts):
-            return self.arch.facts.hidden
-        return x.width
-
-    def _write(self, x: Value, out: Floats) -> None:
-        """Compute a value into a buffer."""
-        if isinstance(x, LazySlice):
-            self.program.step("load", out=out.id, k=x.width, at=x.first)
-        elif isinstance(x, LazyNorm):
-            self._norm(x, out)
-        elif isinstance(x, LazyProduct):
-            self._multiply(x, out, add=False)
-        else:
-            raise ExportError("native operators expect what a pass is given, its norm or a product")
-
-    def _begin(self, weight: str, out: Floats, more: dict[str, Field]) -> None:
+    def _begin(self, weight: str, out: Floats, more: Fields) -> None:
         """Write what rows begin with: their tokens' embeddings, or rows that are inserted."""
         self._look_up(weight, out, more)
         if self.arch.inserts:
             self.program.step("insert", x=out.id, k=out.width)
 
-    def _look_up(self, weight: str, out: Floats, more: dict[str, Field]) -> None:
+    def _look_up(self, weight: str, out: Floats, more: Fields) -> None:
         """Load rows of the embedding into a buffer."""
         self.plan.store_embedding(weight)
         program, sizes = self.program, {"n": self.arch.facts.vocab, "k": out.width, "out": out.id}
@@ -413,78 +366,9 @@ class NativeOps(Pass[Value]):
             program.step("embed", **program.matrix(Linear(weight)), **sizes, **more)
             program.plane = plane
 
-    def _rows(self, table: str) -> dict[str, Field]:
+    def _rows(self, table: str) -> Fields:
         """Name a table that is only looked up, as steps do."""
         scales = f"{table}_scales"
         if scales not in self.plan.entries:
             return {"w": self.program.input(table), "kind": "r32"}
         return {"w": self.program.input(table), "kind": "r8", "bias": self.program.input(scales)}
-
-    def _as_floats(self, x: Value, use: str) -> Floats:
-        """Turn a value into float32, computing what still waits."""
-        if isinstance(x, Floats):
-            return x
-        if isinstance(x, LazySlice):
-            out = self.program.floats(f"given {x.first}", x.width)
-            self._write(x, out)
-            return out
-        if isinstance(x, LazyProduct):
-            out = self.program.floats(use, self.plan.width(x.parts[x.part]))
-            self._multiply(LazyProduct(x.x, (x.parts[x.part],), 0), out, add=False)
-            return out
-        if isinstance(x, LazyNorm):
-            return self._computed(x, f"normed {use}")
-        if isinstance(x, LazyActivation):
-            return self._activate(x.x, x.activation, None)
-        if isinstance(x, LazyExperts):
-            out = self.program.floats(use, self.arch.facts.hidden)
-            self._mix(x, out, add=False)
-            return out
-        raise ExportError("native operators cannot turn quantized activations into floats")
-
-    def _computed(self, x: LazyNorm, use: str) -> Floats:
-        """Compute a norm as floats, now."""
-        out = self.program.floats(use, x.x.width)
-        self._norm(x, out)
-        return out
-
-    def _norm(self, x: LazyNorm, out: Floats, add: int = 0, scale: str | None = None) -> None:
-        more: dict[str, Field] = {"add": add} if add else {}
-        if scale:
-            more["scale"] = Scalar(scale)
-        self.program.step("norm", x=x.x.id, **self.program.norm(x.norm), k=x.x.width, out=out.id, **more)
-
-    def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
-        """Quantize a value for these matrices, once a sub-layer."""
-        form = activation_form(self.program.kind(parts[0].weight))
-        if isinstance(x, LazyActivation) and activation_form(self.program.kind(x.x.parts[0].weight)) == form:
-            x = self._glu(x.x.x, x.x.parts, x.activation)
-        if isinstance(x, Acts):
-            return x
-        key = x, form
-        if key not in self._ready:
-            norm = x.norm if isinstance(x, LazyNorm) else None
-            floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
-            self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
-        return self._ready[key]
-
-    def _mix(self, mixture: LazyExperts, out: Floats, add: bool) -> None:
-        program, facts, rule = self.program, self.arch.facts.experts, mixture.rule
-        assert facts is not None
-        router, gate, up, down = map(Linear, (rule.router, rule.gate, rule.up, rule.down))
-        scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
-        program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
-        act = self._acts(mixture.x, "hidden", (gate,))
-        how: dict[str, Field] = {"first": rule.always} if rule.always else {}
-        how |= ({"fn": "sigmoid"} if rule.sigmoid else {}) | ({"bias": program.vector(rule.bias)} if rule.bias else {})
-        program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
-                     add=int(rule.normed), **how)  # fmt: skip
-        other = {} if mixture.activation == "silu" else {"fn": mixture.activation}
-        matrices = program.matrix(gate, key="gate", head_dim=facts.inner)
-        matrices |= program.matrix(up, key="up", head_dim=facts.inner) | program.matrix(down, head_dim=out.width)
-        program.step("experts", act=act.id, x=chosen.id, **matrices, n=facts.inner, k=act.width, times=facts.count,
-                     heads=facts.chosen, out=out.id, add=int(add), **other)  # fmt: skip
-
-    def _multiply(self, product: LazyProduct, out: Floats, add: bool) -> None:
-        parts = (product.parts[product.part],)
-        self.program.linear(self._acts(product.x, "inner", parts), parts, out, add=add)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Activation, ExpertsRule, Linear, Norm
-from edgespec.export.emit.program import Acts, Floats
+from edgespec.export.emit.program import Acts, Floats, NativePlan, Scalar, activation_form
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,124 @@ class LazyActivation:
 
 
 Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts | LazyActivation
+
+
+class Waiting:
+    """Computes values that wait, into the buffers of one program."""
+
+    def __init__(self, plan: NativePlan) -> None:
+        self.arch, self.plan, self.program = plan.arch, plan, plan.program
+        self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
+
+    def _width(self, x: Value) -> int:
+        """Numbers of a row of a value."""
+        if isinstance(x, LazyProduct):
+            return self.plan.width(x.parts[x.part])
+        if isinstance(x, LazyNorm | LazyActivation):
+            return self._width(x.x)
+        if isinstance(x, LazyExperts):
+            return self.arch.facts.hidden
+        return x.width
+
+    def _as_floats(self, x: Value, use: str) -> Floats:
+        """Turn a value into float32, computing what still waits."""
+        if isinstance(x, Floats):
+            return x
+        if isinstance(x, LazySlice):
+            out = self.program.floats(f"given {x.first}", x.width)
+            self._write(x, out)
+            return out
+        if isinstance(x, LazyProduct):
+            out = self.program.floats(use, self.plan.width(x.parts[x.part]))
+            self._multiply(LazyProduct(x.x, (x.parts[x.part],), 0), out, add=False)
+            return out
+        if isinstance(x, LazyNorm):
+            return self._computed(x, f"normed {use}")
+        if isinstance(x, LazyActivation):
+            return self._activate(x.x, x.activation, None)
+        if isinstance(x, LazyExperts):
+            out = self.program.floats(use, self.arch.facts.hidden)
+            self._mix(x, out, add=False)
+            return out
+        raise ExportError("native operators cannot turn quantized activations into floats")
+
+    def _write(self, x: Value, out: Floats) -> None:
+        """Compute a value into a buffer."""
+        if isinstance(x, LazySlice):
+            self.program.step("load", out=out.id, k=x.width, at=x.first)
+        elif isinstance(x, LazyNorm):
+            self._norm(x, out)
+        elif isinstance(x, LazyProduct):
+            self._multiply(x, out, add=False)
+        else:
+            raise ExportError("native operators expect what a pass is given, its norm or a product")
+
+    def _computed(self, x: LazyNorm, use: str) -> Floats:
+        """Compute a norm as floats, now."""
+        out = self.program.floats(use, x.x.width)
+        self._norm(x, out)
+        return out
+
+    def _norm(self, x: LazyNorm, out: Floats, add: int = 0, scale: str | None = None) -> None:
+        by = Scalar(scale) if scale else None
+        self.program.step(
+            "norm", x=x.x.id, **self.program.norm(x.norm), k=x.x.width, out=out.id, add=add or None, scale=by
+        )
+
+    def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
+        """Quantize a value for these matrices, once a sub-layer."""
+        form = activation_form(self.program.kind(parts[0].weight))
+        if isinstance(x, LazyActivation) and activation_form(self.program.kind(x.x.parts[0].weight)) == form:
+            x = self._glu(x.x.x, x.x.parts, x.activation)
+        if isinstance(x, Acts):
+            return x
+        key = x, form
+        if key not in self._ready:
+            norm = x.norm if isinstance(x, LazyNorm) else None
+            floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
+            self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
+        return self._ready[key]
+
+    def _multiply(self, product: LazyProduct, out: Floats, add: bool) -> None:
+        parts = (product.parts[product.part],)
+        self.program.linear(self._acts(product.x, "inner", parts), parts, out, add=add)
+
+    def _glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Floats | Acts:
+        """Compute a gate, times the second product where there is one, as what a matrix of their kind multiplies."""
+        act = self._acts(x, "hidden", parts)
+        n = self.plan.width(parts[0])
+        fields = self.program.matrix(parts[0], key="gate")
+        for up in parts[1:]:
+            fields |= self.program.matrix(up, key="up")
+        kind = fields["kind"]
+        # a scale a row (c8) is known only when the whole row is: floats first
+        out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
+        self.program.step("glu", act=act.id, **fields, n=n, k=act.width, out=out.id, fn=_other(activation),
+                   bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
+        return out
+
+    def _activate(self, x: Value, activation: Activation, numbers: str | None) -> Floats:
+        out = self._as_floats(x, "mlp")
+        w = self.program.vector(numbers)
+        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, w=w)
+        return out
+
+    def _mix(self, mixture: LazyExperts, out: Floats, add: bool) -> None:
+        program, facts, rule = self.program, self.arch.facts.experts, mixture.rule
+        assert facts is not None
+        router, gate, up, down = map(Linear, (rule.router, rule.gate, rule.up, rule.down))
+        scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
+        program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
+        act = self._acts(mixture.x, "hidden", (gate,))
+        program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
+                     add=int(rule.normed), first=rule.always or None, fn="sigmoid" if rule.sigmoid else None,
+                     bias=program.vector(rule.bias))  # fmt: skip
+        matrices = program.matrix(gate, key="gate", head_dim=facts.inner)
+        matrices |= program.matrix(up, key="up", head_dim=facts.inner) | program.matrix(down, head_dim=out.width)
+        program.step("experts", act=act.id, x=chosen.id, **matrices, n=facts.inner, k=act.width, times=facts.count,
+                     heads=facts.chosen, out=out.id, add=int(add), fn=_other(mixture.activation))  # fmt: skip
+
+
+def _other(activation: Activation) -> str | None:
+    """Name an activation in steps whose own is silu."""
+    return None if activation == "silu" else activation

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.architectures.ops import Linear, LogitsRule, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
 from edgespec.export.emit.pieces import stacked_bias, vector
@@ -49,6 +49,7 @@ class Scalar:
 
 
 Field: TypeAlias = "int | float | str | Scalar"
+Fields: TypeAlias = "dict[str, Field | None]"
 
 
 class Program:
@@ -75,16 +76,16 @@ class Program:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, op: str, **fields: Field) -> None:
-        """Add a step, with fields as its row of steps.inl has them."""
-        self._steps.append((op, fields))
+    def step(self, op: str, **fields: Field | None) -> None:
+        """Add a step, with fields as its row of steps.inl has them; one of None is left out."""
+        self._steps.append((op, {key: value for key, value in fields.items() if value is not None}))
 
     def gated(self, index: int, body: Callable[[], None], other: int | None = None) -> None:
         """Put the steps that ``body`` adds behind a gate, or behind two of which one is enough."""
         outer, self._steps = self._steps, []
         body()
         inner, self._steps = self._steps, outer
-        self.step("gate", index=index, skip=len(inner), **({} if other is None else {"other": other}))
+        self.step("gate", index=index, skip=len(inner), other=other)
         self._steps += inner
 
     def quantize(
@@ -101,31 +102,25 @@ class Program:
         """Quantize floats, normed first if asked for, to the form that ``matrix`` multiplies."""
         out = self.acts(use, x.width)
         kind = activation_form(self.kind(matrix))
-        repeated: dict[str, Field] = {"times": times, "first": first} if rows == 2 else {}
-        normed: dict[str, Field] = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
-        self.step("quantize", x=x.id, **normed, k=x.width, kind=kind, out=out.id, rows=rows, **repeated)
+        normed: Fields = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
+        self.step("quantize", x=x.id, **normed, k=x.width, kind=kind, out=out.id, rows=rows,
+                  times=times if rows == 2 else None, first=first if rows == 2 else None)  # fmt: skip
         return out
 
     def linear(self, act: Acts, parts: tuple[Linear, ...], out: Floats, *, add: bool = False, rows: int = 0) -> None:
         """Multiply by matrices stacked along n, and add their biases."""
-        self.step(
-            "linear",
-            act=act.id,
-            **self.matrix(*parts),
-            n=self.plan.width(*parts),
-            k=act.width,
-            bias=self.bias(parts),
-            out=out.id,
-            add=int(add),
-            rows=rows,
-        )
+        self.step("linear", act=act.id, **self.matrix(*parts), n=self.plan.width(*parts), k=act.width,
+                  bias=self.bias(parts), out=out.id, add=int(add), rows=rows)  # fmt: skip
 
-    def norm(self, norm: Norm) -> dict[str, Field]:
+    def norm(self, norm: Norm) -> Fields:
         """Name a norm: the fields of a step that say it."""
-        fields: dict[str, Field] = {"norm": self.vector(norm.weight), "eps": float(self.arch.eps)}
-        if norm.bias is not None:
-            fields["beta"] = self.vector(norm.bias)
-        return fields | ({"center": 1} if norm.centered else {})
+        weight = self.vector(norm.weight)
+        return {
+            "norm": weight,
+            "eps": float(self.arch.eps),
+            "beta": self.vector(norm.bias),
+            "center": 1 if norm.centered else None,
+        }
 
     def logits(self, act: Acts, head: Linear, *, times: int = 1, first: int = 0, raw: bool = False) -> None:
         """Add an LM head; its output rows are appended after those of earlier active heads.
@@ -135,12 +130,10 @@ class Program:
             first: which of these rows come first.
             raw: a trained head's own matrix: the model's logit scale and cap are left out.
         """
-        rule: dict[str, Field] = {} if head.bias is None else {"bias": self.bias((head,))}
-        if not raw:
-            rule |= {"scale": float(self.arch.logits.scale)} if self.arch.logits.scale != 1 else {}
-            rule |= {"cap": float(self.arch.logits.cap)} if self.arch.logits.cap else {}
+        rule, bias = LogitsRule() if raw else self.arch.logits, None if head.bias is None else self.bias((head,))
         self.step("logits", act=act.id, **self.matrix(head), n=self.plan.width(head), k=act.width, times=times,
-                  first=first, **rule)  # fmt: skip
+                  first=first, bias=bias, scale=None if rule.scale == 1 else float(rule.scale),
+                  cap=float(rule.cap) or None)  # fmt: skip
 
     # -- what steps name -----------------------------------------------------------------------------------------------
 
@@ -168,11 +161,11 @@ class Program:
         """Look up how the matrix ``name`` is stored."""
         return self.plan.kind(self.plan.form_of(name))
 
-    def matrix(self, *parts: Linear, key: str = "w", head_dim: int = 0) -> dict[str, Field]:
+    def matrix(self, *parts: Linear, key: str = "w", head_dim: int = 0) -> Fields:
         """Name matrices stacked along n, stored as one: the fields of a step that say it."""
         self.plan.store_matrix(*parts, head_dim=head_dim)
         name, kind = stacked_name(part.weight for part in parts), self.kind(parts[0].weight)
-        fields: dict[str, Field] = {key: self.input(f"{name}.packed"), "kind": kind}
+        fields: Fields = {key: self.input(f"{name}.packed"), "kind": kind}
         if KINDS[kind].planes > 1:
             fields |= {"low" if key == "w" else f"{key}low": self.input(f"{name}.low"), "plane": self.plane}
         return fields
@@ -184,18 +177,18 @@ class Program:
         self.plan.store_bias(parts)
         return self.input(str(parts[0].bias) if len(parts) == 1 else stacked_name(part.bias for part in parts))
 
-    def vector(self, name: str) -> int:
-        """Name a vector of the checkpoint."""
+    def vector(self, name: str | None) -> int | None:
+        """Name a vector of the checkpoint; None = there is none."""
         self.plan.store_vectors(name)
-        return self.input(name)
+        return None if name is None else self.input(name)
 
-    def rotation(self, rotary: str) -> dict[str, Field]:
+    def rotation(self, rotary: str) -> Fields:
         """Name a rotary table: the fields of a step that say it."""
         self.plan.store_angles(rotary)
         names = {key: f"{rotary}_{key}" for key in ("growth", "cos", "sin", "axes")}
         there = {key: name for key, name in names.items() if name in self.plan.entries}
         self.tensors |= dict.fromkeys(there.values())
-        fields: dict[str, Field] = {"rotary": self.arch.rotaries[rotary].dims}
+        fields: Fields = {"rotary": self.arch.rotaries[rotary].dims}
         return fields | {key: self.input(there[key]) for key in ("cos", "sin", "growth", "axes") if key in there}
 
     def input(self, name: str) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import describe, refusal, text_kind
 from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
-from edgespec.export.architectures.settings import model_facts
+from edgespec.export.architectures.settings import part_of
 from edgespec.export.architectures.sights import READ
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.bundle.source_model import Writing, WrittenModel
@@ -246,7 +246,8 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
         return value
 
     hidden, heads = read("hidden"), read("heads")
-    return model_facts(
+    return part_of(
+        ModelFacts,
         file,
         architecture=describe(config),
         layers=read("layers"),

@@ -45,6 +45,17 @@ def original(source: Checkpoint, name: str) -> Extra:
     return Extra(lambda: source.shape(name), lambda rows, columns: source.read(name, rows, columns), frozenset({name}))
 
 
+def taken(source: Checkpoint, names: Mapping[str, str]) -> dict[str, Extra]:
+    """Take weights of modules, and biases where there are some; ``names``: in the checkpoint, by ours."""
+    found: dict[str, Extra] = {}
+    for ours, theirs in names.items():
+        for kind in ("weight", "bias"):
+            # asked for in vain, the checkpoint's own name is the one to complain about
+            if source.has(f"{theirs}.{kind}") or (kind == "weight" and not source.has(f"{ours}.{kind}")):
+                found[f"{ours}.{kind}"] = original(source, f"{theirs}.{kind}")
+    return found
+
+
 def held(value: Floats) -> Extra:
     """Keep a tensor in memory."""
     return Extra(lambda: value.shape, lambda rows, columns: value[rows] if columns is None else value[rows, columns])

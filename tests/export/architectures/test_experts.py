@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.rope import NEEDED, inverse_frequencies, rope_parameters, rope_tables
+from edgespec.export.architectures.rope import NEEDED, Rotary, inverse_frequencies, rope_parameters
 from edgespec.export.bundle.model_part import open_model
 from tests.support.saved import REFERENCE
 
@@ -120,14 +120,14 @@ def test_old_names_mean_the_same() -> None:
 def test_longrope_is_chosen_once_by_the_context() -> None:
     (config,) = [case["config"] for case in CASES if case["context"] == 4097]
     parameters = rope_parameters(config)
-    short, long = (rope_tables(parameters, DIMS, 8, context) for context in (4096, 4097))
+    short, long = (Rotary(parameters, DIMS).tables(8, context) for context in (4096, 4097))
     assert not np.allclose(short[0][5], long[0][5])
-    np.testing.assert_array_equal(long[0], rope_tables(parameters, DIMS, 8, 131072)[0])
+    np.testing.assert_array_equal(long[0], Rotary(parameters, DIMS).tables(8, 131072)[0])
 
 
 def test_tables_carry_the_factor() -> None:
     (case,) = [case for case in CASES if case["factor"] == 1.5]
-    cos, sin = rope_tables(rope_parameters(case["config"]), DIMS, 40, case["context"])
+    cos, sin = Rotary(rope_parameters(case["config"]), DIMS).tables(40, case["context"])
     np.testing.assert_allclose(np.hypot(cos, sin), 1.5, rtol=1e-6)
 
 
@@ -151,4 +151,4 @@ def test_factors_of_another_size_are_refused() -> None:
     lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     scaling = {"rope_type": "longrope", "original_max_position_embeddings": 16, **lists}
     with pytest.raises(UnsupportedModel, match="expected 16 numbers in short_factor, got 8"):
-        rope_tables(rope_parameters({"max_position_embeddings": 64, "rope_parameters": scaling}), DIMS, 8, 16)
+        Rotary(rope_parameters({"max_position_embeddings": 64, "rope_parameters": scaling}), DIMS).tables(8, 16)
