@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.bundle.drafter import check_drafter
 from edgespec.export.bundle.model_part import (
@@ -74,47 +75,42 @@ class Opened:
         for warning in self.target.remedies:  # at once: what to do about it is another option
             self.progress("warning", 1, 1, warning)
         check_layers(self.methods, self.target.facts)
-        if isinstance(self.target, EmittedModel):
-            check_operators(self.target.arch, options.operators)
-        self.codec = open_codec(self.target.source.path)
-        self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
+        folder = self.target.source.path
+        self.codec = open_codec(folder)
+        # early: it refuses what does not fit
+        self.tokenizer = tokenizer_facts(folder, self.target.config, self.target.facts.vocab, self.codec)
         self.source_codec, self.form = self._texts()
-        folder, read = self.target.source.path, None
-        if isinstance(self.target, EmittedModel):
-            read = source_of(self.target.arch)
+        read = source_of(self.arch) if self.arch else None
         self.speech = speech_part(folder, self.target.config, self.codec) if read and read.features else None
-        self.sampling = sampling_part(folder)
-        self.pooling = pooling_of(self.target.source.path)
+        self.sampling, self.pooling = sampling_part(folder), pooling_of(folder)
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))
-            if isinstance(self.draft, EmittedModel):
-                check_operators(self.draft.arch, options.operators)
             self.notes += [f"draft: {note}" for note in self.draft.source.notes]
-            check_same_vocabulary(self.target, self.draft, self.codec, open_codec(self.draft.source.path))
+            check_same_vocabulary(self.target.facts, self.draft.facts, self.codec, open_codec(self.draft.source.path))
             self.draft.limit(self.target.facts.context)
             self._share_encoder(self.draft)
         trained = {}
-        if isinstance(self.target, EmittedModel):
-            trained = choose_heads(options.model, options.heads, self.methods, self.target.arch, self.codec)
+        if self.arch is not None:
+            trained = choose_heads(options.model, options.heads, self.methods, self.arch, self.codec)
         self.drafter: Drafter | None = None
         if options.its_drafter is not None:
-            if not isinstance(self.target, EmittedModel):
+            if self.arch is None:
                 raise ExportError("--drafter needs graphs of edgespec's own, and this model's are optimum's")
-            self.drafter = read_drafter(resolve(options.its_drafter), self.target.arch)
-        elif MTP in self.methods and isinstance(self.target, EmittedModel):
-            self.drafter = read_mtp(Checkpoint.open(self.path), self.target.arch)
+            self.drafter = read_drafter(resolve(options.its_drafter), self.arch)
+        elif MTP in self.methods and self.arch is not None:
+            self.drafter = read_mtp(Checkpoint.open(self.path), self.arch)
         if self.drafter is not None:
             check_drafter(self.drafter, self.methods, options.operators)
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.sounds = self._sounds()
         text = options.calibration if self.sounds is None else None
-        self.text = read_calibration(text, self.target.source.path, self.codec)
+        self.text = read_calibration(text, folder, self.codec)
         self.tokens = self.codec.encode(self.text.text)
         self.read: Reading | None = None
-        if self.form is not None and isinstance(self.target, EmittedModel):
+        if self.form is not None and self.arch is not None:
             source_codec, sound = self.source_codec or self.codec, None if self.sounds is None else self.sounds[-1]
-            self.read = reading(self.target.arch, self.form, source_codec, self.text.text, options.seed, sound)
+            self.read = reading(self.arch, self.form, source_codec, self.text.text, options.seed, sound)
         tapped = self.drafter.tapped if self.drafter else ()
         self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
         self.target.equip(self.heads)
@@ -124,27 +120,33 @@ class Opened:
         self.attention = check_attention(options.attention, options.operators, len(self.tokens))
         check_coded_keys(self.target.facts, self.attention)
 
+    @property
+    def arch(self) -> Architecture | None:
+        """Of the target; None = its graphs are optimum's."""
+        return self.target.arch if isinstance(self.target, EmittedModel) else None
+
     def _texts(self) -> tuple[TextCodec | None, TextForm | None]:
         """Of an encoder-decoder: the tokenizer of its sources, if it is another one, and what stands around texts."""
-        if not isinstance(self.target, EmittedModel) or self.target.arch.encoder is None:
+        if self.arch is None or self.arch.encoder is None:
             return None, None
         refuse_reading(self.options)
-        sources, folder = open_source_codec(self.target.source.path), self.target.source.path
+        folder = self.target.source.path
+        sources = open_source_codec(folder)
         return sources, text_form(folder, self.target.config, self.codec, sources)
 
     def _sounds(self) -> NDArray[np.float32] | None:
         """Read the recordings that a model that hears is to be calibrated on; None = there are none."""
-        source = source_of(self.target.arch) if isinstance(self.target, EmittedModel) else None
+        source = source_of(self.arch) if self.arch else None
         if source is None or source.features is None or self.options.calibration is None:
             return None
         return read_sounds(self.options.calibration, source.features, min(SOUND, source.most))
 
     def _share_encoder(self, draft: SourceModel) -> None:
         """Let a draft read what the target's encoder gives, if both have the same one."""
-        if isinstance(draft, EmittedModel) and isinstance(self.target, EmittedModel):
-            if (draft.arch.encoder is None) != (self.target.arch.encoder is None):
+        if isinstance(draft, EmittedModel) and self.arch is not None:
+            if (draft.arch.encoder is None) != (self.arch.encoder is None):
                 raise IncompatibleDraft("expected a draft and a target that both read a source, or none of them")
-            draft.shares_encoder = shares_encoder(self.target.arch, draft.arch)
+            draft.shares_encoder = shares_encoder(self.arch, draft.arch)
 
     def _open_target(self) -> SourceModel:
         options = self.options
@@ -155,22 +157,24 @@ class Opened:
         arch = open_model(self.path, options.context, adapter, options.text_only)
         check_devices(arch, options.devices)
         limit_images(arch, options.image_rows)
+        check_operators(arch, options.operators)
         return EmittedModel(arch)
 
     def _open_draft(self, path: Path) -> SourceModel:
         if is_foreign(path):
             refuse_draft(self.options, path)
             return ForeignModel.open(path, None)
-        target = self.target.arch if isinstance(self.target, EmittedModel) else None
-        if target is not None and target.hearing is not None and target.hearing.sound is None:
+        if self.arch is not None and self.arch.hearing is not None and self.arch.hearing.sound is None:
             raise IncompatibleDraft("a model that draws by captions has no drafts yet: its other methods need none")
-        return EmittedModel(open_draft(path, target, self.options.image_rows))
+        arch = open_draft(path, self.arch, self.options.image_rows)
+        check_operators(arch, self.options.operators)
+        return EmittedModel(arch)
 
     def _cut_draft(self) -> None:
         """Leave a draft the tokens that were asked for, or as many as pay."""
         size = self.options.draft_vocab
-        if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
-            size = paying_rows(self.target.arch, self.draft.arch, first_ids(self.tokens))
+        if size is None and self.arch is not None and isinstance(self.draft, EmittedModel):
+            size = paying_rows(self.arch, self.draft.arch, first_ids(self.tokens))
         if self.draft is not None and size:
             scored = self._frequent(size, self.draft, "--draft-vocab")
             assert scored is not None
@@ -179,24 +183,23 @@ class Opened:
     def _cut_drafter(self) -> None:
         """Give a drafter the tokens that were asked for; else one with the target's LM head as many as pay."""
         size, facts = self.options.draft_vocab, self.target.facts
-        if self.drafter is None or not isinstance(self.target, EmittedModel):
+        if self.drafter is None or self.arch is None:
             return
         own = self.drafter.arch.own_head
         if size is None and self.drafter.tokens is None and self.drafter.method != EAGLE:
-            size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.tokens))
+            size = paying_rows(self.arch, self.drafter.arch, first_ids(self.tokens))
         if size == 0 and own and self.drafter.tokens is not None:
             size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
-            self.drafter = (
-                with_tokens(self.drafter, self.target.arch, tokens) if own else cut_drafter(self.drafter, tokens)
-            )
+            drafter = self.drafter
+            self.drafter = with_tokens(drafter, self.arch, tokens) if own else cut_drafter(drafter, tokens)
         self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
     def _calibration(self) -> Calibration | None:
         """Return how the target's levels are calibrated; None = they are not."""
         options, asked = self.options, self.choice.quantizer
         asked = asked if asked and asked.calibrated else None
-        if not isinstance(self.target, EmittedModel) or not (asked or options.calibrates):
+        if self.arch is None or not (asked or options.calibrates):
             return None
         if self.read is not None:
             return self._sourced(self.read, asked)
@@ -206,16 +209,15 @@ class Opened:
         if options.calibration is not None:
             given = unmeasured(tokens)
             if given is tokens:  # too short for both
-                tokens = self.codec.encode(
-                    read_calibration(None, self.target.source.path, self.codec).text, special=False
-                )
+                own = read_calibration(None, self.target.source.path, self.codec).text
+                tokens = self.codec.encode(own, special=False)
         return Calibration(asked, given, tokens, begin, self.tokenizer.eos, options.seed)
 
     def _sourced(self, read: Reading, asked: Quantizer | None) -> Calibration | None:
         """Return how an encoder-decoder's levels are calibrated: on what it writes about parts of texts or sounds."""
-        assert isinstance(self.target, EmittedModel)
-        arch, codec = self.target.arch, self.source_codec or self.codec
+        arch, codec = self.arch, self.source_codec or self.codec
         rows: Rows | None = self.sounds
+        assert arch is not None
         assert arch.encoder is not None
         why, instead = "no recordings", "--calibration FOLDER with some, or --quantizer mse"
         if isinstance(read.content, list):

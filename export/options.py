@@ -139,16 +139,17 @@ class ExportOptions:
                     f"choose {option} {listed(DEVICE_FORMATS)}",
                 )
         goals = {"--target-size": self.target_size, "--target-kl": self.target_kl}
-        given = [name for name, goal in goals.items() if goal is not None]
+        given = {name: goal for name, goal in goals.items() if goal is not None}
         if len(given) > 1:
             raise ExportError(f"{' and '.join(given)}: expected one of them")
-        if given and not 0 < (goals[given[0]] or 0) < math.inf:
-            raise ExportError(f"{given[0]} {goals[given[0]]}: expected a positive number")
-        if given and self.format not in FOUR_BITS:
-            raise ExportError(
-                f"{given[0]} and --format {self.format}: expected {listed(FOUR_BITS)}, of which parts become int8",
-                "leave --format out",
-            )
+        for name, goal in given.items():
+            if not 0 < goal < math.inf:
+                raise ExportError(f"{name} {goal}: expected a positive number")
+            if self.format not in FOUR_BITS:
+                raise ExportError(
+                    f"{name} and --format {self.format}: expected {listed(FOUR_BITS)}, of which parts become int8",
+                    "leave --format out",
+                )
         if self.quick and self.quantizer not in (None, "mse"):
             raise ExportError(f"--quick and --quantizer {self.quantizer}: expected one of them", "--quick is mse alone")
         if self.device_precisions and not self.devices:
@@ -157,10 +158,9 @@ class ExportOptions:
     def _check_drafts(self, methods: list[str]) -> None:
         if SPECULATIVE in methods and self.draft is None:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
-        if self.draft is not None and SPECULATIVE not in methods:
-            raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
-        if self.draft_format is not None and SPECULATIVE not in methods:
-            raise ExportError("--draft-format was given, but not --method speculative", "add --method speculative")
+        for option, value in (("--draft", self.draft), ("--draft-format", self.draft_format)):
+            if value is not None and SPECULATIVE not in methods:
+                raise ExportError(f"{option} was given, but not --method speculative", "add --method speculative")
         if EAGLE in methods and self.its_drafter is None:
             raise ExportError(
                 "method eagle needs a drafter",
@@ -193,7 +193,7 @@ class ExportOptions:
 
 def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> None:
     """Say which options need a target with graphs of edgespec's own."""
-    given: list[tuple[str, bool]] = [
+    given = [
         *((f"--method {name}", True) for name in options.wanted() if name not in needing("text", "draft")),
         ("--format w8a8", options.format == "w8a8"),
         (f"--quantizer {options.quantizer}", bool(choice.quantizer and choice.quantizer.calibrated)),
@@ -205,34 +205,31 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
         ("--adapter", options.adapter is not None),
         ("--operators native", options.operators == "native"),
     ]
-    for option, wrong in given:
-        if wrong:
-            raise ExportError(
-                f"{option}: {path} goes through optimum, whose graph cannot be cut into layers or rewritten",
-                f"such a model has the methods {', '.join(needing('text', 'draft'))}, in int4, int8 (quantizers "
-                f"rtn, mse) or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
-            )
+    _refuse(given, f"{path} goes through optimum, whose graph cannot be cut into layers or rewritten",
+            f"such a model has the methods {', '.join(needing('text', 'draft'))}, in int4, int8 (quantizers rtn, mse) "
+            f"or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}")  # fmt: skip
 
 
 def refuse_draft(options: ExportOptions, path: Path) -> None:
     """Say which options need a draft with graphs of edgespec's own."""
-    for option, wrong in (
+    given = [
         ("--draft-vocab", bool(options.draft_vocab)),
         ("--format w8a8", (options.draft_format or options.format) == "w8a8"),
-    ):
-        if wrong:
-            raise ExportError(
-                f"{option}: the draft {path} goes through optimum, whose graphs know no such thing",
-                f"leave it out, or take a draft that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
-            )
+    ]
+    hint = f"leave it out, or take a draft that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}"
+    _refuse(given, f"the draft {path} goes through optimum, whose graphs know no such thing", hint)
 
 
 def refuse_reading(options: ExportOptions) -> None:
     """Say which options are for decoders alone."""
-    given: Sequence[tuple[str, bool]] = (
+    given = [
         (f"--attention {' '.join(options.attention)}", bool(set(options.attention) - {"f32", "f16", "int8"})),
         ("--drafter", options.drafter is not None),
-    )
+    ]
+    _refuse(given, "there is no such thing for encoder-decoders yet", "leave it out")
+
+
+def _refuse(given: list[tuple[str, bool]], why: str, hint: str) -> None:
     for option, wrong in given:
         if wrong:
-            raise ExportError(f"{option}: there is no such thing for encoder-decoders yet", "leave it out")
+            raise ExportError(f"{option}: {why}", hint)

@@ -98,17 +98,10 @@ class Exporter(Opened):
         Raises:
             ExportError: anything about the source, the options or the disk; nothing is left behind.
         """
-        steps: list[Callable[[InProgress], None]] = [
-            self._compare,
-            self._see,
-            self._measure,
-            self._learn_attention,
-            self._devices,
-        ]
         with staged_folder(self.options.output, self.options.overwrite) as folder:
             self._mix()
             made = self._write(folder)
-            for step in steps:
+            for step in (self._compare, self._see, self._measure, self._learn_attention, self._devices):
                 step(made)
             manifest = self._manifest(made)
             if (config := genai_config(manifest.target, self.tokenizer, self.sampling)) is not None:
@@ -147,7 +140,6 @@ class Exporter(Opened):
         return self.mix.choice if self.mix else self.choice
 
     def _write(self, folder: Path) -> InProgress:
-        """Weights, graphs and tokenizer, and the target opened."""
         writing, facts = self._writing(folder, draft=False), dict[str, Any]()
         if self.calibration is not None and isinstance(self.target, EmittedModel):
             written, facts = self.calibration.write(self.target, writing)
@@ -170,19 +162,17 @@ class Exporter(Opened):
         if self.read is not None:
             self.read.attend(folder, written.part, slot, self.options.threads)
             tokens = self.read.written(slot, most, self.tokenizer.eos)
-        made = InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts)
-        made.codes = self._codes(folder)
-        return made
+        return InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts, codes=self._codes(folder))
 
     def _caption_codec(self) -> TextCodec | None:
         """Open the tokenizer of captions; None = the model reads none."""
-        hearing = self.target.arch.hearing if isinstance(self.target, EmittedModel) else None
+        hearing = self.arch.hearing if self.arch else None
         reads = hearing is not None and hearing.sound is None
         return open_codec(self.target.source.path / CAPTIONS) if reads else None
 
     def _codes(self, folder: Path) -> CodesPart | None:
         """Write the decoder of codes that was named, that of the model itself, or the one in its folder."""
-        source, arch = self.target.source, self.target.arch if isinstance(self.target, EmittedModel) else None
+        source, arch = self.target.source, self.arch
         if (own := self.options.codes or source.path / FOLDER).is_dir():
             return write_codes(*read_codes(own), folder, self.codec)
         if arch is None or arch.codes is None:
@@ -202,7 +192,6 @@ class Exporter(Opened):
         return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
 
     def _compare(self, made: InProgress) -> None:
-        """Return the written target with its source."""
         if isinstance(self.target, EmittedModel):
             found = self.target.parity(made.written, made.slot, made.tokens, self.progress, self.read)
         else:
@@ -211,13 +200,11 @@ class Exporter(Opened):
 
     def _see(self, made: InProgress) -> None:
         """Compare the rows of a picture with the source's."""
-        arch = self.target.arch if isinstance(self.target, EmittedModel) else None
-        if arch is not None and arch.sight is not None and not self.options.quick:
-            line = tower_note(arch.sight, made.folder, made.target, self.options.threads)
+        if self.arch is not None and self.arch.sight is not None and not self.options.quick:
+            line = tower_note(self.arch.sight, made.folder, made.target, self.options.threads)
             self.notes += [line] if line else []
 
     def _measure(self, made: InProgress) -> None:
-        """Return acceptance and costs of the methods, with the search for a skip set."""
         options, choice = self.options, self.choice
         weights = made.target.quantizer if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
@@ -273,7 +260,6 @@ class Exporter(Opened):
         return None if read is None else lambda slot: read.attend(made.folder, made.target, slot, threads)
 
     def _learn_attention(self, made: InProgress) -> None:
-        """Return what was asked for of other attentions, learnt and measured."""
         if not self.attention:
             return
         found = prepare_attention(

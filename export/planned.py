@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from edgespec import __version__
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
-from edgespec.errors import BundleError, ExportError, UnsupportedModel
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.sights import limit_images
@@ -38,7 +38,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
-from edgespec.export.tokenizers.facts import check_sizes
+from edgespec.export.tokenizers.facts import begin_and_ends, check_sizes, read_if_sound
 from edgespec.export.training.options import LAST_HIDDEN
 from edgespec.runtimes.files.formats import LEARNT, Attention
 from edgespec.runtimes.files.kv import ATTENTION
@@ -52,7 +52,6 @@ from edgespec.runtimes.files.manifest import (
     TokenizerFacts,
 )
 from edgespec.runtimes.text.chat import TEMPLATE_FILE
-from edgespec.runtimes.text.special import read_object
 
 UNWRITTEN = "a draft"  # stands for one where the options must name one
 
@@ -260,18 +259,6 @@ def _skip_set(layers: int) -> SkipSetPart:
 def _tokenizer(arch: Architecture) -> TokenizerFacts:
     """Return what the small files say; the tokenizer itself, which may know another EOS, is not opened."""
     folder = arch.source.path
-
-    def read(name: str) -> dict[str, Any]:
-        try:
-            return read_object(folder / name, infinite=True)
-        except BundleError:
-            return {}
-
-    def ids(value: Any) -> list[int]:
-        return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int and item >= 0]
-
-    generation, config = read("generation_config.json"), {**read("config.json"), **arch.config}
-    bos = ids(generation.get("bos_token_id")) or ids(config.get("bos_token_id"))
-    eos = ids(generation.get("eos_token_id")) or ids(config.get("eos_token_id"))
-    template = "chat_template" in read("tokenizer_config.json") or (folder / TEMPLATE_FILE).is_file()
+    bos, eos = begin_and_ends(folder, arch.config, None)
+    template = "chat_template" in read_if_sound(folder / "tokenizer_config.json") or (folder / TEMPLATE_FILE).is_file()
     return TokenizerFacts(bos=bos[0] if bos else None, eos=eos, chat_template=template)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, InvalidRequest
@@ -64,76 +64,56 @@ def build(described: Described, source: Path) -> Tokenizer:
         raise ExportError(f"{source}: its tokenizer cannot be converted: {error}", "download it again") from error
 
 
+GENERATION = "generation_config.json"
 PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
 
 
-class Located(Protocol):
-    """Where a model was read from."""
+def tokenizer_facts(folder: Path, config: Mapping[str, Any], vocab: int, codec: TextCodec) -> TokenizerFacts:
+    """Read a model's BOS and EOS ids; see ``begin_and_ends``.
 
-    @property
-    def path(self) -> Path:
-        """Its folder, with config.json and the tokenizer's files."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What the user should know about how it was read."""
-        ...
-
-
-class DescribedModel(Protocol):
-    """A source model, whoever makes its graphs."""
-
-    @property
-    def facts(self) -> ModelFacts:
-        """Its sizes."""
-        ...
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The parsed config.json."""
-        ...
-
-    @property
-    def source(self) -> Located:
-        """Where it lies."""
-        ...
-
-
-def tokenizer_facts(arch: DescribedModel, codec: TextCodec) -> TokenizerFacts:
-    """BOS and EOS ids: generation_config.json first, then config.json, then the tokenizer's own.
-
-    Without generation_config.json the tokenizer's EOS ends a text too: of chat-tuned models it is the end of a turn,
-    while config.json often keeps that of the base model.
+    Args:
+        folder: of the model.
+        config: what stands in its config.json of its text.
+        vocab: tokens that it has.
 
     Raises:
         ExportError: an EOS, or a token of the tokenizer, outside the model's vocabulary.
     """
-    folder = arch.source.path
-    generation, whole = _read(folder / "generation_config.json"), _read(folder / "config.json")
-    config = whole | arch.config  # of a model for images and text, EOS may be named outside the text part
-    own = _ids(codec.token_id(codec.special("eos_token")))
-    eos = _ids(generation.get("eos_token_id")) or list(dict.fromkeys(_ids(config.get("eos_token_id")) + own))
-    check_vocabulary(arch, codec, eos)
-    bos = _ids(generation.get("bos_token_id")) or _ids(config.get("bos_token_id"))
-    bos = bos or _ids(codec.token_id(codec.special("bos_token")))
-    first = next((number for number in bos if number < arch.facts.vocab), None)
+    bos, eos = begin_and_ends(folder, config, codec)
+    check_vocabulary(folder, vocab, codec, eos)
+    first = next((number for number in bos if number < vocab), None)
     return TokenizerFacts(bos=first, eos=eos, chat_template=codec.chat_template is not None)
 
 
-def check_vocabulary(arch: DescribedModel, codec: TextCodec, eos: Sequence[int] = ()) -> None:
+def begin_and_ends(folder: Path, config: Mapping[str, Any], codec: TextCodec | None) -> tuple[list[int], list[int]]:
+    """Find BOS and EOS ids: of generation_config.json first, then config.json, then the tokenizer's own (None = none).
+
+    Without generation_config.json the tokenizer's EOS ends a text too: of chat-tuned models it is the end of a turn,
+    while config.json often keeps that of the base model.
+    """
+    generation = read_if_sound(folder / GENERATION)
+    whole = read_if_sound(folder / "config.json") | {**config}  # EOS may be named outside the text part
+
+    def own(name: str) -> list[int]:
+        return [] if codec is None else _ids(codec.token_id(codec.special(name)))
+
+    eos = _ids(generation.get("eos_token_id"))
+    eos = eos or list(dict.fromkeys(_ids(whole.get("eos_token_id")) + own("eos_token")))
+    return _ids(generation.get("bos_token_id")) or _ids(whole.get("bos_token_id")) or own("bos_token"), eos
+
+
+def check_vocabulary(folder: Path, size: int, codec: TextCodec, eos: Sequence[int] = ()) -> None:
     """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding)."""
-    size = arch.facts.vocab
     beyond = [(number, token) for token, number in codec.tokenizer.get_vocab().items() if number >= size]
     if beyond:
         number, token = min(beyond)
         raise ExportError(
-            f"{arch.source.path}: the tokenizer has {token!r} as token {number}, but the model has {size} tokens",
+            f"{folder}: the tokenizer has {token!r} as token {number}, but the model has {size} tokens",
             "take tokenizer and weights of the same model; after adding tokens, resize the model's embeddings",
         )
     if wrong := [number for number in eos if number >= size]:
         raise ExportError(
-            f"{arch.source.path}: eos_token_id {wrong[0]}, but the model has {size} tokens",
+            f"{folder}: eos_token_id {wrong[0]}, but the model has {size} tokens",
             "repair generation_config.json or config.json",
         )
 
@@ -147,13 +127,13 @@ def check_sizes(target: ModelFacts, draft: ModelFacts) -> None:
         )
 
 
-def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: TextCodec, theirs: TextCodec) -> None:
+def check_same_vocabulary(target: ModelFacts, draft: ModelFacts, ours: TextCodec, theirs: TextCodec) -> None:
     """Refuse a draft whose tokens mean something else.
 
     Raises:
         IncompatibleDraft: sizes too far apart, or a token that differs; both values are named.
     """
-    check_sizes(target.facts, draft.facts)
+    check_sizes(target, draft)
     mine, other = ours.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     by_id = {number: token for token, number in other.items()}
     for token, number in sorted(mine.items(), key=lambda item: item[1]):
@@ -162,7 +142,7 @@ def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: T
                 f"token {number} is {token!r} in the target's tokenizer and {by_id.get(number)!r} in the draft's",
                 "use a draft of the same model family, with the same tokenizer",
             )
-    extra = {number: token for token, number in other.items() if token not in mine and number < target.facts.vocab}
+    extra = {number: token for token, number in other.items() if token not in mine and number < target.vocab}
     if extra:
         number = min(extra)
         raise IncompatibleDraft(
@@ -170,7 +150,7 @@ def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: T
         )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_if_sound(file: Path) -> dict[str, Any]:
     """Read a JSON object; empty where it is missing or damaged: another file has the same facts."""
     try:
         return read_object(file, infinite=True)
@@ -185,16 +165,12 @@ def _ids(value: Any) -> list[int]:
 
 def pooling_of(folder: Path) -> Pooling | None:
     """Read how sentence-transformers makes embeddings of a model; None = it says nothing, or has another way."""
-    try:
-        given = read_object(folder / "1_Pooling" / "config.json")
-    except BundleError:  # missing or damaged
-        return None
+    given = read_if_sound(folder / "1_Pooling" / "config.json")
     means, lasts = given.get("pooling_mode_mean_tokens"), given.get("pooling_mode_lasttoken")
     others = [name for name, on in given.items() if name.startswith("pooling_mode_") and on]
     return None if len(others) != 1 else "mean" if means else "last" if lasts else None
 
 
-FILE = "generation_config.json"
 RULES = ("top_k", "top_p", "min_p")  # which transformers applies only where it samples
 
 
@@ -207,10 +183,7 @@ def sampling_part(folder: Path) -> SamplingPart | None:
     Raises:
         ExportError: a value that cannot be.
     """
-    try:
-        given = {name: value for name, value in read_object(folder / FILE).items() if value is not None}
-    except BundleError:  # missing or damaged, as for the tokens that end a text
-        return None
+    given = {name: value for name, value in read_if_sound(folder / GENERATION).items() if value is not None}
     wanted = given.get("do_sample")
     names = ("temperature", *RULES) if wanted is True else ()
     found = {name: given[name] for name in (*names, "repetition_penalty") if name in given}
@@ -219,6 +192,6 @@ def sampling_part(folder: Path) -> SamplingPart | None:
     try:
         SamplingParams(**found)
     except InvalidRequest as error:
-        raise ExportError(f"{folder / FILE}: {error.message}", "repair this setting, or delete it") from error
+        raise ExportError(f"{folder / GENERATION}: {error.message}", "repair this setting, or delete it") from error
     part = SamplingPart(**found)
     return None if part == SamplingPart() else part

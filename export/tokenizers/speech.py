@@ -9,12 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgespec.errors import BundleError, ExportError, first_line
+from edgespec.errors import ExportError, first_line
+from edgespec.export.tokenizers.facts import GENERATION, read_if_sound
 from edgespec.runtimes.files.speech import SpeechPart
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.runtimes.text.special import read_object
 
-GENERATION = "generation_config.json"
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _TASKS = ("translate", "transcribe")
 _SEVERAL = 51_865  # tokens of the smallest vocabulary of a model that knows several languages
@@ -31,10 +30,7 @@ def speech_part(folder: Path, config: Mapping[str, Any], codec: TextCodec) -> Sp
     Raises:
         ExportError: a tokenizer without the tokens that a transcript begins with, or rules that cannot be.
     """
-    try:
-        generation = read_object(folder / GENERATION, infinite=True)
-    except BundleError:
-        generation = {}
+    generation = read_if_sound(folder / GENERATION)
     told = {**config, **{key: value for key, value in generation.items() if value is not None}}
     found: dict[str, Any] = {
         "start": _named(folder, codec, "startoftranscript"),

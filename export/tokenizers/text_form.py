@@ -9,19 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgespec.errors import BundleError, ExportError, first_line
+from edgespec.errors import ExportError, first_line
+from edgespec.export.tokenizers.facts import GENERATION, read_if_sound
 from edgespec.runtimes.files.text_form import Place, TextForm, WritingRules
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.languages import code_of
 from edgespec.runtimes.text.sources import SourceTexts
-from edgespec.runtimes.text.special import read_object
 
 # tokens that name a language: Marian, M2M-100, MADLAD-400, Whisper; then NLLB and mBART
 _LANGUAGE = re.compile(
     r"^(>>[\w-]+<<|__[a-z]{2,4}__|<2[A-Za-z_-]{2,12}>|<\|[a-z]{2,3}\|>|[a-z]{2,3}_[A-Z][A-Za-z]{1,3})$"
 )
 _FIRST = (">>", "<2")  # those stand before the source and name the language to be written
-GENERATION = "generation_config.json"
 
 
 def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources: TextCodec | None = None) -> TextForm:
@@ -92,10 +91,7 @@ def surroundings(form: TextForm, codec: TextCodec) -> tuple[list[int], tuple[lis
 
 def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json, or where there is none config.json, which older models write it into."""
-    try:
-        found = read_object(folder / GENERATION, infinite=True)
-    except BundleError:
-        found = {}
+    found = read_if_sound(folder / GENERATION)
     return {key: value for key, value in (found or config).items() if value is not None}
 
 

@@ -72,7 +72,8 @@ class Source:
             "tokenizer": tokenizer_fingerprint(codec),
         }
         reader = None if arch.encoder is None else Reader.open(path, arch, codec)
-        return cls(path, arch, codec, tuple(tokenizer_facts(arch, codec).eos), prints, reader)
+        eos = tuple(tokenizer_facts(arch.source.path, arch.config, arch.facts.vocab, codec).eos)
+        return cls(path, arch, codec, eos, prints, reader)
 
 
 class Target:

@@ -22,10 +22,10 @@ from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.source.source import resolve
-from edgespec.export.tokenizers.facts import FILE, sampling_part, tokenizer_facts
+from edgespec.export.tokenizers.facts import GENERATION, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.reports.proof import make_golden
-from edgespec.runtimes.files.manifest import SamplingPart, read_manifest
+from edgespec.runtimes.files.manifest import SamplingPart, TokenizerFacts, read_manifest
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.server.app import make_app
 from edgespec.server.models import Models
@@ -46,6 +46,11 @@ def checkpoint(folder: Path, vocab: int, model_type: str = "llama", **config: An
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     return folder
+
+
+def facts_of(source: Path, codec: TextCodec) -> TokenizerFacts:
+    arch = open_model(source, None)
+    return tokenizer_facts(source, arch.config, arch.facts.vocab, codec)
 
 
 def write(file: Path, value: object) -> None:
@@ -235,7 +240,7 @@ def test_where_the_end_of_a_text_is_named(
     chained: Callable[..., Path], eos: Any, change: Any, described: Any, expected: Any
 ) -> None:
     source = chained(number(eos) if isinstance(eos, str) else eos, change, **described)
-    found = tokenizer_facts(open_model(source, None), open_codec(source)).eos
+    found = facts_of(source, open_codec(source)).eos
     assert found == [number(name) for name in expected]
 
 
@@ -272,7 +277,7 @@ def test_bos_of_a_tokenizer_that_adds_none(chained: Callable[..., Path], describ
     source = chained(number("z"), **described)
     codec = open_codec(source)
     assert codec.encode("so:") == codec.encode("so:", special=False)
-    assert tokenizer_facts(open_model(source, None), codec).bos == 0
+    assert facts_of(source, codec).bos == 0
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
@@ -332,7 +337,7 @@ def test_added_tokens_of_another_vocabulary_are_left_out(chained: Callable[..., 
     source = chained(number("z"), added_tokens_decoder={"605": {"content": "<far>"}, "0": {"content": "<s>"}})
     codec = open_codec(source)
     assert codec.token_id("<far>") is None
-    assert tokenizer_facts(open_model(source, None), codec).eos == [number("z")]
+    assert facts_of(source, codec).eos == [number("z")]
 
 
 # -- chat --------------------------------------------------------------------------------------------------------------
@@ -372,7 +377,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a bundle of the embedded model as if its card asked for sampling, with a chat template."""
     folder = tmp_path_factory.mktemp("sampled")
     shutil.copytree(resolve("builtin:shakespeare"), folder / "model")
-    for name, more in ((FILE, OWN), ("tokenizer_config.json", {"chat_template": hf.CHAT_TEMPLATE})):
+    for name, more in ((GENERATION, OWN), ("tokenizer_config.json", {"chat_template": hf.CHAT_TEMPLATE})):
         file = folder / "model" / name
         file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | more), "utf-8")
     return export(folder / "bundle", str(folder / "model"))
@@ -392,7 +397,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_what_a_model_asks_for(tmp_path: Path, given: dict[str, Any], expected: SamplingPart | None) -> None:
-    (tmp_path / FILE).write_text(json.dumps(given), "utf-8")
+    (tmp_path / GENERATION).write_text(json.dumps(given), "utf-8")
     assert sampling_part(tmp_path) == expected
 
 
@@ -402,8 +407,8 @@ def test_without_the_file_nothing_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"top_p": 1.5}, {"temperature": -1}, {"top_k": "many"}, {"repetition_penalty": 0}])
 def test_nonsense_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    (tmp_path / FILE).write_text(json.dumps(OWN | wrong), "utf-8")
-    with pytest.raises(ExportError, match=rf"{FILE}: {next(iter(wrong))} is"):
+    (tmp_path / GENERATION).write_text(json.dumps(OWN | wrong), "utf-8")
+    with pytest.raises(ExportError, match=rf"{GENERATION}: {next(iter(wrong))} is"):
         sampling_part(tmp_path)
 
 

@@ -18,6 +18,7 @@ from gguf.quants import dequantize
 from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.export.source.gguf_config import llama3_scaling
@@ -25,6 +26,7 @@ from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import tokenizer_facts
 from edgespec.export.tokenizers.sentencepieces import new_sentencepiece
 from edgespec.export.tokenizers.text_form import text_form
+from edgespec.runtimes.files.manifest import TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf, seq2seq, spm
 from tests.support.gguf_files import BLOCKS, Change, interleaved, rope_factors, write_gguf, write_t5
@@ -41,6 +43,11 @@ KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationTyp
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def facts_of(arch: Architecture) -> TokenizerFacts:
+    folder = arch.source.path
+    return tokenizer_facts(folder, arch.config, arch.facts.vocab, TextCodec(folder))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +144,7 @@ def test_the_model_is_that_of_the_checkpoint(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(reference_logits(ours, tokens), reference_logits(theirs, tokens))
     for text in TEXTS:
         assert TextCodec(ours.source.path).encode(text) == TextCodec(folder).encode(text)
-    assert tokenizer_facts(ours, TextCodec(ours.source.path)) == tokenizer_facts(theirs, TextCodec(folder))
+    assert facts_of(ours) == facts_of(theirs)
 
 
 @pytest.mark.parametrize("name", ["t5", "t5_gated_untied", "umt5"])
@@ -266,7 +273,7 @@ def test_a_tokenizer_beside_the_file_is_taken(tmp_path: Path) -> None:
     assert "tokenizer.json beside the file" in checkpoint.notes[0]
     codec = TextCodec(checkpoint.path)
     assert codec.chat_template == hf.CHAT_TEMPLATE
-    assert tokenizer_facts(open_model(tmp_path / "model.gguf", None), codec).eos == [1, 7]
+    assert facts_of(open_model(tmp_path / "model.gguf", None)).eos == [1, 7]
 
 
 def with_arrays(*names: str) -> Callable[[GGUFWriter], None]:

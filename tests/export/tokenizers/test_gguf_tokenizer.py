@@ -36,7 +36,7 @@ def test_chat_template_and_ends(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, change=change)
     arch = open_model(tmp_path / "model.gguf", None)
     codec = TextCodec(arch.source.path)
-    facts = tokenizer_facts(arch, codec)
+    facts = tokenizer_facts(arch.source.path, arch.config, arch.facts.vocab, codec)
     assert (facts.bos, facts.eos, facts.chat_template) == (0, [1, 9], True)
     assert (codec.special("bos_token"), codec.special("eos_token")) == ("<s>", "</s>")
 

@@ -83,7 +83,7 @@ def test_a_draft(train: Train, model: Path, tmp_path: Path) -> None:
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert set(files(folder)) == names | {DRAFT_REPORT}
     draft, target = open_model(folder, None), open_model(model, None)
-    check_same_vocabulary(target, draft, TextCodec(model), TextCodec(folder))
+    check_same_vocabulary(target.facts, draft.facts, TextCodec(model), TextCodec(folder))
     assert (draft.facts.hidden, draft.facts.layers, draft.facts.tied) == (32, 2, True)
     report = json.loads((folder / DRAFT_REPORT).read_text("utf-8"))
     assert report["acceptance"] == trained.report["acceptance"]
