@@ -138,13 +138,11 @@ class Calibration:
         return HeldOut(model.arch, texts, progress, sources)
 
     def _calibrates_on(self, model: EmittedModel, own: NDArray[np.int64]) -> NDArray[np.int64] | SourcedTexts:
-        """Return the texts that the quantizer sees; ``own`` [count, T], what the model has written."""
         if self.sources is not None:
             return SourcedTexts(self.sources[:-HELD_OUT], own)
         return own if self.given is None else self._rows(model, self.given)
 
     def _sources(self, written: WrittenModel, folder: str, slot: Slot) -> Sources | None:
-        """Open the encoder of a written model; None = it has none."""
         if self.sources is None:
             return None
         return Sources(self.sources, Path(folder), written.part, slot.model, TOGETHER + 1)
@@ -209,7 +207,6 @@ def note(facts: dict[str, Any]) -> str | None:
 
 
 def _by_text(figures: dict[str, Figures | None]) -> dict[str, dict[str, Any]]:
-    """Turn figures by model and text into figures by text and model."""
     names = list(figures["mse"] or {})
     return {name: {which: own[name] for which, own in figures.items() if own} for name in names}
 

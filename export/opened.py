@@ -135,7 +135,6 @@ class Opened:
         return sources, text_form(folder, self.target.config, self.codec, sources)
 
     def _sounds(self) -> NDArray[np.float32] | None:
-        """Read the recordings that a model that hears is to be calibrated on; None = there are none."""
         source = source_of(self.arch) if self.arch else None
         if source is None or source.features is None or self.options.calibration is None:
             return None
@@ -171,7 +170,6 @@ class Opened:
         return EmittedModel(arch)
 
     def _cut_draft(self) -> None:
-        """Leave a draft the tokens that were asked for, or as many as pay."""
         size = self.options.draft_vocab
         if size is None and self.arch is not None and isinstance(self.draft, EmittedModel):
             size = paying_rows(self.arch, self.draft.arch, first_ids(self.tokens))
@@ -196,7 +194,6 @@ class Opened:
         self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
     def _calibration(self) -> Calibration | None:
-        """Return how the target's levels are calibrated; None = they are not."""
         options, asked = self.options, self.choice.quantizer
         asked = asked if asked and asked.calibrated else None
         if self.arch is None or not (asked or options.calibrates):
@@ -234,7 +231,6 @@ class Opened:
         return Calibration(asked, None, [], read.begin, self.tokenizer.eos, self.options.seed, sources)
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
-        """Return the tokens of a cut LM head, [size]."""
         if size is None:
             return None
         return frequent_tokens(self.tokens, size, model.facts.vocab, self.tokenizer.eos, option)

@@ -112,14 +112,12 @@ class Exporter(Opened):
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _mix(self) -> None:
-        """Choose the parts of the target that become int8."""
         if (mixer := self._mixer()) is not None:
             kl = self.options.target_kl
             self.mix = mixer.down_to(kl) if kl is not None else mixer.within(self.options.target_size or 0)
             self.notes.append(self.mix.note)
 
     def _mixer(self) -> Mixer | None:
-        """Return what chooses them; None = nobody asked for a size or a divergence."""
         options, target = self.options, self.target
         if options.target_size is options.target_kl is None or not isinstance(target, EmittedModel):
             return None
@@ -165,7 +163,6 @@ class Exporter(Opened):
         return InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts, codes=self._codes(folder))
 
     def _caption_codec(self) -> TextCodec | None:
-        """Open the tokenizer of captions; None = the model reads none."""
         hearing = self.arch.hearing if self.arch else None
         reads = hearing is not None and hearing.sound is None
         return open_codec(self.target.source.path / CAPTIONS) if reads else None
@@ -199,7 +196,6 @@ class Exporter(Opened):
         made.parity |= found | self.text.facts
 
     def _see(self, made: InProgress) -> None:
-        """Compare the rows of a picture with the source's."""
         if self.arch is not None and self.arch.sight is not None and not self.options.quick:
             line = tower_note(self.arch.sight, made.folder, made.target, self.options.threads)
             self.notes += [line] if line else []
@@ -247,7 +243,6 @@ class Exporter(Opened):
         return [(writing.folder, draft.write(writing).part)]
 
     def _take_draft(self, made: InProgress, folder: Path, draft: ModelPart) -> None:
-        """Keep the draft that was written to ``folder`` in place of the usual one."""
         shutil.rmtree(made.folder / "draft")
         (folder / "draft").rename(made.folder / "draft")
         made.draft, self.draft_choice = draft, WeightChoice.of("int8", None, None)
@@ -274,7 +269,6 @@ class Exporter(Opened):
         made.target = made.target.model_copy(update={"attention": found.model_copy(update=self.text.facts)})
 
     def _devices(self, made: InProgress) -> None:
-        """Graphs of both models for the devices that were asked for."""
         skip = made.methods["self-spec"].skip if "self-spec" in made.methods else None
         for device, precision in product(self.options.devices, self.options.device_precisions or ("fp32",)):
             writing = self._writing(made.folder, draft=False)

@@ -133,7 +133,6 @@ def planned_bundle(options: ExportOptions) -> Manifest:
 def _drafter(
     target: Architecture, wanted: Sequence[str], options: ExportOptions, choice: WeightChoice, assumed: list[str]
 ) -> tuple[PlannedModel | None, tuple[int, ...]]:
-    """Return the drafter that a method needs, and where it looks at the target."""
     if not set(needing("drafter")) & set(wanted):
         return None, ()
     arch: Architecture
@@ -153,7 +152,6 @@ def _drafter(
 
 
 def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[str]) -> PlannedModel:
-    """Return the draft, with no more context than the target."""
     if options.draft is None:
         arch = assumed_draft(target)
         assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
@@ -222,7 +220,6 @@ def _holds_graph(path: Path) -> bool:
 
 
 def _attention(names: Sequence[str], layout: Layout, assumed: list[str]) -> AttentionPart | None:
-    """How keys and values are kept, as if what was asked for had passed its gate."""
     if unknown := [name for name in names if name not in ATTENTION]:
         raise ExportError(f"unknown attention {unknown[0]!r}", f"attention: {', '.join(ATTENTION)}")
     if not names:

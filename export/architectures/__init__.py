@@ -87,7 +87,6 @@ def _unwrapped(source: Checkpoint) -> Checkpoint:
 
 
 def _thinker(config: dict[str, Any]) -> dict[str, Any]:
-    """Take the configuration of a thinker alone."""
     thinker = config.get("thinker_config")
     inside = isinstance(thinker, dict) and describe(config) in HEARINGS
     return {**thinker, "model_type": config["model_type"]} if inside and isinstance(thinker, dict) else config

@@ -73,7 +73,6 @@ class InternVit(Tower):
 
 
 def _times(by: Extra) -> Any:
-    """Multiply each output by its scale."""
     return lambda values: (values.T * by.read(slice(None), None)).T
 
 

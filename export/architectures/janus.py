@@ -77,7 +77,6 @@ class Janus(Architecture):
         return found
 
     def _picture(self) -> dict[str, Any]:
-        """Say what the config.json of its decoder of codes would."""
         file, side = self.settings.file.parent / "generation_config.json", self.config["side"]
         said = read_object(file, "download it again") if file.is_file() else {}
         begin, pad = said.get("generation_kwargs", {}).get("boi_token_id"), said.get("pad_token_id")
@@ -110,7 +109,6 @@ class Janus(Architecture):
 
 
 def _ours(name: str) -> str:
-    """Name a tensor of the decoder of pictures as LlamaGen does."""
     name = name.removeprefix(f"model.{VQ}")
     for theirs, ours in PLACES.items():
         name = name.replace(theirs, ours)

@@ -90,7 +90,6 @@ class LlamaGen(Architecture):
             self.hearing, self.inserts = self._reader(source), self.facts.hidden
 
     def _reader(self, source: Checkpoint) -> Hearing:
-        """Open the encoder of captions, and what makes rows of what it gives."""
         kind = ConfigOnly if isinstance(source, ConfigOnly) else Checkpoint
         tower = T5(kind.open(source.path / CAPTIONS), encodes=True)
         tower.facts = tower.facts.model_copy(update={"context": self.before})

@@ -146,7 +146,6 @@ class EncoderDecoder(Architecture):
         return list(zip([first, *own[:-1]], own, strict=True))
 
     def _norms(self, layer: int) -> Iterator[Norm]:
-        """Norms of a layer's sub-layers, in their order."""
         memory = [] if self.both_ways else ["memory_layernorm"]
         for module in ("input_layernorm", *memory, "post_attention_layernorm"):
             yield self.norm(f"{LAYERS}.{layer}.{module}")

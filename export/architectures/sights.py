@@ -61,7 +61,6 @@ def limit_images(arch: Architecture, rows: int | None) -> None:
 
 
 def _check(found: Sight, path: Path) -> None:
-    """Refuse settings that do not fit the tower."""
     processor, places, tower = found.image.processor, found.image.places, found.tower
     if isinstance(tower, Tower) and tower.patch != processor.patch:
         raise ExportError(f"{path}: pictures are cut into patches of {processor.patch} pixels, and the tower reads "

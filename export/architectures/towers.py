@@ -111,7 +111,6 @@ RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def _processors(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what a folder says of the processor, and of its images."""
     whole, own = (
         read_object(file, "download it again") if (file := folder / f"{name}_config.json").is_file() else {}
         for name in ("processor", "preprocessor")

@@ -73,7 +73,6 @@ class Pass(Generic[X]):
             self._known.pop(value, None)
 
     def _field(self, operation: Operation, value: Any) -> Any:
-        """Turn a field into what the method takes."""
         if isinstance(value, Value):
             return self._known[value]
         if isinstance(value, Block):

@@ -13,9 +13,9 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.drafters.heads import HeadPlan
+from edgespec.export.emit.pieces import least_length
 from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
 from edgespec.export.emit.stock import native_only
-from edgespec.export.emit.wide_heads import least_length
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import FOUR_BITS, LEARNT, Attention, Format
@@ -287,7 +287,6 @@ def numbered(name: str, number: int) -> str:
 
 
 def _front(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
-    """Return what a model's entry says of images and sound."""
     own, sides = replace(spec, format=spec.front_format), front_of(arch)
     parts = {name: encoder_part(one, own, None, 0, name, taps_of(arch, name)) for name, one in sides.items()}
     if not parts:

@@ -72,17 +72,12 @@ class AttentionEmitter:
             "GroupQueryAttention",
             [*qkv, *past, "seqlens_k", "total", *rotary, self._biases[rule.window], *sink],
             [graph.unique("attention"), *kv],
-            domain=MICROSOFT,
-            num_heads=facts.heads,
-            kv_num_heads=facts.kv_heads,
-            scale=rule.scale,
-            softcap=rule.cap,
+            domain=MICROSOFT, num_heads=facts.heads, kv_num_heads=facts.kv_heads, scale=rule.scale, softcap=rule.cap,
             do_rotary=int(inside and bool(turned)),
-        )
+        )  # fmt: skip
         return self.ops.unpad(y)
 
     def _normed(self, x: str, heads: int, norm: Norm | None) -> str:
-        """x [1, T, heads * head_dim] with each head normed."""
         if norm is None:
             return x
         graph, size = self.graph, self.facts.head_dim

@@ -99,11 +99,10 @@ class DeviceOps(GraphOps):
         else:
             declare("hidden_in", FLOAT, self.x_dims)
         declare("position_ids", INT64, [1, "T"])
-        for name in ("position", "index"):
-            declare(name, FLOAT, ["T", 1])
-        declare("past", FLOAT, [1])
-        declare("places", FLOAT, ["C"])
-        declare("tree", FLOAT, ["T", "T"])
+        sizes: dict[str, list[int | str]] = {"position": ["T", 1], "index": ["T", 1], "past": [1], "places": ["C"],
+                                             "tree": ["T", "T"]}  # fmt: skip
+        for name, dims in sizes.items():
+            declare(name, FLOAT, dims)
         declare("seqlens_k", INT32, [1])
         declare("total", INT32, [])
         if self.logits:
@@ -149,13 +148,7 @@ class DeviceHeads(DeviceOps):
         cut: the heads share a cut LM head.
     """
 
-    def __init__(
-        self,
-        storage: StoragePlan,
-        group: HeadGroup,
-        *,
-        cut: bool = False,
-    ) -> None:
+    def __init__(self, storage: StoragePlan, group: HeadGroup, *, cut: bool = False) -> None:
         self.group, self.cut = group, cut
         super().__init__(storage, first=storage.arch.facts.layers)
 

@@ -37,27 +37,13 @@ class BlockFormat:
         inputs = [x, graph.stored(f"{name}.levels"), graph.stored(f"{name}.scales")]
         if bias:
             inputs += ["", "", bias]
-        return graph.node(
-            "MatMulNBits",
-            inputs,
-            domain=MICROSOFT,
-            K=k,
-            N=n,
-            bits=self.bits,
-            block_size=BLOCK,
-            accuracy_level=4,
-        )
+        return graph.node("MatMulNBits", inputs, domain=MICROSOFT, K=k, N=n, bits=self.bits, block_size=BLOCK,
+                          accuracy_level=4)  # fmt: skip
 
     def lookup(self, graph: GraphBuilder, ids: str, name: str) -> str:
-        return graph.node(
-            "GatherBlockQuantized",
-            [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")],
-            domain=MICROSOFT,
-            bits=self.bits,
-            block_size=BLOCK,
-            gather_axis=0,
-            quantize_axis=1,
-        )
+        inputs = [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")]
+        return graph.node("GatherBlockQuantized", inputs, domain=MICROSOFT, bits=self.bits, block_size=BLOCK,
+                          gather_axis=0, quantize_axis=1)  # fmt: skip
 
 
 class ChannelFormat:

@@ -100,7 +100,6 @@ class _Halving:
         return self.graph.once(("limited", name), limit)
 
     def _as(self, name: str, kind: int) -> str:
-        """Cast a value to a precision; one ``Cast`` serves all readers."""
         if (name in self.half) == (kind == FLOAT16):
             return name
         if (name, kind) not in self.casts:

@@ -356,7 +356,6 @@ class NativeOps(Waiting, Pass[Value]):
             self.program.step("insert", x=out.id, k=out.width)
 
     def _look_up(self, weight: str, out: Floats, more: Fields) -> None:
-        """Load rows of the embedding into a buffer."""
         self.plan.store_embedding(weight)
         program, sizes = self.program, {"n": self.arch.facts.vocab, "k": out.width, "out": out.id}
         if (table := f"{weight}.table") in self.plan.entries:

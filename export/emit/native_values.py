@@ -62,7 +62,6 @@ class Waiting:
         self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
 
     def _width(self, x: Value) -> int:
-        """Numbers of a row of a value."""
         if isinstance(x, LazyProduct):
             return self.plan.width(x.parts[x.part])
         if isinstance(x, LazyNorm | LazyActivation):
@@ -94,7 +93,6 @@ class Waiting:
         raise ExportError("native operators cannot turn quantized activations into floats")
 
     def _write(self, x: Value, out: Floats) -> None:
-        """Compute a value into a buffer."""
         if isinstance(x, LazySlice):
             self.program.step("load", out=out.id, k=x.width, at=x.first)
         elif isinstance(x, LazyNorm):
@@ -105,7 +103,6 @@ class Waiting:
             raise ExportError("native operators expect what a pass is given, its norm or a product")
 
     def _computed(self, x: LazyNorm, use: str) -> Floats:
-        """Compute a norm as floats, now."""
         out = self.program.floats(use, x.x.width)
         self._norm(x, out)
         return out

@@ -12,7 +12,15 @@ from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.formats import LINEAR
 from edgespec.export.emit.graph import FLOAT, MICROSOFT, Branch, GraphBuilder
 from edgespec.export.emit.plan import StoragePlan, stacked_name
-from edgespec.export.emit.wide_heads import least_length
+
+# ONNX Runtime's matrix product (MLAS, sgemm.cpp) sums up to 128 terms in one piece.  Longer sums, as of a query and a
+# key of a wide head, are cut at places that follow from the number of columns up to 64, and at every 128 beyond.
+WHOLE_SUM, FIXED_FROM = 128, 65
+
+
+def least_length(head_dim: int) -> int:
+    """Fewest tokens, dummies included, that attention over such heads needs for rows of the same bits in every pass."""
+    return FIXED_FROM if head_dim > WHOLE_SUM else 0
 
 
 def vector(graph: GraphBuilder, plan: StoragePlan, name: str) -> str:
@@ -40,12 +48,7 @@ def rope_vectors(graph: GraphBuilder, plan: StoragePlan, rotary: str) -> tuple[s
 class GraphPieces:
     """One graph, and the nodes that decoders, their attention and their heads share; see ``GraphOps``."""
 
-    def __init__(
-        self,
-        storage: StoragePlan,
-        plan: HeadPlan | None,
-        padded: bool,
-    ) -> None:
+    def __init__(self, storage: StoragePlan, plan: HeadPlan | None, padded: bool) -> None:
         self.arch, self.storage = storage.arch, storage
         self.plan, self.padded = plan or HeadPlan(), padded
         self.stretched = padded and least_length(self.arch.facts.head_dim) > 0  # more dummies where texts are short

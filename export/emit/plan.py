@@ -232,7 +232,6 @@ class StoragePlan(WeightLayout):
                                                head_dim)  # fmt: skip
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
-        """Add the entries of a matrix."""
         raise NotImplementedError
 
 

@@ -8,13 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import (
-    Activation,
-    AttentionRule,
-    Kind,
-    Linear,
-    Norm,
-)
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
 from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import HeadPlan, cut_head
 from edgespec.export.emit.attention import AttentionEmitter
@@ -88,7 +82,6 @@ class GraphOps(GraphPieces, Pass[str]):
         return range(self.arch.facts.layers)
 
     def _declare(self) -> None:
-        """Declare inputs and outputs, but for keys and values."""
         facts, declare = self.arch.facts, self.graph.input
         declare("input_ids", INT64, [1, "T"])
         declare("position_ids", INT64, [1, "A"])
@@ -109,12 +102,8 @@ class GraphOps(GraphPieces, Pass[str]):
         if self.gates:
             for kind in ("attn", "mlp"):
                 declare(f"gate_{kind}", BOOL, [facts.layers])
-                self.graph.node(
-                    "Split",
-                    [f"gate_{kind}"],
-                    [f"gate_{kind}.{i}" for i in range(facts.layers)],
-                    num_outputs=facts.layers,
-                )
+                names = [f"gate_{kind}.{i}" for i in range(facts.layers)]
+                self.graph.node("Split", [f"gate_{kind}"], names, num_outputs=facts.layers)
 
     def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
         return AttentionEmitter(self, rules)
@@ -183,11 +172,8 @@ class GraphOps(GraphPieces, Pass[str]):
             return self._branch_outputs([graph.node("Identity", [name]) for name in (x, *past)])
 
         gate = f"gate_{'attn' if kind == 'attention' else 'mlp'}.{layer}"
-        branches = {
-            "then_branch": graph.branch(f"{kind}.{layer}.run", then),
-            "else_branch": graph.branch(f"{kind}.{layer}.skip", otherwise),
-        }
-        return graph.node("If", [gate], [graph.unique(kind), *kv], **branches)
+        run, skip = graph.branch(f"{kind}.{layer}.run", then), graph.branch(f"{kind}.{layer}.skip", otherwise)
+        return graph.node("If", [gate], [graph.unique(kind), *kv], then_branch=run, else_branch=skip)
 
     def head(self, x: str, norm: Norm | None, head: Linear) -> str:
         graph, plan = self.graph, self.plan
@@ -216,7 +202,6 @@ class GraphOps(GraphPieces, Pass[str]):
         return self.graph.node("Gather", [x, "rows"], axis=1)
 
     def _tap(self, x: str, layers: int) -> None:
-        """Keep the residual stream after so many layers, where it is tapped."""
         if self.hidden and layers in self.plan.tapped:
             self._taps[layers] = x
 

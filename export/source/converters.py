@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.source.packed import PackedMatrix, Scaled, awq, expect_shape, gptq
-from edgespec.export.source.stored import NONSENSE, Plain, Stored
+from edgespec.export.source.stored import NONSENSE, UNQUANTIZED, Plain, Stored
 from edgespec.runtimes.files.json_file import read_json
 
 ASIDE = tuple(
@@ -63,12 +63,12 @@ def scaled(levels: Plain, scale: Plain, zero: Plain | None, block: tuple[int, ..
         raise UnsupportedModel(
             f"{levels.file}: {levels.name} is {levels.dtype} of shape {list(levels.shape)}; expected a matrix of "
             "F8_E4M3 or I8",
-            "export from the unquantized checkpoint",
+            UNQUANTIZED,
         )
     if scale.dtype not in ("F32", "F16", "BF16"):
         raise UnsupportedModel(
             f"{scale.file}: {scale.name} is stored as {scale.dtype}; expected float32, float16 or bfloat16 scales",
-            "export from the unquantized checkpoint",
+            UNQUANTIZED,
         )
     n, k = levels.shape
     count = prod(scale.shape)
@@ -98,8 +98,7 @@ def compressed(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     if unknown := sorted(str(form) for form in (forms - {"mixed-precision"}) | {sparsity} if form not in FORMATS):
         raise UnsupportedModel(
-            f"compressed-tensors format {unknown[0]!r} is not supported; supported: {', '.join(FORMATS)}",
-            "export from the unquantized checkpoint",
+            f"compressed-tensors format {unknown[0]!r} is not supported; supported: {', '.join(FORMATS)}", UNQUANTIZED
         )
     blocks = {tuple(group["block_structure"]) for group in weights if group.get("block_structure")}
     aside = (*ASIDE, *(f".weight_{part}" for part in PARTS))
@@ -113,7 +112,6 @@ def compressed(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict
 
 
 def _levels(stored: Mapping[str, Plain], name: str, blocks: set[tuple[int, ...]]) -> Stored:
-    """Return a matrix of float8 or int8."""
     scale, zero = stored.get(f"{name}_scale"), stored.get(f"{name}_zero_point")
     if scale is None:
         raise ExportError(f"tensor {name}_scale is missing from the checkpoint", "download it again")
@@ -129,7 +127,6 @@ def _levels(stored: Mapping[str, Plain], name: str, blocks: set[tuple[int, ...]]
 
 
 def _packed(stored: Mapping[str, Plain], name: str, weights: list[Mapping[str, Any]]) -> Stored:
-    """Return a matrix of packed integers."""
     parts = {part: stored.get(f"{name}_{part}") for part in PARTS}
     words, scales, shape, zeros = parts["packed"], parts["scale"], parts["shape"], parts["zero_point"]
     if words is None or scales is None or shape is None:
@@ -143,7 +140,7 @@ def _packed(stored: Mapping[str, Plain], name: str, weights: list[Mapping[str, A
         raise UnsupportedModel(
             f"{words.file}: {words.name} is {words.dtype} of shape {list(words.shape)} for a matrix of {[n, k]} and "
             f"num_bits {asked}; supported: 4 and 8 bits in int32",
-            "export from the unquantized checkpoint",
+            UNQUANTIZED,
         )
     groups = scales.shape[1] if len(scales.shape) == 2 else 0
     expect_shape(scales, (n, groups), "one scale a row and group")

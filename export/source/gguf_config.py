@@ -181,14 +181,12 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
 
 
 def _tokens_named(metadata: Metadata) -> dict[str, int]:
-    """Tokens that config.json names."""
     named = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {key: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for key, theirs in named.items()}
     return {key: int(number) for key, number in found.items() if number is not None}
 
 
 def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the rotary scaling; None = none."""
     if ROPE_FACTORS in tensors:
         factors = tensors[ROPE_FACTORS].read(slice(None), None).astype(np.float64)
         return llama3_scaling(facts.file, factors, config["rope_theta"], config["max_position_embeddings"])
@@ -385,13 +383,11 @@ def _is_ugm(metadata: Metadata) -> bool:
 
 
 def _begins(metadata: Metadata) -> bool:
-    """Whether BOS is put in front of a text."""
     own = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in BEGIN
     return bool(metadata.get("tokenizer.ggml.add_bos_token", own))
 
 
 def _ends(metadata: Metadata, tokens: list[str]) -> tuple[str | None, str | None]:
-    """BOS in front of a text, and EOS behind it, where the model wants them."""
     bos, eos = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     ends = metadata.get("tokenizer.ggml.add_eos_token", _is_ugm(metadata))
     return (

@@ -197,7 +197,6 @@ class GgufTensor:
         return row - inside + 2 * (inside % (size // 2)) + inside // (size // 2)
 
     def _values(self, rows: slice | NDArray[np.int64], left: int, right: int) -> NDArray[np.float32]:
-        """Values of some rows, from column ``left`` to ``right``."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -251,7 +250,6 @@ def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], packag
 
 
 def _package(file: Path) -> Any:
-    """Return the package gguf, which knows the blocks of every type."""
     try:
         import gguf
         import gguf.quants
@@ -262,7 +260,6 @@ def _package(file: Path) -> Any:
 
 
 def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
-    """Files that are no whole model."""
     if (kind := metadata.get("general.type", "model")) != "model":
         raise UnsupportedModel(f"{file}: holds a GGUF {kind}, expected a model", "give the model's own file")
     if int(metadata.get("split.count") or 1) > 1:
@@ -273,7 +270,6 @@ def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _stored(file: Path, name: str, entry: Entry, package: Any) -> GgufTensor:
-    """Return a tensor as it is in the file."""
     try:
         kind = package.GGMLQuantizationType(entry.kind)
         size, length = (int(number) for number in package.GGML_QUANT_SIZES[kind])

@@ -34,7 +34,6 @@ def open_source(path: Path) -> Opened:
 
 
 def _open_folder(path: Path) -> Opened:
-    """Open a Hugging Face folder with safetensors."""
     config = read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file")
     if is_widened(path):
         return _open_widened(path, config)
@@ -44,7 +43,6 @@ def _open_folder(path: Path) -> Opened:
 
 
 def _open_widened(path: Path, config: dict[str, Any]) -> Opened:
-    """Open a folder that stands for another model, made wider."""
     said = read_object(path / WIDENED, "")
     source, factor = said.get("source"), said.get("factor")
     if not isinstance(source, str) or not isinstance(factor, int) or is_widened(path / source):
@@ -87,7 +85,6 @@ def _base(folder: Path) -> Opened:
 
 
 def _only_gguf(path: Path) -> Path | None:
-    """Return the GGUF file of a folder that holds no other weights."""
     files = sorted(path.glob("*.gguf"))
     if not files or any(path.glob("*.safetensors")):
         return None

@@ -14,7 +14,7 @@ eight levels a word in the order 0 2 4 6 1 3 5 7 from the lowest bits on; ``scal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.stored import Plain, Stored, span
+from edgespec.export.source.stored import UNQUANTIZED, Plain, Stored, span
 
 
 def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = None) -> NDArray[np.uint8]:
@@ -157,21 +157,24 @@ def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, 
         form = "marlin"
     if form not in FORMATS:
         raise UnsupportedModel(
-            f"GPTQ checkpoint format {form!r} is not supported; supported: {', '.join(FORMATS)}",
-            "export from the unquantized checkpoint",
+            f"GPTQ checkpoint format {form!r} is not supported; supported: {', '.join(FORMATS)}", UNQUANTIZED
         )
     if bits not in (2, 4, 8) or settings.get("pack_dtype", "int32") != "int32":
         packed = settings.get("pack_dtype", "int32")
         raise UnsupportedModel(
-            f"GPTQ of {bits} bits in {packed} is not supported; supported: 2, 4 and 8 bits in int32",
-            "export from the unquantized checkpoint",
+            f"GPTQ of {bits} bits in {packed} is not supported; supported: 2, 4 and 8 bits in int32", UNQUANTIZED
         )
+    return _unpacked(
+        stored, lambda module: _gptq_matrix(stored, module, int(bits), FORMATS[form], settings.get("group_size", -1))
+    )
+
+
+def _unpacked(stored: Mapping[str, Plain], matrix: Callable[[str], PackedMatrix]) -> dict[str, Stored]:
+    """Put matrices, by the names of their modules, in place of the parts that they are made of."""
     found: dict[str, Stored] = dict(stored)
     for name in [name for name in stored if name.endswith(".qweight")]:
         module = name.removesuffix(".qweight")
-        found[f"{module}.weight"] = _gptq_matrix(
-            stored, module, int(bits), FORMATS[form], settings.get("group_size", -1)
-        )
+        found[f"{module}.weight"] = matrix(module)
         for part in ("qweight", "qzeros", "scales", "g_idx"):
             found.pop(f"{module}.{part}", None)
     return found
@@ -233,21 +236,12 @@ def awq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, S
     bits = settings.get("bits", settings.get("w_bit", 4))
     if version != "gemm" or bits != 4:
         raise UnsupportedModel(
-            f"AWQ version {version!r} of {bits} bits is not supported; supported: gemm, 4 bits",
-            "export from the unquantized checkpoint",
+            f"AWQ version {version!r} of {bits} bits is not supported; supported: gemm, 4 bits", UNQUANTIZED
         )
     if any(name.endswith(".act.scales") for name in stored):
-        raise UnsupportedModel(
-            "AWQ with scaled activations (act.scales) is not supported", "export from the unquantized checkpoint"
-        )
+        raise UnsupportedModel("AWQ with scaled activations (act.scales) is not supported", UNQUANTIZED)
     group_size = settings.get("group_size", settings.get("q_group_size", 128))
-    found: dict[str, Stored] = dict(stored)
-    for name in [name for name in stored if name.endswith(".qweight")]:
-        module = name.removesuffix(".qweight")
-        found[f"{module}.weight"] = _awq_matrix(stored, module, group_size)
-        for part in ("qweight", "qzeros", "scales"):
-            found.pop(f"{module}.{part}", None)
-    return found
+    return _unpacked(stored, lambda module: _awq_matrix(stored, module, group_size))
 
 
 def _awq_matrix(stored: Mapping[str, Plain], module: str, group_size: Any) -> PackedMatrix:

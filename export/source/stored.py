@@ -21,6 +21,7 @@ from edgespec.runtimes.files import json_file
 
 LOSS = "its weights are read as float32, and quantizing them once more loses a little more"
 NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of settings of unexpected types
+UNQUANTIZED = "export from the unquantized checkpoint"
 TRUNCATED = "the file may be truncated: download it again"
 
 
@@ -151,7 +152,7 @@ class Plain:
     def _unreadable(self) -> ExportError:
         return ExportError(
             f"{self.file}: tensor {self.name} is stored as {self.dtype}; expected float32, float16 or bfloat16",
-            "export from the unquantized checkpoint",
+            UNQUANTIZED,
         )
 
 
@@ -195,7 +196,6 @@ def safetensors_in(folder: Path) -> dict[str, Plain]:
 
 
 def _indexed(listing: Path) -> dict[str, Plain]:
-    """Return the tensors of an index, each from the shard it names."""
     try:
         names = json_file.read_object(listing, ExportError)["weight_map"]
         shards = {str(name): listing.parent / file for name, file in names.items()}
@@ -218,7 +218,6 @@ def _indexed(listing: Path) -> dict[str, Plain]:
 
 
 def _unlisted(folder: Path) -> list[Path]:
-    """Return the files to read where there is neither model.safetensors nor an index."""
     named = sorted(folder.glob("*.safetensors"))
     files = [file for file in named if file.is_file() and not file.name.startswith(STRAY)]  # a pipe would never end
     if shards := [file for file in files if file.name.startswith("model-")]:

@@ -151,7 +151,6 @@ class _Llama(_Widening):
         return made
 
     def _projection(self, name: str) -> Callable[[Doubles], Doubles]:
-        """How the matrix of that name becomes wide."""
         layer, block, which = name.removesuffix(".weight").rsplit(".", 2)
         norm = f"{layer}.{'input' if block == 'self_attn' else 'post_attention'}_layernorm.weight"
         return self._wide(which, norm)
@@ -249,7 +248,6 @@ class _T5(_Widening):
         return self._spread(weight * self.hidden**-0.5, "decoder.final_layer_norm.weight")
 
     def _projection(self, name: str) -> Callable[[Doubles], Doubles]:
-        """How the matrix of that name becomes wide."""
         layer, block, which = name.removesuffix(".weight").rsplit(".", 2)
         if which in ("o", "wo"):
             return lambda w: self._shared(w, self.head if which == "o" else 1)

@@ -67,13 +67,11 @@ def _data(render: Render, shows: bool) -> dict[str, Any]:
 
 
 def _chat(*contents: str, system: str | None = None) -> list[Message]:
-    """Return a conversation in which user and assistant take turns."""
     found = [{"role": _ROLES[1 + at % 2], "content": text} for at, text in enumerate(contents)]
     return found if system is None else [{"role": "system", "content": system}, *found]
 
 
 def _in_parts(messages: list[Message]) -> list[Message]:
-    """Give contents as parts of messages."""
     texts = ([{"type": "text", "text": message["content"]}] for message in messages)
     return [
         message if isinstance(message["content"], list) else {**message, "content": parts}
@@ -82,7 +80,6 @@ def _in_parts(messages: list[Message]) -> list[Message]:
 
 
 def _shown(messages: list[Message]) -> list[Message]:
-    """Let messages of the user begin with a picture."""
     whole = _in_parts(messages)
     return [
         {**message, "content": [{"type": "image"}, *message["content"]]} if message["role"] == "user" else plain
@@ -99,7 +96,6 @@ def _named(message: Message) -> tuple[str, str]:
 
 
 def _write(gaps: dict[str, str], trimmed: list[str], thoughts: bool, messages: list[Message]) -> str:
-    """Return the text that the data give."""
     text, before = "", "start"
     for message in messages:
         role, (name, content) = message["role"], _named(message)
@@ -134,7 +130,6 @@ def _gaps(render: Render, shown: Callable[[list[Message]], list[Message]] = list
 
 
 def _trims(render: Render, role: str) -> bool:
-    """Whether the white space around a role's content is left out."""
     padded = f" \n{_MARK.format(0)} \n"
     chats = {"system": _chat("x", system=padded), "user": _chat(padded, "x", "y"), "assistant": _chat("x", padded, "y")}
     return padded not in render(chats[role])

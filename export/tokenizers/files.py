@@ -73,7 +73,6 @@ def _completed(folder: Path) -> TextCodec:
 
 
 def _flags(token: AddedToken) -> dict[str, Any]:
-    """Return a token as the library's arguments."""
     return {"content" if name == "text" else name: value for name, value in vars(token).items()}
 
 

@@ -169,7 +169,6 @@ def _finished(
     after: str | None,
     last: str | None = None,
 ) -> Described:
-    """Add special tokens by id, and what stands around a text."""
     place(described, {number: AddedToken(token, special=True) for number, token in special.items()})
     surround(described, before, after, last)
     return described

@@ -115,7 +115,6 @@ def _source(codec: TextCodec, by_id: Mapping[int, str]) -> list[int | Place]:
 
 
 def _token(generation: Mapping[str, Any], config: Mapping[str, Any], *names: str) -> int | None:
-    """Return the first of these that names a token."""
     for name in names:
         for described in (generation, config):
             value = described.get(name)
@@ -125,7 +124,6 @@ def _token(generation: Mapping[str, Any], config: Mapping[str, Any], *names: str
 
 
 def _prefixes(config: Mapping[str, Any]) -> dict[str, str]:
-    """Words before a source, by task, as T5 was trained with."""
     tasks = config.get("task_specific_params")
     found = tasks.items() if isinstance(tasks, dict) else ()
     return {

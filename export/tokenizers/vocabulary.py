@@ -263,7 +263,6 @@ def _id(number: Any, of: object, folder: Path) -> int:
 
 
 def _described(item: Any, folder: Path) -> AddedToken:
-    """Return an entry of added_tokens_decoder: a string, or an object with content and flags."""
     if isinstance(item, str):
         return AddedToken(item, special=True)
     if not isinstance(item, dict) or not isinstance(item.get("content"), str):

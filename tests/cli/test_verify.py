@@ -15,7 +15,7 @@ from edgespec import __version__
 from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.verify import Accept, RowSampler
-from edgespec.export.emit import wide_heads
+from edgespec.export.emit import pieces
 from edgespec.reports import proof as running
 from edgespec.runtimes.files import checked
 from edgespec.runtimes.files.bundle import sha256
@@ -290,7 +290,7 @@ def test_an_older_bundle_with_wide_heads(command: Command, tmp_path: Path, monke
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_NATIVE", "0")
     with monkeypatch.context() as patch:
-        patch.setattr(wide_heads, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
+        patch.setattr(pieces, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
         older = wide_bundle(tmp_path / "older")
     (tmp_path / "cache" / "rows.json").unlink(missing_ok=True)  # an export opens what it wrote
     assert "tried when it is first opened here" in command("info", older).out

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.export.emit import wide_heads
+from edgespec.export.emit import pieces
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.slots.cpu import depths_exact
 from edgespec.runtimes.slots.shared import Model
@@ -27,7 +27,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
-        patch.setattr(wide_heads, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
+        patch.setattr(pieces, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
         return wide_bundle(tmp_path / "older")
 
 
@@ -38,7 +38,7 @@ def opened(folder: Path, **options: object) -> Engine:
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_the_probe_agrees_with_every_pass(tmp_path: Path, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert depths_exact(stock_model(tmp_path, head_dim, "fp32", 1))
-    monkeypatch.setattr(wide_heads, "WHOLE_SUM", 1 << 20)
+    monkeypatch.setattr(pieces, "WHOLE_SUM", 1 << 20)
     (tmp_path / "without").mkdir()
     assert depths_exact(stock_model(tmp_path / "without", head_dim, "fp32", 1)) == (head_dim == 64)
 
