@@ -65,7 +65,6 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        """How many are calibrated on."""
         return TOKENS if self.given is None else min(TOKENS, len(self.given))
 
     def write(self, model: EmittedModel, writing: Writing) -> tuple[WrittenModel, dict[str, Any]]:
@@ -98,13 +97,9 @@ class Calibration:
             keep = self.quantizer is not None or not worse
             _move(calibrated if keep else quick, writing.folder)
         writing.progress("calibrate", 1, 1, "done")
-        facts = {
-            "quantizer": quantizer.name,
-            "kept": keep,
-            "tokens": int(rows.size),
-            "text": "the model's own" if self.given is None else "given",
-            "uncalibrated_matrices": better.uncalibrated,
-        }
+        text = "the model's own" if self.given is None else "given"
+        facts = {"quantizer": quantizer.name, "kept": keep, "tokens": int(rows.size), "text": text,
+                 "uncalibrated_matrices": better.uncalibrated}  # fmt: skip
         figures = {"model": after if keep else before, "mse": before, "calibrated": after, "q4_0": q4_0}
         return better if keep else written, {"calibration": facts, "held_out": _by_text(figures)}
 
@@ -130,7 +125,9 @@ class Calibration:
     def _held_out(self, model: EmittedModel, own: NDArray[np.int64], writing: Writing) -> HeldOut:
         """Prepare what is measured on: ``own`` [HELD_OUT, T], and of a decoder alone another text."""
         sources = None if self.sources is None else self.sources[-HELD_OUT:]
-        texts = {OWN: own} if self.sources is not None else {OWN: own, SHIPPED: self._shipped(model)}
+        texts = {OWN: own}
+        if self.sources is None:
+            texts[SHIPPED] = self._rows(model, self.text[:MEASURED_TOKENS])[:HELD_OUT]
 
         def progress(done: int, of: int) -> None:
             writing.progress("held out", done, of, "texts that nothing is calibrated on, in fp32")
@@ -150,9 +147,6 @@ class Calibration:
     def _attending(self, read: Sources | None, slot: Slot) -> Callable[[int], None] | None:
         """Return what lets a slot attend over the source of a held-out text, by its number."""
         return None if read is None else lambda number: read.attend([slot], len(read.ids) - HELD_OUT + number)
-
-    def _shipped(self, model: EmittedModel) -> NDArray[np.int64]:
-        return self._rows(model, self.text[:MEASURED_TOKENS])[:HELD_OUT]
 
     def _rows(self, model: EmittedModel, tokens: Sequence[int]) -> NDArray[np.int64]:
         return sequences(tokens[:TOKENS], self.begin, min(LENGTH, model.facts.context - 1))

@@ -50,17 +50,14 @@ class EmittedModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """Its sizes."""
         return self.arch.facts
 
     @property
     def config(self) -> dict[str, Any]:
-        """The parsed config.json."""
         return self.arch.config
 
     @property
     def source(self) -> Checkpoint:
-        """Its tensors, with those of heads."""
         return self.arch.source
 
     @property
@@ -110,12 +107,7 @@ class EmittedModel:
             return replace(made, uncalibrated=chosen.uncalibrated)
 
     def parity(
-        self,
-        written: WrittenModel,
-        slot: Slot,
-        tokens: Sequence[int],
-        progress: Progress,
-        read: Reading | None = None,
+        self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress, read: Reading | None = None
     ) -> dict[str, Any]:
         of = 2 * self.facts.layers
 

@@ -38,12 +38,7 @@ from edgespec.export.measuring.seeing import tower_note
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.opened import Opened
 from edgespec.export.optimum.write import WORK
-from edgespec.export.quantization.calibration_text import (
-    MEASURED_TOKENS,
-    MIN_TOKENS,
-    quantizer_texts,
-    unmeasured,
-)
+from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, unmeasured
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.tokenizers.files import open_codec
@@ -257,15 +252,12 @@ class Exporter(Opened):
     def _learn_attention(self, made: InProgress) -> None:
         if not self.attention:
             return
-        found = prepare_attention(
-            made.folder,
-            made.target,
-            self.attention,
-            self.tokens,
-            self.options.threads,
-            lambda done, of, what: self.progress("attention", done, of, what),
-            self._attending(made),
-        )
+
+        def report(done: int, of: int, what: str) -> None:
+            self.progress("attention", done, of, what)
+
+        found = prepare_attention(made.folder, made.target, self.attention, self.tokens, self.options.threads, report,
+                                  self._attending(made))  # fmt: skip
         made.target = made.target.model_copy(update={"attention": found.model_copy(update=self.text.facts)})
 
     def _devices(self, made: InProgress) -> None:

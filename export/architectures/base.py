@@ -342,7 +342,6 @@ class Architecture:
         return bool(found) and self.on(self.biases[max(found, key=len)])
 
     def norms_of(self, layer: int) -> Norms:
-        """Return the norms of a layer."""
         return self.norms
 
     def rotations(self) -> dict[str, Rotary]:

@@ -104,7 +104,6 @@ class Gemma4(Architecture):
         return self.kinds[layer] == "sliding_attention"
 
     def source_of(self, layer: int) -> int:
-        """Return the layer whose keys and values a layer reads."""
         if layer < self.owners:
             return layer
         return max(at for at in range(self.owners) if self.kinds[at] == self.kinds[layer])

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
+from edgespec.export.architectures.rules import BEFORE
 from edgespec.export.source.derived import Extra, original, rows_of, transposed
 from edgespec.export.source.source import Checkpoint
 
@@ -102,17 +103,9 @@ class GptNeoX(Architecture):
 
     aliases = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     layers_at = "gpt_neox.layers"
-    outer_names = {
-        "model.embed_tokens": "gpt_neox.embed_in",
-        "model.norm": "gpt_neox.final_layer_norm",
-        "lm_head": "embed_out",
-    }
-    layer_names = {
-        "input_layernorm": "input_layernorm",
-        "post_attention_layernorm": "post_attention_layernorm",
-        "self_attn.o_proj": "attention.dense",
-        **NEOX_MLP,
-    }
+    outer_names = {"model.embed_tokens": "gpt_neox.embed_in", "model.norm": "gpt_neox.final_layer_norm",
+                   "lm_head": "embed_out"}  # fmt: skip
+    layer_names = {**{name: name for name in BEFORE if name}, "self_attn.o_proj": "attention.dense", **NEOX_MLP}
     grouped_qkv = "attention.query_key_value"
     epsilon = ("layer_norm_eps", 1e-5)
     activation_default = "gelu"

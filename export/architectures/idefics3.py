@@ -23,7 +23,6 @@ class Idefics3Tower(Tower):
 
 
 def open_sight(whole: Whole) -> Sight:
-    """Open the tower and the projector of Idefics 3."""
     factor, token = whole.settings.integer("scale_factor", 2), whole.settings.integer("image_token_id", 128257)
     patch = int(whole.vision.get("patch_size", 32))
     longest, tile = (

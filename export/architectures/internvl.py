@@ -77,7 +77,6 @@ def _times(by: Extra) -> Any:
 
 
 def open_sight(whole: Whole) -> Sight:
-    """Open the tower and the projector of InternVL3."""
     settings, pixels = whole.settings, whole.pixels
     wrong = [key for key, value in REFUSED.items() if whole.vision.get(key) == value]
     layer, rows = settings.get("vision_feature_layer", -1), settings.get("vision_feature_select_strategy", "default")

@@ -97,11 +97,7 @@ class Lfm3(Lfm2):
     aliases = {"tie_word_embeddings": "tie_embedding"}
     inner_size = Architecture.inner_size
     layer_names = {**NORMS, **MLP}
-    biases = {
-        "conv": ("conv_bias", False),
-        "self_attn": ("attention_bias", False),
-        GATE: False,
-    }
+    biases = {"conv": ("conv_bias", False), "self_attn": ("attention_bias", False), GATE: False}
     norms = Norms("input_layernorm", "post_attention_layernorm", "post_operator_norm", "post_ffn_norm")
     head_norms = ("q_norm", "k_norm")
     output_gate = ("use_attention_gate", True)

@@ -25,7 +25,6 @@ class Siglip2Tower(Tower):
 
 
 def open_sight(whole: Whole) -> Sight:
-    """Open the tower and the projector of LFM2-VL."""
     settings, pixels = whole.settings, whole.pixels
     factor = settings.integer("downsample_factor", 2)
     patch = pixels.integer("encoder_patch_size", 16)

@@ -60,7 +60,6 @@ class LlamaGen(Architecture):
 
     @property
     def captions(self) -> bool:
-        """Whether it draws by captions."""
         return bool(self.config.get("cond") == "t2i")
 
     @property

@@ -43,7 +43,6 @@ class Qwen25VlTower(Qwen3VlTower):
 
 
 def open_sight(whole: Whole) -> Sight:
-    """Open the tower and the projector of Qwen2.5-VL."""
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
     how = pixels_of(whole, patch)

@@ -90,7 +90,6 @@ class Qwen3AsrTower(Tower):
         return found
 
     def by_pixels(self, weight: Floats) -> Floats:  # [hidden, channels * bands] -> [hidden, bands * channels and zeros]
-        """Bring the first matrix in the order of bands."""
         mixed = weight.reshape(len(weight), self._channels, self._bands).transpose(0, 2, 1).reshape(len(weight), -1)
         return np.pad(mixed, ((0, 0), (0, self.columns - mixed.shape[1])))
 
@@ -101,7 +100,6 @@ def padded(columns: int) -> int:
 
 
 def open_hearing(whole: Around) -> Hearing:
-    """Open convolutions, tower and projector of Qwen3-ASR."""
     audio, kinds = whole.settings.get("audio_config", {}), str(whole.settings.get("architectures", []))
     if "TokenClassification" in kinds or whole.settings.get("classify_num", 0):
         raise UnsupportedModel(f"{whole.settings.file}: a forced aligner tells when words are said, and writes none",

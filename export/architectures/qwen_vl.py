@@ -81,7 +81,6 @@ def image_of(whole: Whole, how: Qwen2VlPixels, factor: int, **more: Any) -> Imag
 
 
 def open_sight(whole: Whole) -> Sight:
-    """Open the tower and the projectors of Qwen3-VL or Qwen3.5."""
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 16)
     layers = vision.layers("deepstack_visual_indexes")

@@ -155,7 +155,6 @@ class EncoderDecoder(Architecture):
         return list(self._norms(self.facts.layers - 1))[-1] if self.late_norms else super().final_norm
 
     def memory_rule(self, layer: int) -> MemoryRule:
-        """How a layer attends over the memory."""
         return MemoryRule(layer, self.score_scale)
 
     # -- names and positions -------------------------------------------------------------------------------------------

@@ -96,11 +96,9 @@ class Settings:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Yes or no."""
         return bool(self.get(key, default))
 
     def activation(self, key: str, default: str) -> Activation:
-        """Return the MLP's activation."""
         name = self.get(key, default)
         if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UnsupportedModel(

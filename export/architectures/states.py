@@ -35,7 +35,6 @@ class DeltaRules(Part):
     """Gated delta rules (arXiv 2412.06464), in Qwen3.5's layout."""
 
     def sizes(self, arch: Architecture) -> dict[str, int]:
-        """Return what ``DeltaHeads`` says of them."""
         keys = {"keys": ("num_key_heads", 16), "values": ("num_value_heads", 32), "key_dim": ("key_head_dim", 128),
                 "value_dim": ("value_head_dim", 128)}  # fmt: skip
         return {ours: arch.settings.integer(f"linear_{key}", usual) for ours, (key, usual) in keys.items()}
@@ -59,7 +58,6 @@ class DeltaRules(Part):
         return {"convolutions": recurrent, "taps": taps, "delta": heads}
 
     def rule(self, arch: Architecture, layer: int) -> DeltaRule:
-        """Return the rule of a layer."""
         at, number = f"{LAYERS}.{layer}.linear_attn", arch.facts.convolutions.index(layer)
         return DeltaRule(number, f"{at}.taps", f"{at}.dt_bias", f"{at}.rate", f"{at}.scale")
 

@@ -29,7 +29,6 @@ class VoxtralTower(Whisper):
 
 
 def open_hearing(whole: Around) -> Hearing:
-    """Open the tower and the projector of Voxtral."""
     audio = whole.settings.get("audio_config", {})
     config = {"vocab_size": 1, **audio, **{ours: audio[theirs] for ours, theirs in SIZES.items() if theirs in audio}}
     source = whole.below("conv1.weight")

@@ -27,15 +27,9 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
     quantizer = choice.quantizer
     if quantizer is not None and quantizer.calibrated:
         quantizer = QUANTIZERS[DEFAULT_QUANTIZER]
-    spec = ModelSpec(
-        choice.format,
-        head=choice.drafter_head,
-        draft=True,
-        prefix=PREFIX,
-        layout=layout,
-        plan=drafter.plan,
-        head_vocab=None if drafter.tokens is None else write_tokens(folder / PREFIX, PREFIX, drafter.tokens),
-    )
+    cut = None if drafter.tokens is None else write_tokens(folder / PREFIX, PREFIX, drafter.tokens)
+    spec = ModelSpec(choice.format, head=choice.drafter_head, draft=True, prefix=PREFIX, layout=layout,
+                     plan=drafter.plan, head_vocab=cut)  # fmt: skip
     for name, numbers in ((CONFIDENCE, drafter.arch.confidence), (MASKED, drafter.arch.masked)):
         if numbers is not None:
             numbers().astype("<f4").tofile(folder / PREFIX / name)
@@ -44,7 +38,6 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
 
 
 def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int:
-    """Bytes of its weight file."""
     return storage_plans(drafter.arch, choice.format, choice.drafter_head, drafter.plan)[layout].end
 
 

@@ -151,7 +151,6 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
 
 
 def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
-    """Refuse methods that a model has too few layers for."""
     if "swift" in methods and facts.layers < 3:
         raise ExportError(
             f"swift leaves out layers between first and last, but the model has {facts.layers} layers",

@@ -35,14 +35,8 @@ def shown(progress: Progress | None = None, lines: bool = False) -> Iterator[Pro
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn("{task.fields[stage]:<12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+    columns = TextColumn("{task.fields[stage]:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Bar(*columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 
         def update(stage: str, done: int, of: int, detail: str) -> None:

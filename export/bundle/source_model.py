@@ -56,7 +56,6 @@ class Writing:
 
     @property
     def what(self) -> str:
-        """For people."""
         return "draft" if self.draft else "target"
 
     @property

@@ -53,7 +53,6 @@ class GraphBuilder:
         return name
 
     def output(self, name: str, kind: int, dims: Sequence[int | str]) -> None:
-        """Declare a graph output."""
         self.outputs.append(declared(name, kind, dims))
 
     def unique(self, stem: str) -> str:

@@ -65,7 +65,6 @@ class _Halving:
         self.casts: dict[tuple[str, int], str] = {}
 
     def nodes(self) -> list[onnx.NodeProto]:
-        """Change all nodes."""
         for node in self.before:
             self._change(node)
         return self.made

@@ -8,7 +8,7 @@ pass over the trace; the program of native operators stores what it names while 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -86,11 +86,6 @@ class WeightLayout:
         self.entries[name] = Stored(offset, length, dims, dtype)
         return self.entries[name]
 
-    def alias(self, name: str, of: str, dims: tuple[int, ...]) -> None:
-        """Name the same bytes a second time with another shape."""
-        entry = self.entries[of]
-        self.entries[name] = Stored(entry.offset, entry.length, dims, entry.dtype)
-
 
 @dataclass(frozen=True)
 class Matrix:
@@ -165,7 +160,6 @@ class StoragePlan(WeightLayout):
                 self.add(name, self.shapes[name], np.float32)
 
     def store_norm(self, norm: Norm) -> None:
-        """Store weight and bias of a norm."""
         self.store_vectors(norm.weight, norm.bias)
 
     def store_bias(self, parts: Sequence[Linear]) -> None:
@@ -189,7 +183,6 @@ class StoragePlan(WeightLayout):
                 self.add(f"{rotary}_axes", (len(axes),), np.float32)
 
     def store_positions(self, name: str | None) -> None:
-        """Store learnt positions."""
         if name is not None:
             self.contents.append(("positions", name))
             self.add(name, (self.arch.facts.context + HEADROOM, self.arch.facts.hidden), np.float32)
@@ -209,14 +202,6 @@ class StoragePlan(WeightLayout):
             self.add(f"{name}.table", self.shapes[name], np.float32 if self.form == "fp32" else np.int8)
             if self.form != "fp32":
                 self.add(f"{name}.table_scales", (self.shapes[name][0], parts), np.float32)
-
-    def store_experts(self, rule: ExpertsRule) -> None:
-        """Store the matrices of all experts, each expert's in tiles of its own."""
-        facts = self.arch.facts
-        assert facts.experts is not None
-        for name in (rule.gate, rule.up):
-            self.store_matrix(Linear(name), head_dim=facts.experts.inner)
-        self.store_matrix(Linear(rule.down), head_dim=facts.hidden)
 
     def store_layer_embedding(self, rule: LayerEmbedding) -> None:
         """Store the embeddings of all layers, [vocab, layers * width], with a scale for each layer's part."""
@@ -297,7 +282,8 @@ class StockPlan(StoragePlan, Pass[None]):
     def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
         self.store_matrix(Linear(rule.router))
         self.store_vectors(rule.bias)
-        self.store_experts(rule)
+        for name in (rule.gate, rule.up, rule.down):
+            self.store_matrix(Linear(name))
 
     def layer_embedding(self, gate: None, base: None, rule: LayerEmbedding, activation: Activation) -> None:
         self.store_layer_embedding(rule)
@@ -371,5 +357,5 @@ class StockPlan(StoragePlan, Pass[None]):
             _, blocks, width = BLOCKS[matrix.form].stock_shape(n, k)
             self.add(f"{name}.levels", (n, blocks, width), np.uint8)
             self.add(f"{name}.scales", (n, blocks), np.float32)
-            self.alias(f"{name}.rows", f"{name}.levels", (n, blocks * width))
+            self.entries[f"{name}.rows"] = replace(self.entries[f"{name}.levels"], dims=(n, blocks * width))
         return matrix

@@ -31,7 +31,6 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def relu(x: Array) -> Array:
-    """Keep what is positive."""
     return np.maximum(x, 0)
 
 

@@ -36,7 +36,6 @@ class Extra:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
         return self.size()
 
 
@@ -184,19 +183,15 @@ class Overlay(Checkpoint):
 
     @cached_property
     def index(self) -> dict[str, Path]:
-        """Which file holds which tensor of the checkpoint."""
         return self.base.index
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
         return name in self.extra or self.base.has(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
         return self.extra[name].shape if name in self.extra else self.base.shape(name)
 
     def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> Floats:
-        """(Part of) a tensor as float32."""
         if name in self.extra:
             return np.ascontiguousarray(self.extra[name].read(rows, columns), np.float32)
         return self.base.read(name, rows, columns)

@@ -22,13 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.gguf_config import (
-    Metadata,
-    describe_tokenizer,
-    gguf_config,
-    hf_name,
-    tokenizer_settings,
-)
+from edgespec.export.source.gguf_config import Metadata, describe_tokenizer, gguf_config, hf_name, tokenizer_settings
 from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

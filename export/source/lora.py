@@ -52,7 +52,6 @@ class Merged:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of ``base``."""
         return self.base.shape
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
@@ -63,7 +62,6 @@ class Merged:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter of PEFT."""
     return (folder / CONFIG).is_file()
 
 

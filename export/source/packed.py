@@ -77,7 +77,6 @@ class Scaled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[n, k]."""
         return self.levels.shape
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
@@ -122,7 +121,6 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[n, k]."""
         return self.scales.shape[int(self.turned)], len(self.group)
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:

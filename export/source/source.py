@@ -28,13 +28,8 @@ HUB_FILES = [
     "*.jinja",
 ]  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "config.json",
-    "chat_template.jinja",
-)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json",
+                   "chat_template.jinja")  # fmt: skip
 PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS, small beside any model
 
 
@@ -71,14 +66,8 @@ def resolve(model: str, revision: str | None = None, weights: bool = True) -> Pa
     if model.startswith(BUILTIN):
         name = model.removeprefix(BUILTIN)
         if name not in (*builtin_names(), *builtin_heads(), *builtin_drafters()):
-            known = "; ".join(
-                f"{kind}: {', '.join(names)}"
-                for kind, names in (
-                    ("embedded models", builtin_names()),
-                    ("drafters", builtin_drafters()),
-                    ("heads", builtin_heads()),
-                )
-            )
+            kinds = {"embedded models": builtin_names(), "drafters": builtin_drafters(), "heads": builtin_heads()}
+            known = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
             raise ExportError(f"no embedded model {name!r}", known)
         return Path(str(resources.files("edgespec") / "builtin" / name))
     path = Path(model).expanduser()
@@ -90,8 +79,7 @@ def resolve(model: str, revision: str | None = None, weights: bool = True) -> Pa
         raise ExportError(
             f"{model}: expected a model folder, got a file", "give the folder that holds config.json, or a .gguf file"
         )
-    looks_like_hub_id = model.count("/") <= 1 and not model.startswith((".", "/", "~"))
-    if not looks_like_hub_id:
+    if model.count("/") > 1 or model.startswith((".", "/", "~")):  # no hub id
         raise ExportError(
             f"{model}: no such folder", "give a local Hugging Face folder, a .gguf file, a hub id or builtin:NAME"
         )
@@ -142,7 +130,6 @@ class Checkpoint(Opened):
         return {name: tensor.file for name, tensor in self.tensors.items()}
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint holds a tensor of that name."""
         return name in self.index
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -56,7 +56,6 @@ class Widened:
 
 
 def is_widened(folder: Path) -> bool:
-    """Whether a folder stands for the widening of another model."""
     return (folder / FILE).is_file()
 
 
@@ -99,7 +98,6 @@ class _Widening:
         self.norm = factor**-0.5  # the wide stream's mean square is the small one's / k
 
     def tensors(self) -> dict[str, Stored]:
-        """All wide tensors, by name."""
         raise NotImplementedError
 
     def _stored(self, name: str, change: Callable[[Doubles], Doubles], times: tuple[int, ...]) -> Widened:

@@ -55,7 +55,6 @@ def bpe_model(vocab: dict[str, int], merges: list[list[str]], **options: Any) ->
 
 
 def build(described: Described, source: Path) -> Tokenizer:
-    """Return the tokenizer."""
     from tokenizers import Tokenizer
 
     try:
