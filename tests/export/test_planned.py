@@ -195,31 +195,12 @@ def test_a_plan_is_what_an_export_writes(bundle: Callable[..., Path], operators:
 
 
 def test_every_option_is_planned(tmp_path: Path, checkpoint: Callable[[str], Path]) -> None:
-    options = ExportOptions(
-        TARGET,
-        tmp_path / "out",
-        ["speculative", "medusa", "paradecode"],
-        head_format="int8",
-        draft=DRAFT,
-        context=256,
-        head_vocab=200,
-        draft_vocab=300,
-        devices=["webgpu"],
-        quantizer="rtn",
-        threads=1,
-    )
-    real = Exporter(options).run()
-    planned = plan_of(
-        TARGET,
-        head_format="int8",
-        methods=options.methods,
-        draft=DRAFT,
-        context=256,
-        head_vocab=200,
-        draft_vocab=300,
-        devices=["webgpu"],
-        quantizer="rtn",
-    )
+    options: dict[str, Any] = {
+        "methods": ["speculative", "medusa", "paradecode"], "head_format": "int8", "draft": DRAFT, "context": 256,
+        "head_vocab": 200, "draft_vocab": 300, "devices": ["webgpu"], "quantizer": "rtn",
+    }  # fmt: skip
+    real = Exporter(ExportOptions(TARGET, tmp_path / "out", threads=1, **options)).run()
+    planned = plan_of(TARGET, **options)
     assert planned.target == real.target
     assert planned.draft == real.draft
     assert planned.memory == real.memory

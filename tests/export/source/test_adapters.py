@@ -222,32 +222,40 @@ def test_a_base_that_is_not_here(adapter: Path, named: str | None) -> None:
         Checkpoint.open(adapter)
 
 
-@pytest.mark.parametrize("kind", ["IA3", "PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "LOHA", "ADALORA", "OFT", None])
-def test_other_kinds_are_refused_by_name(base: Path, adapter: Path, kind: str | None) -> None:
-    write_adapter(adapter, CONFIG, peft_type=kind)
-    refused(base, adapter, f"type {kind} is not supported", "merge_and_unload", error=UnsupportedModel)
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...], type[ExportError]]] = [
+    *(
+        ({"peft_type": kind}, (f"type {kind} is not supported", "merge_and_unload"), UnsupportedModel)
+        for kind in ("IA3", "PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "LOHA", "ADALORA", "OFT", None)
+    ),
+    *(
+        ({name: value}, (name, "merge_and_unload"), UnsupportedModel)
+        for name, value in (("use_dora", True), ("bias", "all"), ("bias", "lora_only"), ("lora_bias", True),
+                            ("init_lora_weights", "pissa"), ("init_lora_weights", "loftq"),
+                            ("layer_replication", [[0, 2]]), ("trainable_token_indices", [3]))
+    ),
+    *(
+        ({"saved": {name: np.ones((2, 2), np.float32)}}, (word,), UnsupportedModel)
+        for name, word in (("model.embed_tokens.lora_embedding_A", "LoRA on embeddings"),
+                           ("model.layers.0.mlp.up_proj.lora_magnitude_vector", "LoRA on lora_magnitude_vector"))
+    ),
+    # more tokens than the base has
+    ({"saved": {"model.embed_tokens.weight": np.ones((161, 64), np.float32)}},
+     ("of shape [161, 64], but the base model's is [160, 64]",), ExportError),
+    ({"rank_pattern": {"q_proj": 8}}, ("says rank 8", "q_proj has lora_A [4, 64]"), ExportError),
+    *(
+        (settings, ("adapter_config.json",), ExportError)
+        for settings in ({"r": 0}, {"r": "4"}, {"lora_alpha": None}, {"rank_pattern": {"(": 4}}, {"rank_pattern": [4]})
+    ),
+]  # fmt: skip
+"""How adapters are written, and words of the error that opening them gives."""
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"use_dora": True}, {"bias": "all"}, {"bias": "lora_only"}, {"lora_bias": True}, {"init_lora_weights": "pissa"},
-     {"init_lora_weights": "loftq"}, {"layer_replication": [[0, 2]]}, {"trainable_token_indices": [3]}],
-)  # fmt: skip
-def test_options_are_refused_by_name(base: Path, adapter: Path, settings: dict[str, Any]) -> None:
-    write_adapter(adapter, CONFIG, **settings)
-    refused(base, adapter, next(iter(settings)), "merge_and_unload", error=UnsupportedModel)
-
-
-@pytest.mark.parametrize(
-    "name, word",
-    [
-        ("model.embed_tokens.lora_embedding_A", "LoRA on embeddings"),
-        ("model.layers.0.mlp.up_proj.lora_magnitude_vector", "LoRA on lora_magnitude_vector"),
-    ],
-)
-def test_tensors_of_other_kinds(base: Path, adapter: Path, name: str, word: str) -> None:
-    write_adapter(adapter, CONFIG, saved={name: np.ones((2, 2), np.float32)})
-    refused(base, adapter, word, error=UnsupportedModel)
+@pytest.mark.parametrize("written, words, error", REFUSED)
+def test_what_cannot_be_merged_is_refused(
+    base: Path, adapter: Path, written: dict[str, Any], words: tuple[str, ...], error: type[ExportError]
+) -> None:
+    write_adapter(adapter, CONFIG, **written)
+    refused(base, adapter, *words, error=error)
 
 
 @pytest.mark.parametrize("other", ["llama_untied_mha_llama3_legacy", "llama_tied_llama3_parameters", "gpt2_default"])
@@ -255,25 +263,6 @@ def test_an_adapter_of_another_model(base: Path, adapter: Path, other: str) -> N
     last = ("c_attn",) if other.startswith("gpt2") else ("q_proj",)
     assert write_adapter(adapter, hf.CONFIGS[other], last)
     refused(base, adapter, "the adapter", "base", "give the model that the adapter was trained on")
-
-
-def test_a_saved_module_of_another_shape(base: Path, adapter: Path) -> None:
-    """More tokens than the base has."""
-    write_adapter(adapter, CONFIG, saved={"model.embed_tokens.weight": np.ones((161, 64), np.float32)})
-    refused(base, adapter, "of shape [161, 64], but the base model's is [160, 64]")
-
-
-def test_a_rank_that_does_not_fit(base: Path, adapter: Path) -> None:
-    write_adapter(adapter, CONFIG, rank_pattern={"q_proj": 8})
-    refused(base, adapter, "says rank 8", "q_proj has lora_A [4, 64]")
-
-
-@pytest.mark.parametrize(
-    "settings", [{"r": 0}, {"r": "4"}, {"lora_alpha": None}, {"rank_pattern": {"(": 4}}, {"rank_pattern": [4]}]
-)
-def test_settings_that_make_no_sense(base: Path, adapter: Path, settings: dict[str, Any]) -> None:
-    write_adapter(adapter, CONFIG, **settings)
-    refused(base, adapter, "adapter_config.json")
 
 
 def test_half_of_a_pair(base: Path, adapter: Path) -> None:
