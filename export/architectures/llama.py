@@ -210,10 +210,7 @@ class Apertus(Architecture):
     """Apertus: an activation with two learnt numbers a layer (arXiv 2509.14233)."""
 
     epsilon = ("rms_norm_eps", 1e-5)
-    layer_names = {
-        "input_layernorm": "attention_layernorm",
-        "post_attention_layernorm": "feedforward_layernorm",
-    }
+    layer_names = {"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"}
     activation_default = "xielu"
     gated_mlp = False
     rope_theta = 12_000_000.0

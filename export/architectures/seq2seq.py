@@ -11,20 +11,22 @@ Sources: Attention Is All You Need (arXiv 1706.03762); BART (arXiv 1910.13461); 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Architecture, Switch, known
-from edgespec.export.architectures.ops import MemoryRule, Norm, Ops, Value
+from edgespec.export.architectures.ops import Kind, MemoryRule, Norm, Ops, Value
 from edgespec.export.architectures.rules import Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import FeaturePart, SourcePart
 
 CROSS, POSITIONS, EMBEDDING_NORM = "cross_attn.{}_proj", "model.embed_positions", "model.embedding_norm"
+LAST_NORM = "post_attention_layernorm"  # of a layer
+Build = Callable[[Ops, Value, int], Value]
 BASE = 10000  # of sinusoids' wavelengths
 
 
@@ -117,42 +119,35 @@ class EncoderDecoder(Architecture):
         (q,) = ops.linear(h, self.linear(layer, CROSS.format("q")))
         return ops.linear(ops.attend_memory(q, self.memory_rule(layer)), self.linear(layer, CROSS.format("o")))[0]
 
+    @property
+    def sublayers(self) -> list[tuple[Kind, str, Build]]:
+        """The sub-layers of a layer in their order, with the modules of their norms."""
+        memory: list[tuple[Kind, str, Build]] = [("memory", "memory_layernorm", self.recall)]
+        return [("attention", "input_layernorm", self.attend), *([] if self.both_ways else memory),
+                ("mlp", LAST_NORM, self.transform)]  # fmt: skip
+
     def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         """Build one layer: attention, in a decoder attention over the memory, and the MLP."""
-        norms = self.stations(layer)
+        before = self.norm_before(layer)
+        for kind, module, build in self.sublayers:
+            own = self.norm(f"{LAYERS}.{layer}.{module}")
 
-        def normed(x: Value, norm: Norm) -> Value:
-            return x if self.late_norms else ops.norm(x, norm)
+            def body(x: Value, build: Build = build, own: Norm = own) -> Value:
+                return build(ops, x if self.late_norms else ops.norm(x, own), layer)
 
-        (early, own), *more = norms
-        x = ops.sublayer("attention", layer, x, lambda x: self.attend(ops, normed(x, own), layer), norm=early)
-        if not self.both_ways:
-            early, its = more.pop(0)
-            x = ops.sublayer("memory", layer, x, lambda x: self.recall(ops, normed(x, its), layer), norm=early)
-        early, last = more[0]
-        return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, normed(x, last), layer), norm=early)
+            x = ops.sublayer(kind, layer, x, body, norm=before)
+            before = own if self.late_norms else None
+        return x
 
-    def stations(self, layer: int) -> list[tuple[Norm | None, Norm]]:
-        """Give each sub-layer of a layer the norm of the stream that it reads, if there is one, and its own.
-
-        A norm behind a residual is that of the stream which the next sub-layer reads.
-        """
-        own = list(self._norms(layer))
-        first = self.norm(EMBEDDING_NORM) if self.embedding_norm and layer == 0 else None
-        if not self.late_norms:
-            return list(zip([first, *[None] * (len(own) - 1)], own, strict=True))
-        if layer:
-            first = list(self._norms(layer - 1))[-1]
-        return list(zip([first, *own[:-1]], own, strict=True))
-
-    def _norms(self, layer: int) -> Iterator[Norm]:
-        memory = [] if self.both_ways else ["memory_layernorm"]
-        for module in ("input_layernorm", *memory, "post_attention_layernorm"):
-            yield self.norm(f"{LAYERS}.{layer}.{module}")
+    def norm_before(self, layer: int) -> Norm | None:
+        """Return the norm of the stream that a layer reads: of embeddings, or a late one of the layer before."""
+        if layer == 0:
+            return self.norm(EMBEDDING_NORM) if self.embedding_norm else None
+        return self.norm(f"{LAYERS}.{layer - 1}.{LAST_NORM}") if self.late_norms else None
 
     @property
     def final_norm(self) -> Norm:
-        return list(self._norms(self.facts.layers - 1))[-1] if self.late_norms else super().final_norm
+        return self.norm_before(self.facts.layers) or super().final_norm
 
     def memory_rule(self, layer: int) -> MemoryRule:
         return MemoryRule(layer, self.score_scale)

@@ -140,8 +140,7 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
     """Refuse models that a device's operators compute wrongly, or not at all."""
     if devices and (what := native_only(arch)):
         raise UnsupportedModel(
-            f"--device {devices[0]}: this model has {what}, which only native operators compute",
-            "use it on the CPU",
+            f"--device {devices[0]}: this model has {what}, which only native operators compute", "use it on the CPU"
         )
     if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
         raise UnsupportedModel(
@@ -162,8 +161,7 @@ def check_operators(arch: Architecture, operators: WantedOperators) -> None:
     """Refuse stock operators for a model that they cannot run."""
     if operators == "stock" and (what := native_only(arch)):
         raise UnsupportedModel(
-            f"--operators stock: this model has {what}, which only native operators compute",
-            "leave --operators out",
+            f"--operators stock: this model has {what}, which only native operators compute", "leave --operators out"
         )
 
 

@@ -52,10 +52,7 @@ class WeightFile:
 
 
 def fill(
-    path: Path,
-    plan: StoragePlan,
-    chosen: LevelSource | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    path: Path, plan: StoragePlan, chosen: LevelSource | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Errors:
     """Write the tensors of a plan's model.
 

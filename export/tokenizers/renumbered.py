@@ -163,11 +163,7 @@ def _renumbered(file: Path, ids: Mapping[str, int], config: dict[str, Any]) -> D
 
 
 def _finished(
-    described: Described,
-    special: Mapping[int, str],
-    before: str | None,
-    after: str | None,
-    last: str | None = None,
+    described: Described, special: Mapping[int, str], before: str | None, after: str | None, last: str | None = None
 ) -> Described:
     place(described, {number: AddedToken(token, special=True) for number, token in special.items()})
     surround(described, before, after, last)
