@@ -10,7 +10,7 @@ from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.janus import drawing_half
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
-from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
+from edgespec.export.architectures.refused import REFUSED, refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
 
@@ -88,8 +88,9 @@ def _unwrapped(source: Checkpoint) -> Checkpoint:
 
 def _thinker(config: dict[str, Any]) -> dict[str, Any]:
     thinker = config.get("thinker_config")
-    inside = isinstance(thinker, dict) and describe(config) in HEARINGS
-    return {**thinker, "model_type": config["model_type"]} if inside and isinstance(thinker, dict) else config
+    if isinstance(thinker, dict) and describe(config) in HEARINGS:
+        return {**thinker, "model_type": config["model_type"]}
+    return config
 
 
 def text_kind(config: dict[str, Any]) -> str | None:
@@ -101,7 +102,7 @@ def text_kind(config: dict[str, Any]) -> str | None:
 
 def refusal(name: str) -> str:
     """Write the error text for an unsupported model type."""
-    why = f" ({found})" if (found := reason(name)) else ""
+    why = "".join(f" ({feature})" for feature, names in REFUSED.items() if name in names)
     return f"architecture {name!r} is not supported{why}; supported: {', '.join(sorted(ARCHITECTURES))}"
 
 

@@ -69,8 +69,3 @@ def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
             f"{path}: architecture {kind!r} is not supported: it has an encoder, and edgespec runs decoders alone",
             "take a model that goes on with a text (a decoder, as Llama and Qwen are)",
         )
-
-
-def reason(model_type: str) -> str | None:
-    """Return what a model has that is not supported, if that is known."""
-    return next((why for why, names in REFUSED.items() if model_type in names), None)

@@ -166,16 +166,12 @@ def _number(folder: Path, settings: Mapping[str, Any], key: str, module: str) ->
 
 def _check(folder: Path, name: str, shape: tuple[int, ...], base: Stored | None) -> Stored:
     """Return the base's tensor that an adapter changes, which must be there and of the same shape."""
+    hint = "give the model that the adapter was trained on (base_model_name_or_path in adapter_config.json)"
     if base is None:
-        raise ExportError(
-            f"{folder}: the adapter changes {name}, which the base model does not have",
-            "give the model that the adapter was trained on (base_model_name_or_path in adapter_config.json)",
-        )
+        raise ExportError(f"{folder}: the adapter changes {name}, which the base model does not have", hint)
     if base.shape != shape:
-        raise ExportError(
-            f"{folder}: the adapter is for {name} of shape {list(shape)}, but the base model's is {list(base.shape)}",
-            "give the model that the adapter was trained on (base_model_name_or_path in adapter_config.json)",
-        )
+        what = f"for {name} of shape {list(shape)}, but the base model's is {list(base.shape)}"
+        raise ExportError(f"{folder}: the adapter is {what}", hint)
     return base
 
 
