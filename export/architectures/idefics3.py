@@ -25,10 +25,8 @@ class Idefics3Tower(Tower):
 def open_sight(whole: Whole) -> Sight:
     factor, token = whole.settings.integer("scale_factor", 2), whole.settings.integer("image_token_id", 128257)
     patch = int(whole.vision.get("patch_size", 32))
-    longest, tile = (
-        int(whole.pixels.get(key, {}).get("longest_edge", default))
-        for key, default in (("size", 4 * 364), ("max_image_size", 364))
-    )
+    size, tiles = (whole.pixels.get(key, {}) for key in ("size", "max_image_size"))
+    longest, tile = int(size.get("longest_edge", 4 * 364)), int(tiles.get("longest_edge", 364))
     side, split = tile // patch, whole.pixels.flag("do_image_splitting", True)
     if tile % (patch * factor):
         raise UnsupportedModel(

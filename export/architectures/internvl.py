@@ -62,10 +62,8 @@ class InternVit(Tower):
         for layer in range(facts.layers):
             for ours, (theirs, scale) in SCALED.items():
                 at = f"{self.layers_at}.{layer}"
-                by, columns = (
-                    original(source, f"{at}.{scale}"),
-                    facts.hidden if scale == "lambda_1" else facts.intermediate,
-                )
+                by = original(source, f"{at}.{scale}")
+                columns = facts.hidden if scale == "lambda_1" else facts.intermediate
                 for kind, shape in (("weight", (facts.hidden, columns)), ("bias", (facts.hidden,))):
                     of = original(source, f"{at}.{theirs}.{kind}")
                     found[f"{LAYERS}.{layer}.{ours}.{kind}"] = made_of(of, shape, _times(by), by)

@@ -52,7 +52,6 @@ class Shapes(Pass[int]):
                         "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
                         "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden,
                         "output_gate_proj": query, "fc": facts.hidden}  # fmt: skip
-
         if facts.delta is not None:
             values, inner = facts.delta.values, facts.delta.values * facts.delta.value_dim
             self._widths |= {"in_proj_qkv": facts.delta.mixed, "in_proj_z": inner, "in_proj_a": values,

@@ -262,10 +262,8 @@ class Projector(Architecture):
     def build(self, ops: Ops) -> Value:
         x = ops.input_slice(0, self.columns)
         if self._centered is not None:
-            norm, size = (
-                Norm(f"{MERGED_NORM}.weight", self._bias(MERGED_NORM), self._centered),
-                self.columns // self._slices,
-            )
+            norm = Norm(f"{MERGED_NORM}.weight", self._bias(MERGED_NORM), self._centered)
+            size = self.columns // self._slices
             parts = [ops.norm(ops.input_slice(at, size), norm) for at in range(0, self.columns, size)]
             x = ops.join(*parts) if self._slices > 1 else parts[0]
         if self.inner:

@@ -86,11 +86,9 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
             begun = True
             yield folder
     except OSError as error:
-        what, hint = (
-            (f"{target}: writing failed", "free some space, or choose another disk with -o")
-            if begun
-            else (f"{target.parent}: cannot write here", "choose another folder with -o")
-        )
+        what, hint = f"{target.parent}: cannot write here", "choose another folder with -o"
+        if begun:
+            what, hint = f"{target}: writing failed", "free some space, or choose another disk with -o"
         raise ExportError(f"{what}: {error.strerror}", hint) from error
 
 
