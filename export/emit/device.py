@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Kind, Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.graph import FLOAT, INT32, INT64, GraphBuilder
@@ -73,6 +73,8 @@ class DeviceOps(GraphOps):
         logits: it ends in the LM head; else in the residual stream.
     """
 
+    attention_of: ClassVar[type[AttentionEmitter]] = DeviceAttention
+
     def __init__(
         self,
         storage: StoragePlan,
@@ -108,9 +110,6 @@ class DeviceOps(GraphOps):
         if self.logits:
             declare("rows", INT64, ["R"])
         self.graph.output("hidden", FLOAT, self.x_dims)
-
-    def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
-        return DeviceAttention(self, rules)
 
     def embed(self, weight: str, scale: float, positions: str | None) -> str:
         return super().embed(weight, scale, positions) if self._range.start == 0 else "hidden_in"
@@ -148,6 +147,8 @@ class DeviceHeads(DeviceOps):
         cut: the heads share a cut LM head.
     """
 
+    attention_of = AttentionEmitter
+
     def __init__(self, storage: StoragePlan, group: HeadGroup, *, cut: bool = False) -> None:
         self.group, self.cut = group, cut
         super().__init__(storage, first=storage.arch.facts.layers)
@@ -158,9 +159,6 @@ class DeviceHeads(DeviceOps):
 
     def _declare(self) -> None:
         self.graph.input("hidden_in", FLOAT, [1, "R", self.arch.facts.hidden])
-
-    def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
-        return AttentionEmitter(self, [])
 
     def head(self, x: str, norm: Norm | None, head: Linear) -> str:
         logits = group_rows(self, self.normed(x, norm), self.group, head, self.cut)

@@ -256,7 +256,7 @@ class NativeOps(Waiting, Pass[Value]):
     def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         program, table = self.program, f"{rule.table}.table"
         out, added = self._as_floats(gate, "layer gate"), self._as_floats(base, "layer")
-        self.plan.store_layer_embedding(rule)
+        self.plan.store_table(rule.table, rule.layers)
         program.step("blend", x=out.id, base=added.id, **self._rows(table), n=self.arch.facts.vocab, k=rule.width,
                      times=rule.layers, first=rule.layer, scale=float(rule.scale), fn=activation)  # fmt: skip
         return out

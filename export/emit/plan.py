@@ -193,19 +193,15 @@ class StoragePlan(WeightLayout):
         if k % BLOCK == 0 if self.form in BLOCKS else self.arch.head.weight == name:
             self.store_matrix(Linear(name))
             return
-        self._store_table(name, 1)
+        self.store_table(name, 1)
 
-    def _store_table(self, name: str, parts: int) -> None:
+    def store_table(self, name: str, parts: int) -> None:
         """Store embeddings that are only looked up, with a scale for each part of a row."""
         if f"{name}.table" not in self.entries:
             self.contents.append(("rows", name))
             self.add(f"{name}.table", self.shapes[name], np.float32 if self.form == "fp32" else np.int8)
             if self.form != "fp32":
                 self.add(f"{name}.table_scales", (self.shapes[name][0], parts), np.float32)
-
-    def store_layer_embedding(self, rule: LayerEmbedding) -> None:
-        """Store the embeddings of all layers, [vocab, layers * width], with a scale for each layer's part."""
-        self._store_table(rule.table, rule.layers)
 
     def store_matrix(self, *parts: Linear, head_dim: int = 0) -> None:
         """Store matrices stacked along n as one, packed in tiles of ``head_dim`` rows (0 = of all)."""
@@ -286,7 +282,7 @@ class StockPlan(StoragePlan, Pass[None]):
             self.store_matrix(Linear(name))
 
     def layer_embedding(self, gate: None, base: None, rule: LayerEmbedding, activation: Activation) -> None:
-        self.store_layer_embedding(rule)
+        self.store_table(rule.table, rule.layers)
 
     def sublayer(
         self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None, norm: Norm | None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.export.architectures.ops import AttentionRule, Linear, Norm
+from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.graph import INT32, INT64
 from edgespec.export.emit.stock import GraphOps
@@ -38,6 +38,7 @@ class StandardOps(GraphOps):
     """Emits a decoder for one chain of rows, behind ``attention_mask`` [1, P] of ones: P is past + T."""
 
     rows = "T"
+    attention_of = StandardAttention
 
     def _declare(self) -> None:
         graph, facts = self.graph, self.arch.facts
@@ -49,9 +50,6 @@ class StandardOps(GraphOps):
         graph.node("Cast", [last], ["seqlens_k"], to=INT32)
         width = graph.node("Squeeze", [graph.node("Shape", ["attention_mask"], start=1, end=2)])
         graph.node("Cast", [width], ["total"], to=INT32)
-
-    def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
-        return StandardAttention(self, rules)
 
     def head(self, x: str, norm: Norm | None, head: Linear) -> str:
         logits, outputs = super().head(x, norm, head), self.graph.outputs

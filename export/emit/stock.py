@@ -49,6 +49,7 @@ class GraphOps(GraphPieces, Pass[str]):
         AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms",
     }
     rows = "R"  # that reach the LM head
+    attention_of: ClassVar[type[AttentionEmitter]] = AttentionEmitter
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class GraphOps(GraphPieces, Pass[str]):
             for name in ("key", "value"):
                 self.graph.input(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)
                 self.graph.output(f"present.{layer}.{name}", FLOAT, self.present_dims)
-        self._attention = self._emitter([arch.rule(layer) for layer in self.layers])
+        self._attention = self.attention_of(self, [arch.rule(layer) for layer in self.layers])
         self._kv_names: tuple[str, str] = ("", "")
         self._taps: dict[int, str] = {}  # the residual stream after so many layers
 
@@ -104,9 +105,6 @@ class GraphOps(GraphPieces, Pass[str]):
                 declare(f"gate_{kind}", BOOL, [facts.layers])
                 names = [f"gate_{kind}.{i}" for i in range(facts.layers)]
                 self.graph.node("Split", [f"gate_{kind}"], names, num_outputs=facts.layers)
-
-    def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
-        return AttentionEmitter(self, rules)
 
     # -- the operations --------------------------------------------------------------------------------------------
 
