@@ -9,6 +9,7 @@ goes on greedily too.  Needs the extra `train`.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from benchmarks.common import conditions, show
 from edgespec.export.drafters.heads import TrainedHeads, check_heads, read_heads
 from edgespec.export.source.source import resolve
 from edgespec.export.training.data import greedy_texts, orders, write_texts
-from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
-from edgespec.export.training.options import PROMPT
+from edgespec.export.training.learners import Learner
+from edgespec.export.training.options import PROMPT, TrainOptions
 from edgespec.export.training.save import draft_acceptance, rank_shares
 from edgespec.export.training.target import Source, Target
+from edgespec.export.training.train import LEARNERS
 from edgespec.export.training.windows import Windows
 
 
@@ -77,13 +79,9 @@ def own_texts(target: Target, count: int, new_tokens: int, seed: int) -> dict[st
 def loaded(target: Target, heads: TrainedHeads) -> Learner:
     """Trained heads, ready to guess."""
     file = heads.file
-    learner: Learner
-    if file.kind == "medusa":
-        learner = Medusa(target, "kl", False, file.count, file.own)
-    elif file.kind == "blockwise":
-        learner = Blockwise(target, "kl", False, file.count, file.inner, torch.Generator())
-    else:
-        learner = Exits(target, "kl", False, tuple(file.exits))
+    options = TrainOptions(file.kind, "", Path(), heads=file.count, own_lm_heads=file.own, inner=file.inner,
+                           exits=tuple(file.exits))  # fmt: skip
+    learner = LEARNERS[file.kind](target, options)
     for name, place in learner.tensors().items():
         place.copy_(torch.from_numpy(heads.tensors[name].read(slice(None), None)))
     return learner

@@ -16,7 +16,6 @@ place of taps, of a learnt ``mask_hidden``.  Its embedding is trained, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any, ClassVar
 
 from edgespec.errors import ExportError, UnsupportedModel
@@ -49,11 +48,13 @@ class Eagle3(Architecture):
     model_type = "eagle3"
     drafts: ClassVar[DrafterKind] = "eagle"
     own_head = True
+    hidden_first = False  # which no known layout says
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context, "tied": False})
         self.input_width = (1 + tapped) * self.facts.hidden
+        self.norm_first = self.settings.flag("norm_before_residual")
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -61,18 +62,15 @@ class Eagle3(Architecture):
         rows = self.settings.integer("draft_vocab_size", self.facts.vocab)
         return super().tensors | {f"{HEAD}.weight": (rows, self.facts.hidden)}
 
-    @property
-    def size(self) -> int:
-        """Parameters."""
-        return sum(prod(shape) for shape in self.tensors.values())
-
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""
-        hidden = self.facts.hidden
-        before = self.settings.flag("norm_before_residual")
+        hidden, before = self.facts.hidden, self.norm_first
+
+        def normed(g: Value) -> Value:
+            return ops.norm(g, self.norm(f"{LAYERS}.0.{FUSED}"))
 
         def stream(g: Value) -> Value:
-            return ops.norm(g, self.norm(f"{LAYERS}.0.{FUSED}")) if before else g
+            return normed(g) if before else g
 
         def fused() -> Value:
             taps = ops.input_slice(hidden, self.input_width - hidden)
@@ -91,10 +89,8 @@ class Eagle3(Architecture):
 
         def first(x: Value) -> Value:
             token = ops.norm(ops.input_slice(0, hidden), self.norm(f"{LAYERS}.0.{EMBEDDED}"))
-            return self.attend(ops, ops.join(token, x if before else stream_norm(x)), 0)
-
-        def stream_norm(x: Value) -> Value:
-            return ops.norm(x, self.norm(f"{LAYERS}.0.{FUSED}"))
+            state = x if before else normed(x)
+            return self.attend(ops, ops.join(*((state, token) if self.hidden_first else (token, state))), 0)
 
         x = ops.select_input(fused, recycled)
         x = ops.sublayer("attention", 0, x, first)

@@ -219,7 +219,8 @@ def read_heads(folder: Path) -> TrainedHeads:
     if not folder.is_dir():
         raise ExportError(f"{folder}: expected a folder with trained heads", "make one with `edgespec train`")
     if (folder / DESCRIPTION).is_file():
-        return _read_own(folder)
+        tensors = {name: held(value) for name, value in _tensors(folder / TENSORS).items()}
+        return _checked(TrainedHeads(read_description(folder), tensors), folder)
     found = next((folder / name for name in PUBLISHED if (folder / name).is_file()), None)
     if found is None and any(folder.glob("*.safetensors")):  # Medusa-2: trained with the model, and stored with it
         whole = Checkpoint.open(folder)
@@ -240,13 +241,6 @@ def read_description(folder: Path) -> HeadsFile:
     if file.schema_version > SCHEMA:
         raise ExportError(f"{path}: schema {file.schema_version} is newer than this edgespec, which reads {SCHEMA}")
     return file
-
-
-def _read_own(folder: Path) -> TrainedHeads:
-    file = read_description(folder)
-    heads = TrainedHeads(file, {name: held(value) for name, value in _tensors(folder / TENSORS).items()})
-    _check_shapes(heads, folder)
-    return heads
 
 
 def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> TrainedHeads:
@@ -274,24 +268,17 @@ def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Traine
     weight = found.get("medusa.0.weight")
     if weight is None or numbers != set(range(len(numbers))):
         raise ExportError(f"{path}: expected heads 0, 1, ..., got {sorted(numbers)}", "download it again")
-    own = found.get("medusa.0.lm_head.weight")
+    own, config = found.get("medusa.0.lm_head.weight"), path.parent / "config.json"
+    said = read_object(config, ExportError) if config.is_file() else {}
     described = {
         "kind": "medusa",
         "count": len(numbers),
         "hidden": (*weight.shape, 0)[0],
-        "vocab": (*own.shape, 0)[0] if own else _configuration(path).get("vocab_size") or 0,
+        "vocab": (*own.shape, 0)[0] if own else said.get("vocab_size") or 0,
         "own": own is not None,
         "training": {"published": path.name},
     }
-    file = validated(HeadsFile, described, path, ExportError, "download it again")
-    heads = TrainedHeads(file, found)
-    _check_shapes(heads, path)
-    return heads
-
-
-def _configuration(path: Path) -> dict[str, Any]:
-    file = path.parent / "config.json"
-    return read_object(file, ExportError) if file.is_file() else {}
+    return _checked(TrainedHeads(validated(HeadsFile, described, path, ExportError, "download it again"), found), path)
 
 
 def group_shapes(group: HeadGroup, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
@@ -308,7 +295,7 @@ def group_shapes(group: HeadGroup, hidden: int, vocab: int) -> dict[str, tuple[i
     return found | {part.weight: (vocab, hidden) for part in matrices.heads}
 
 
-def _check_shapes(heads: TrainedHeads, where: Path) -> None:
+def _checked(heads: TrainedHeads, where: Path) -> TrainedHeads:
     for group in heads.file.groups:
         for name, shape in group_shapes(group, heads.file.hidden, heads.file.vocab).items():
             tensor = heads.tensors.get(name)
@@ -316,6 +303,7 @@ def _check_shapes(heads: TrainedHeads, where: Path) -> None:
                 raise ExportError(f"{where}: tensor {name} is missing", "train the heads again, or download them again")
             if tensor.shape != shape:
                 raise ExportError(f"{where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+    return heads
 
 
 def _tensors(path: Path) -> dict[str, NDArray[np.float32]]:

@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.export.architectures.base import FINAL_NORM, LAYERS
 from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.drafters.assistant import Assistant
 from edgespec.export.drafters.dflash import DFlash
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.eagle3 import EMBEDDED, FUSED, TAPS
-from edgespec.export.drafters.heads import CUT, FUSE
+from edgespec.export.drafters.eagle3 import TAPS, Eagle3
 from edgespec.export.drafters.mtp import TARGET_NORM, Mtp
-from edgespec.export.drafters.vocabulary import HEAD_WEIGHT
-from edgespec.export.measuring.guesses import LEAST, Text, accepted, decoder_of, opened, streams, tapped
+from edgespec.export.measuring.guesses import LEAST, Text, accepted, decoder_of, opened, tapped
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.derived import ExtendedCheckpoint, held
@@ -31,98 +27,7 @@ from edgespec.runtimes.files.formats import FOUR_BITS, Format
 from edgespec.runtimes.files.staged import scratch
 from edgespec.runtimes.slots.slot import Slot
 
-Array = NDArray[np.float32]
 HELPS = 0.05  # how much more often first guesses must be right
-
-
-def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]], given: int) -> str:
-    """Which setting would make first guesses better, in words; "" = none of those that are tried.
-
-    Args:
-        target: gives its residual stream after any number of layers.
-        given: how many tokens of each it was given; guesses of those do not count.
-    """
-    wanted_at = {0} | {at + shift for at in drafter.tapped for shift in (-1, 0, 1) if 0 <= at + shift <= target.layers}
-    found_at = [streams(target, text, wanted_at) for text in texts]
-    ends = np.concatenate([[number] * (len(text) - 2) for number, text in enumerate(texts)])  # [N]: which text's
-    wanted = np.concatenate([np.asarray(text)[2:] for text in texts])  # [N]
-    counted = np.concatenate([np.arange(2, len(text)) >= given for text in texts])  # [N]
-
-    def rows(at: int, first: int) -> Array:  # [N, hidden]
-        return np.concatenate([found[at][first : len(found[at]) - 2 + first] for found in found_at])
-
-    shares: dict[tuple[int, bool, bool, int], float] = {}
-    before = drafter.arch.settings.flag("norm_before_residual")
-    orders = (1, -1) if len(set(drafter.tapped)) > 1 else (1,)
-    for shift, swapped, residual, order in product((0, -1, 1), (False, True), (before, not before), orders):
-        if not all(0 <= at + shift <= target.layers for at in drafter.tapped):
-            continue
-        taps = np.concatenate([rows(at + shift, 0) for at in drafter.tapped[::order]], -1)  # [N, k * hidden]
-        guesses = _guesses(drafter, rows(0, 1), taps, ends, swapped, residual)  # [N]
-        shares[shift, swapped, residual, order] = float((guesses == wanted)[counted].mean())
-    best = max(shares, key=lambda each: shares[each])
-    if shares[best] < shares[0, False, before, 1] + HELPS:
-        return ""
-    shift, swapped, residual, order = best
-    words = [f"{TAPS}: {[at + shift for at in drafter.tapped[::order]]}"] if shift or order < 0 else []
-    words += [f"norm_before_residual: {str(residual).lower()}"] if residual != before else []
-    words += ["the hidden state before the embedding, which this layout does not have"] if swapped else []
-    return f"{shares[best]:.0%} would be right with {', '.join(words)} in its config.json"
-
-
-def _guesses(
-    drafter: Drafter,
-    embedded: Array,  # [n, hidden]
-    taps: Array,  # [n, k * hidden]
-    ends: NDArray[np.int64],  # [n]
-    swapped: bool,
-    residual: bool,
-) -> NDArray[np.int64]:
-    """First guesses [n] of entries [n] of several texts, one after the other; ``ends`` says whose each is.
-
-    Of the first layer alone, which is all that most drafters have.
-    """
-    arch, source = drafter.arch, drafter.arch.source
-    facts, layer = arch.facts, f"{LAYERS}.0"
-
-    def read(name: str) -> Array:
-        return source.read(f"{name}.weight")
-
-    def norm(x: Array, name: str) -> Array:
-        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(arch.eps)) * read(name)
-        return y
-
-    if arch.settings.flag("norm_before_fc"):
-        taps = norm(taps, "input_norm")
-    if arch.settings.flag("fc_norm"):
-        each = np.split(taps, taps.shape[1] // facts.hidden, -1)
-        taps = np.concatenate([norm(x, f"fc_norm.{at}") for at, x in enumerate(each)], -1)
-    g: Array = taps @ source.read(FUSE).T
-    halves = [norm(embedded, f"{layer}.{EMBEDDED}"), norm(g, f"{layer}.{FUSED}")]
-    x = np.concatenate(halves[::-1] if swapped else halves, -1)
-    n, dim = len(x), facts.head_dim
-    q, k, v = ((x @ read(f"{layer}.self_attn.{part}_proj").T).reshape(n, -1, dim) for part in "qkv")
-    rule = arch.rule(0)
-    if rule.q_norm and rule.k_norm:
-        q, k = norm(q, f"{layer}.self_attn.q_norm"), norm(k, f"{layer}.self_attn.k_norm")
-    cos, sin = (np.tile(table[:, None], (1, 1, 2)) for table in arch.rotaries["rope"].tables(n, facts.context))
-    q, k = (each * cos + np.concatenate((-each[..., dim // 2 :], each[..., : dim // 2]), -1) * sin for each in (q, k))
-    out = np.zeros((n, facts.heads, dim), np.float32)
-    above = np.triu(np.ones((n, n), bool), 1) | (ends[:, None] != ends)  # [n, n]: not to be seen
-    for head in range(facts.heads):
-        kv = head * facts.kv_heads // facts.heads
-        scores = q[:, head] @ k[:, kv].T * np.float32(dim**-0.5)
-        scores[above] = -np.inf
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        out[:, head] = scores / scores.sum(-1, keepdims=True) @ v[:, kv]
-    u = (halves[1] if residual else g) + out.reshape(n, -1) @ read(f"{layer}.self_attn.o_proj").T
-    b = norm(u, f"{layer}.post_attention_layernorm")
-    gate = b @ read(f"{layer}.mlp.gate_proj").T
-    y = u + (gate / (1 + np.exp(-gate)) * (b @ read(f"{layer}.mlp.up_proj").T)) @ read(f"{layer}.mlp.down_proj").T
-    head_name = HEAD_WEIGHT if drafter.tokens is None else CUT
-    best = (norm(y, FINAL_NORM) @ source.read(head_name).T).argmax(-1)
-    found: NDArray[np.int64] = best if drafter.tokens is None else drafter.tokens[best]
-    return found
 
 
 UNSAID = ", which this layout does not have"
@@ -152,12 +57,12 @@ class Reading:
 def as_read(drafter: Drafter) -> Reading:
     """Return the current reading."""
     arch = drafter.arch
-    names = [name for name in ("hidden_first", "raw") if hasattr(arch, name)]
+    names = [name for name in ("hidden_first", "norm_first", "raw") if hasattr(arch, name)]
     return Reading("", drafter.tapped, {name: getattr(arch, name) for name in names})
 
 
 def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]:
-    """Return what a checkpoint may have meant; none for EAGLE's, which ``best_setting`` reads in numpy.
+    """Return what a checkpoint may have meant.
 
     Args:
         scale: what the target multiplies embeddings by.
@@ -179,12 +84,14 @@ def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]
             words = [f"the hidden state after layer {last} of {layers}"] if last != layers else []
             words += [RAW] if raw else []
             found.append(Reading(" and ".join(words) + UNSAID, (last,), {"raw": raw}))
+    if isinstance(arch, Eagle3):
+        found += _others_looked_at(first, layers, TAPS, 0)
+        residual = f"norm_before_residual: {str(not arch.norm_first).lower()} in its config.json"
+        found.append(Reading(residual, tapped, {**first.flags, "norm_first": not arch.norm_first}))
+        swapped = f"the hidden state before the embedding{UNSAID}"
+        found.append(Reading(swapped, tapped, {**first.flags, "hidden_first": True}))
     if isinstance(arch, DFlash):
-        for shift, step in product((0, -1, 1), (1, -1)):
-            others = tuple(at + shift for at in tapped[::step])
-            if all(1 <= at <= layers for at in others):
-                ids = [at - 1 for at in others]  # of a list that counts outputs of layers
-                found.append(Reading(f"target_layer_ids: {ids} in its config.json", others))
+        found += _others_looked_at(first, layers, "target_layer_ids", 1)
         for mask in sorted(arch.masks - {arch.mask}):
             found.append(Reading(f"mask_token_id: {mask} in its config.json", tapped, mask=mask))
     if isinstance(arch, (Assistant, DFlash)) and scale >= SCALED:
@@ -192,6 +99,16 @@ def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]
         found.append(Reading(stored, tapped, first.flags, scale=1 / scale))
     same = first.tapped, first.flags, None, 1.0
     return [each for each in found if (each.tapped, each.flags, each.mask, each.scale) != same]
+
+
+def _others_looked_at(first: Reading, layers: int, key: str, least: int) -> list[Reading]:
+    """Look one layer earlier or later, or in the other order; ``least``: the boundary that the key calls 0."""
+    others = (tuple(at + shift for at in first.tapped[::step]) for shift, step in product((0, -1, 1), (1, -1)))
+    return [
+        Reading(f"{key}: {[at - least for at in tapped]} in its config.json", tapped, first.flags)
+        for tapped in others
+        if all(least <= at <= layers for at in tapped)
+    ]
 
 
 def _without_one(arch: Mtp) -> ExtendedCheckpoint:
@@ -232,18 +149,19 @@ class Trials:
 
     def hint(self, known: float) -> str:
         """Say what would help one whose first guesses are right at the rate ``known``; "" = nothing known."""
-        return "; ".join(each for each in self._hints(known) if each)
+        better, base = self.reading()
+        costly = self.choice.format != "fp32" and base >= max(known + HELPS, LEAST)
+        return "; ".join(filter(None, (better, self._format(known, base) if costly else "")))
 
-    def _hints(self, known: float) -> list[str]:
-        drafter, whole = self.drafter, WeightChoice.of("fp32", None, None)
-        first = as_read(drafter)
-        shares = self._shares(whole, [first, *other_readings(drafter, self.target.layers, self._scale())])
+    def reading(self) -> tuple[str, float]:
+        """Say how it should be read, "" = as it is, and how often first guesses are right in float32."""
+        first = as_read(self.drafter)
+        others = other_readings(self.drafter, self.target.layers, self._scale())
+        shares = self._shares(WeightChoice.of("fp32", None, None), [first, *others])
         base = shares.pop(first.words)
         best = max(shares, key=lambda words: shares[words], default="")
-        found = [f"{shares[best]:.0%} would be right with {best}"] if best and shares[best] >= base + HELPS else []
-        if self.choice.format != "fp32" and base >= max(known + HELPS, LEAST):
-            found.append(self._format(known, base))
-        return found
+        helps = best and shares[best] >= base + HELPS
+        return f"{shares[best]:.0%} would be right with {best}" if helps else "", base
 
     def _format(self, known: float, base: float) -> str:
         """Return the smallest format that helps: ``base`` are right in float32."""

@@ -18,14 +18,8 @@ from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.measuring.acceptance import Acceptance
-from edgespec.export.measuring.diagnose import Trials, best_setting
-from edgespec.export.measuring.guesses import (
-    LEAST,
-    PROMPT,
-    accepted,
-    opened,
-    written,
-)
+from edgespec.export.measuring.diagnose import Trials
+from edgespec.export.measuring.guesses import LEAST, PROMPT, accepted, opened, written
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.formulas.cost import measure
@@ -41,7 +35,6 @@ class MeasuredDrafter:
         acceptance: of chains.
         step_ms: of a draft step.
         first_ms: of a round's first, which reads what was accepted before, too.
-        covered: share of the target's own tokens that the drafter can guess.
         at_once: all guesses are made in one step.
         notes: for people.
     """
@@ -49,7 +42,6 @@ class MeasuredDrafter:
     acceptance: Acceptance
     step_ms: float
     first_ms: float
-    covered: float
     at_once: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -82,26 +74,23 @@ def measure_drafter(
     texts = written(target, tokens)
     found = accepted(target, slot, part, texts)
     step_ms, first_ms = _times(slot, target)
-    own = np.array([token for text, _ in texts for token in text[PROMPT:]])
-    covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
     notes = []
     if drafter.tokens is not None:
+        covered = np.isin([token for text, _ in texts for token in text[PROMPT:]], drafter.tokens).mean()
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
-    better = best_setting(drafter, target, [text for text, _ in texts], PROMPT) if drafter.method == EAGLE else ""
     trials = Trials(drafter, choice, folder, target, texts, threads)
     if found.rates[0] < LEAST:
-        helps = [each for each in (better, trials.hint(found.rates[0])) if each]
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
             "more than a drafter of another model reaches",
-            "; ".join(helps) or _remedy(drafter),
+            trials.hint(found.rates[0]) or _remedy(drafter),
         )
-    if better:
+    if drafter.method == EAGLE and (better := trials.reading()[0]):
         notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
     shares = {part.format: found.rates[0]} | trials.formats()
     said = ", ".join(f"{form} {share:.0%}" for form, share in shares.items())
     notes.append(f"first guesses of the drafter that the model accepts, by format, as written first: {said}")
-    return MeasuredDrafter(found, step_ms, first_ms, covered, draft_cache_of(target, slot).at_once, notes)
+    return MeasuredDrafter(found, step_ms, first_ms, draft_cache_of(target, slot).at_once, notes)
 
 
 def _times(slot: Slot, target: Slot) -> tuple[float, float]:

@@ -74,19 +74,14 @@ def compared(
         **compare_logits(exact, plain_logits(slot, tokens, rows), following),
     }
     if slot.planes:
-        high = at_high_precision(slot)
+        model = slot.model
+        graph = next(name for name, graph in model.part.graphs.items() if graph == model.graph)
+        high = open_slot(Model(model.folder, model.part.at_high_precision(), graph, model.threads, model.kv))
         if read is not None:
             read.attend(high.model.folder, high.model.part, high, high.model.threads)
         found["high_precision"] = compare_logits(exact, plain_logits(high, tokens, rows), following)
         high.close()
     return found
-
-
-def at_high_precision(slot: Slot) -> Slot:
-    """Open the model of a slot as it runs with the high planes of its int8 weights alone."""
-    model, part = slot.model, slot.model.part
-    graph = next(name for name, graph in part.graphs.items() if graph == model.graph)
-    return open_slot(Model(model.folder, part.at_high_precision(), graph, model.threads, model.kv))
 
 
 def compare_logits(

@@ -10,7 +10,6 @@ from the high planes of everything.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from pydantic import StrictInt, TypeAdapter
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
@@ -28,6 +28,8 @@ from edgespec.planning import profiles as quiet
 from edgespec.planning.profiles import busy_words
 from edgespec.runtimes.files.json_file import read_json
 from edgespec.runtimes.slots.slot import Slot
+
+_LAYERS = TypeAdapter(list[StrictInt])
 
 
 def read_skip_set(path: Path, layers: int) -> SkipSet:
@@ -53,8 +55,8 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
             )
         data = data[name]
     try:
-        sets = [sorted({_layer(number) for number in data.get(kind, [])}) for kind in ("attention", "mlp")]
-    except (AttributeError, TypeError, ValueError) as error:
+        sets = [sorted({*_LAYERS.validate_python(data.get(kind, []))}) for kind in ("attention", "mlp")]
+    except (AttributeError, ValueError) as error:
         raise ExportError(f'{file}: expected {{"attention": [...], "mlp": [...]}} of layer numbers') from error
     beyond = [layer for kind in sets for layer in kind if not 0 <= layer < layers]
     if beyond:
@@ -67,12 +69,6 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
             f"{file}: the skip set is empty: the draft would be the target itself", "leave --skip-set out to search one"
         )
     return SkipSet(tuple(sets[0]), tuple(sets[1]))
-
-
-def _layer(number: object) -> int:
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise TypeError(f"not a layer: {number!r}")
-    return number
 
 
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -141,14 +137,8 @@ class StepCosts:
         return {"plain_ms": self.plain, "attention_ms": self.attention, "mlp_ms": self.mlp, "verify_ms": verify,
                 "spread": self.spread, "others": self.others} | more  # fmt: skip
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> StepCosts:
-        """From what ``as_dict`` gave."""
-        verify = {int(rows): ms for rows, ms in data["verify_ms"].items()}
-        unsteady = data.get("spread", 1.0), data.get("others", 0.0)
-        attention, mlp, head = (data.get(f"{name}_ms", 0.0) for name in HIGH)
-        cut = {int(name[len(_CUT) : -len("_ms")]): ms for name, ms in data.items() if name.startswith(_CUT)}
-        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify, *unsteady, attention, mlp, head, cut)
+
+_STEP_COSTS = TypeAdapter(StepCosts)
 
 
 def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: int = 5) -> StepCosts:
@@ -259,13 +249,13 @@ class SkipSearch:
             direction="maximize", study_name="skip", storage=self._storage(optuna), load_if_exists=True
         )
         if saved := study.user_attrs.get("costs"):  # an interrupted search goes on with the costs it started from
-            self.costs = StepCosts.from_dict(saved)
+            self.costs = _STEP_COSTS.validate_python(saved)
         else:
-            study.set_user_attr("costs", self.costs.as_dict())
+            study.set_user_attr("costs", _STEP_COSTS.dump_python(self.costs, mode="json"))
         values = self._singles(study, trials, report)
-        starts = self._warm_starts(sorted(values, key=lambda key: -values[key]))
+        starts = self._warm_starts(sorted(values, key=lambda skip: -values[skip]))
         finished = [trial for trial in study.trials if trial.value is not None]
-        values |= {_key(self._set(trial.params)): trial.value for trial in finished if trial.value}
+        values |= {self._set(trial.params): trial.value for trial in finished if trial.value}
         for number in range(len(finished), trials):
             # a sampler per trial: the search goes the same way whether or not it was interrupted
             with warnings.catch_warnings():
@@ -279,9 +269,9 @@ class SkipSearch:
             skip = self._set({name: trial.suggest_int(name, 0, most) for name, most in self._names().items()})
             value = 0.0 if skip == SkipSet() else self.score(skip).speedup
             study.tell(trial, value)
-            values[_key(skip)] = value
+            values[skip] = value
             report(2 * self.layers + number + 1, 2 * self.layers + trials, f"best {max(values.values()):.2f}x")
-        return self.score(_parse(max(values, key=lambda key: values[key])))
+        return self.score(max(values, key=lambda skip: values[skip]))
 
     def with_cut_head(self, found: Candidate) -> Candidate:
         """Let the LM head score as few tokens as is fastest, where its high plane is read."""
@@ -289,22 +279,24 @@ class SkipSearch:
         return max([found, *(self.score(replace(found.skip, head_rows=size)) for size in sizes)],
                    key=lambda one: one.speedup)  # fmt: skip
 
-    def _singles(self, study: Any, trials: int, report: Progress) -> dict[str, float]:
-        """Predicted speed of leaving out each sub-layer alone, and of what all begin from, by key."""
-        if known := study.user_attrs.get("singles"):
-            return dict(known)
-        values = {_key(self.start): self.score(self.start).speedup} if self.planes else {}
-        for count in range(2 * self.layers):
-            layer = (count % self.layers,)
-            single = self._without(SkipSet(attention=layer) if count < self.layers else SkipSet(mlp=layer))
-            values[_key(single)] = self.score(single, SINGLE_GAMMA).speedup
-            report(count + 1, 2 * self.layers + trials, "single sub-layers")
-        study.set_user_attr("singles", values)
-        return values
+    def _singles(self, study: Any, trials: int, report: Progress) -> dict[SkipSet, float]:
+        """Predicted speed of leaving out each sub-layer alone, and of what all begin from."""
+        layers = [(i,) for i in range(self.layers)]
+        alone = [SkipSet(attention=layer) for layer in layers] + [SkipSet(mlp=layer) for layer in layers]
+        singles = [self._without(skip) for skip in alone]
+        starts = [self.start] if self.planes else []
+        speeds: list[float] = study.user_attrs.get("speeds") or []
+        if not speeds:
+            speeds = [self.score(skip).speedup for skip in starts]
+            for count, skip in enumerate(singles, 1):
+                speeds.append(self.score(skip, SINGLE_GAMMA).speedup)
+                report(count, len(singles) + trials, "single sub-layers")
+            study.set_user_attr("speeds", speeds)
+        return dict(zip([*starts, *singles], speeds, strict=True))
 
-    def _warm_starts(self, ranked: list[str]) -> list[SkipSet]:
+    def _warm_starts(self, ranked: list[SkipSet]) -> list[SkipSet]:
         """Unions of the best single sub-layers, of growing size."""
-        sets = [_parse(key) for key in ranked if len(_parse(key))]
+        sets = [skip for skip in ranked if len(skip)]
         sizes = sorted({max(2, round(share * len(sets))) for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)})
         return [self._without(_union(sets[:size])) for size in sizes]
 
@@ -353,18 +345,3 @@ def _disjoint(skip: SkipSet) -> SkipSet:
     """Name no plane of what is left out."""
     high = (sorted(set(skip.high_attention) - set(skip.attention)), sorted(set(skip.high_mlp) - set(skip.mlp)))
     return replace(skip, high_attention=tuple(high[0]), high_mlp=tuple(high[1]))
-
-
-_PARTS = {"a": "attention", "m": "mlp", "A": "high_attention", "M": "high_mlp"}  # of a key
-
-
-def _key(skip: SkipSet) -> str:
-    found = [f"{letter}{i}" for letter, name in _PARTS.items() for i in getattr(skip, name)]
-    return ",".join([*found, *(["H"] if skip.high_head else [])])
-
-
-def _parse(key: str) -> SkipSet:
-    layers = {
-        name: tuple(int(layer) for layer in re.findall(rf"\b{letter}(\d+)", key)) for letter, name in _PARTS.items()
-    }
-    return replace(SkipSet(**layers), high_head="H" in key)  # type: ignore[arg-type]  # no number

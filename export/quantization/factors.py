@@ -33,7 +33,7 @@ def upper_root(products: Array, damping: float) -> Array:  # [k, k] -> [k, k]
 def solved(rows: Array, root: Array) -> Array:  # [n, k], [k, k] -> [n, k]
     """rows @ inverse of (root @ root.T)."""
     found = rows.copy()
-    _divide_transposed(found, root)
+    _divide(found, root, transposed=True)
     _divide(found, root)
     return found
 
@@ -46,30 +46,21 @@ def _factor(matrix: Array) -> None:  # [k, k]
         return
     first, last = slice(0, k // 2), slice(k // 2, k)
     _factor(matrix[last, last])
-    _divide_transposed(matrix[first, last], matrix[last, last])
+    _divide(matrix[first, last], matrix[last, last], transposed=True)
     matrix[first, first] -= matrix[first, last] @ matrix[first, last].T
     _factor(matrix[first, first])
 
 
-def _divide(rows: Array, root: Array) -> None:  # [n, k], [k, k]
-    """Put X with X @ root = rows into ``rows``."""
+def _divide(rows: Array, root: Array, transposed: bool = False) -> None:  # [n, k], [k, k]
+    """Put X with X @ root = rows, or X @ root.T = rows, into ``rows``."""
     k = len(root)
     if k <= SMALL:
-        rows[:] = rows @ np.linalg.inv(root)
+        inverse = np.linalg.inv(root)
+        rows[:] = rows @ (inverse.T if transposed else inverse)
         return
     first, last = slice(0, k // 2), slice(k // 2, k)
-    _divide(rows[:, first], root[first, first])
-    rows[:, last] -= rows[:, first] @ root[first, last]
-    _divide(rows[:, last], root[last, last])
-
-
-def _divide_transposed(rows: Array, root: Array) -> None:  # [n, k], [k, k]
-    """Put X with X @ root.T = rows into ``rows``."""
-    k = len(root)
-    if k <= SMALL:
-        rows[:] = rows @ np.linalg.inv(root).T
-        return
-    first, last = slice(0, k // 2), slice(k // 2, k)
-    _divide_transposed(rows[:, last], root[last, last])
-    rows[:, first] -= rows[:, last] @ root[first, last].T
-    _divide_transposed(rows[:, first], root[first, first])
+    corner = root[first, last]
+    begin, then, corner = (last, first, corner.T) if transposed else (first, last, corner)
+    _divide(rows[:, begin], root[begin, begin], transposed)
+    rows[:, then] -= rows[:, begin] @ corner
+    _divide(rows[:, then], root[then, then], transposed)

@@ -176,7 +176,8 @@ def _means_from(
     sums = np.concatenate([np.zeros((channels, 1)), np.cumsum(ordered, 1)], 1)
     error = np.zeros(channels)
     for turn in range(ROUNDS + 1):
-        cuts = _count_below(ordered, (centroids[:, 1:] + centroids[:, :-1]) / 2)
+        limits = (centroids[:, 1:] + centroids[:, :-1]) / 2
+        cuts = np.stack([np.searchsorted(*each) for each in zip(ordered, limits, strict=True)])  # how many lie below
         bounds = np.concatenate([np.zeros((channels, 1), int), cuts, np.full((channels, 1), n)], 1)
         counts = np.diff(bounds, axis=1)
         totals = np.diff(np.take_along_axis(sums, bounds, 1), axis=1)
@@ -186,17 +187,6 @@ def _means_from(
             break
         centroids = moved
     return centroids, error
-
-
-def _count_below(ordered: NDArray[np.float64], limits: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many of each row [n] lie below its limits: [rows, n], [rows, k] -> [rows, k]; bisection, all rows at once."""
-    low, high = np.zeros(limits.shape, np.int64), np.full(limits.shape, ordered.shape[1])
-    while (low < high).any():
-        middle = (low + high) // 2
-        value = np.take_along_axis(ordered, np.minimum(middle, ordered.shape[1] - 1), 1)
-        below = (low < high) & (value < limits)
-        low, high = np.where(below, middle + 1, low), np.where(below, high, np.minimum(high, middle))
-    return low
 
 
 def means_of_pairs(points: Keys) -> Keys:

@@ -45,6 +45,13 @@ def _unit(x: Array) -> Array:
     return np.asarray(x / np.sqrt(np.square(x).sum(-1, keepdims=True) + TINY), np.float32)
 
 
+def _projections(x: Array, heads: DeltaHeads) -> tuple[Array, Array, Array]:  # [B, T, value heads, dim] each
+    """Cut q, k, v apart, and repeat q and k for the heads of values."""
+    q, k, v = np.split(x, np.cumsum([heads.keys * heads.key_dim] * 2), -1)
+    q, k = (np.repeat(part.reshape(*x.shape[:2], heads.keys, -1), heads.values // heads.keys, 2) for part in (q, k))
+    return q, k, v.reshape(*x.shape[:2], heads.values, -1)
+
+
 def gated_delta(
     x: Array,  # [B, T, k]: q, k, v behind the convolution
     a: Array,  # [B, T, value heads]
@@ -59,15 +66,12 @@ def gated_delta(
     S = decay S + k (beta (v - decay S^T k))^T, then S^T q; decay = exp(-rate ln(1 + exp(a + bias))), beta =
     times sigmoid(b); q and k have length 1, q over the root of its size.
     """
-    count, length = x.shape[:2]
-    keys = heads.keys * heads.key_dim
-    q, k = (_unit(part.reshape(count, length, heads.keys, -1)) for part in (x[..., :keys], x[..., keys : 2 * keys]))
-    q, k = (np.repeat(part, heads.values // heads.keys, 2) for part in (q / np.float32(heads.key_dim**0.5), k))
-    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    q, k, v = _projections(x, heads)
+    q, k = _unit(q) / np.float32(heads.key_dim**0.5), _unit(k)
     decay, beta = np.exp(-rate * np.logaddexp(0, a + bias, dtype=np.float32)), np.float32(times) * sigmoid(b)
-    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    state = np.zeros((len(x), heads.values, heads.key_dim, heads.value_dim), np.float32)
     out = np.empty_like(v)
-    for at in range(length):
+    for at in range(x.shape[1]):
         state *= decay[:, at, :, None, None]
         known = np.einsum("bhkv,bhk->bhv", state, k[:, at])
         state += k[:, at, :, :, None] * (beta[:, at, :, None] * (v[:, at] - known))[:, :, None]
@@ -87,17 +91,11 @@ def state_space(
 
     S = decay S + k (step v)^T, then S^T q + skip v; step = ln(1 + exp(a + bias)), decay = exp(-rate step).
     """
-    count, length = x.shape[:2]
-    keys = heads.keys * heads.key_dim
-    q, k = (
-        np.repeat(part.reshape(count, length, heads.keys, -1), heads.values // heads.keys, 2)
-        for part in (x[..., :keys], x[..., keys : 2 * keys])
-    )
-    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    q, k, v = _projections(x, heads)
     step = np.logaddexp(0, a + bias, dtype=np.float32)
-    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    state = np.zeros((len(x), heads.values, heads.key_dim, heads.value_dim), np.float32)
     out = v * skip[:, None]
-    for at in range(length):
+    for at in range(x.shape[1]):
         state *= np.exp(-rate * step[:, at])[:, :, None, None]
         state += k[:, at, :, :, None] * (step[:, at, :, None] * v[:, at])[:, :, None]
         out[:, at] += np.einsum("bhkv,bhk->bhv", state, q[:, at])

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from edgespec.export.training.learners import Tapped
 from edgespec.export.training.losses import round_weights
-from edgespec.export.training.options import Loss
+from edgespec.export.training.options import Method, TrainOptions
 from edgespec.export.training.target import Target
 
-BLOCK = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
+BLOCK: dict[Method, int] = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
 FADE = 4.0  # guesses after which a guess counts for 1 / e of the first
 RANK = 64  # at most, of a Markov head
 SHARE = 1.5  # rows of blocks that a step computes, of the text's tokens
@@ -31,19 +31,13 @@ class Blocks(Tapped):
     With an ``anchor`` (DSpark) the pending token's row guesses, too, each guess is corrected by the token before it (a
     Markov head of a low rank), and a confidence head learns the chance that it is accepted: the overlap of both
     distributions.
-
-    Args:
-        mask: the token that stands where guesses will be.
     """
 
-    def __init__(
-        self, target: Target, loss: Loss, recompute: bool, tapped: tuple[int, ...], layers: int, anchor: bool, seed: int
-    ) -> None:
-        super().__init__(target, loss, recompute, tapped, seed)
-        facts, matrix, ones = target.facts, self.matrix, self.ones
-        self.kind = "dspark" if anchor else "dflash"
-        self.layers, self.anchor, self.seed = layers, anchor, seed
-        self.block, self.mask = BLOCK[self.kind], mask_token(target)
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
+        facts, matrix, ones, layers = target.facts, self.matrix, self.ones, options.draft_layers
+        self.layers, self.seed, self.anchor = layers, options.seed, options.method == "dspark"
+        self.block, self.mask, anchor = BLOCK[options.method], mask_token(target), self.anchor
         self.rank = min(RANK, facts.hidden // 2) if anchor else 0
         hidden, query, key = facts.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes = {"self_attn.q": (query, hidden), "self_attn.k": (key, hidden), "self_attn.v": (key, hidden),
@@ -51,7 +45,7 @@ class Blocks(Tapped):
                   "mlp.up": (facts.intermediate, hidden), "mlp.down": (hidden, facts.intermediate)}  # fmt: skip
         norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden,
                  "self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}  # fmt: skip
-        found: dict[str, nn.Parameter] = {"fc": matrix(hidden, len(tapped) * hidden)}
+        found: dict[str, nn.Parameter] = {"fc": matrix(hidden, len(self.tapped) * hidden)}
         for layer in range(layers):
             found |= {f"layers.{layer}.{name}_proj": matrix(*shape) for name, shape in shapes.items()}
             found |= {f"layers.{layer}.{name}": ones(size) for name, size in norms.items()}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from edgespec.export.training.learners import Chain, Learner, Tapped
-from edgespec.export.training.options import DraftShape, Loss
+from edgespec.export.training.options import DraftShape, TrainOptions, draft_shape
 from edgespec.export.training.target import Target
 
 # standard deviation of a draft's random weights: such small models learn faster than from the usual 0.02
@@ -29,22 +29,18 @@ class Draft(Learner):
 
     The embedding starts as the target's, reduced to its principal directions; a layer's matrices start as the
     target's where the shapes are equal, else at random.
-
-    Args:
-        ce_share: of the cross entropy of the text in a ``kl`` loss.
     """
 
-    def __init__(
-        self, target: Target, loss: Loss, recompute: bool, shape: DraftShape, ce_share: float, seed: int
-    ) -> None:
-        super().__init__(target, loss, recompute)
-        self.ce_share = 1.0 if loss == "ce" else ce_share
-        torch.manual_seed(seed)
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
+        self.ce_share = 1.0 if options.loss == "ce" else options.ce_share
+        torch.manual_seed(options.seed)
+        shape = draft_shape(options, target.facts)
         self.width = shape.hidden
         model = LlamaForCausalLM(draft_config(target, shape))
         _start_from(model, target)
         self.model = model.to(target.device)
-        if recompute:
+        if self.recompute:
             # transformers 5 is renaming it
             name = "activation_checkpointing_enable"
             getattr(self.model, name, self.model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -129,29 +125,16 @@ def _reduced(matrix: Tensor, width: int) -> Tensor:
 
 
 class Eagle(Tapped, Chain):
-    """One layer of the target's shape; the LM head starts as the target's.
+    """One layer of the target's shape; the LM head starts as the target's."""
 
-    Args:
-        inner: width of its MLP; None = the target's.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        loss: Loss,
-        recompute: bool,
-        tapped: tuple[int, ...],
-        steps: int,
-        inner: int | None,
-        seed: int,
-    ) -> None:
-        super().__init__(target, loss, recompute, tapped, seed)
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
         facts, matrix = target.facts, self.matrix
-        self.steps, self.inner = steps, inner or facts.intermediate
+        self.steps, self.inner = options.heads, options.inner or facts.intermediate
         hidden, query, key = facts.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.matrices = nn.ParameterDict(
             {
-                "fc": matrix(hidden, len(tapped) * hidden),
+                "fc": matrix(hidden, len(self.tapped) * hidden),
                 "q": matrix(query, 2 * hidden),
                 "k": matrix(key, 2 * hidden),
                 "v": matrix(key, 2 * hidden),

@@ -32,7 +32,8 @@ MARKOV = ("markov_rank", "markov_head_type", "enable_confidence_head", "confiden
 
 def laid_out(options: TrainOptions, tensors: Tensors, config: Config, source: Source) -> tuple[Tensors, Config]:
     """Return what was trained, float16 by our names, in the layout that was asked for."""
-    return WRITERS[options.method, options.layout](tensors, config, source, options.model)
+    write = WRITERS.get((options.method, options.layout))
+    return write(tensors, config, source, options.model) if write else (tensors, config)
 
 
 def _sglang_eagle(tensors: Tensors, config: Config, source: Source, model: str) -> tuple[Tensors, Config]:
@@ -81,10 +82,6 @@ def _medusa(tensors: Tensors, config: Config, source: Source, model: str) -> tup
                    "vocab_size": facts.vocab}  # fmt: skip
 
 
-def _as_it_is(tensors: Tensors, config: Config, source: Source, model: str) -> tuple[Tensors, Config]:
-    return tensors, config
-
-
 def _speculators(
     kind: str, architecture: str, said: Config, config: Config, source: Source, model: str, tokens: int
 ) -> Config:
@@ -113,17 +110,12 @@ def _half(source: Source, name: str) -> NDArray[np.float16]:
 
 
 WRITERS: Mapping[tuple[Method, Layout | None], Writer] = {
-    ("eagle", None): _as_it_is,
     ("eagle", "sglang"): _sglang_eagle,
     ("eagle", "speculators"): _speculators_eagle,
-    ("dspark", None): _as_it_is,
-    ("dspark", "sglang"): _as_it_is,
     ("dspark", "speculators"): _speculators_blocks,
-    ("dflash", None): _as_it_is,
-    ("dflash", "sglang"): _as_it_is,
     ("dflash", "speculators"): _speculators_blocks,
     ("mtp", None): _speculators_mtp,
     ("mtp", "speculators"): _speculators_mtp,
     ("medusa", "medusa"): _medusa,
 }
-"""(method, layout) -> (tensors, configuration, the target, its name) -> both in that layout; None: edgespec's."""
+"""(method, layout; None: edgespec's) -> (tensors, configuration, the target, its name) -> both in it; others stay."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from edgespec.export.training.losses import guess_losses, round_weights
-from edgespec.export.training.options import HEAD_DECAY, OF_TEXT, Loss
+from edgespec.export.training.options import HEAD_DECAY, OF_TEXT, Loss, TrainOptions, choose_taps
 from edgespec.export.training.target import Target
 
 Logits = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
@@ -27,15 +27,13 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
 
     Its parameters are what is trained; the target is no part of it, so that it is neither saved nor synchronized.
 
-    Args:
-        loss: see ``TrainOptions``.
-        recompute: compute logits again in the backward pass instead of keeping them.
     """
 
-    def __init__(self, target: Target, loss: Loss, recompute: bool) -> None:
+    def __init__(self, target: Target, options: TrainOptions) -> None:
         super().__init__()
         self._frozen = (target,)  # a tuple hides it from nn.Module
-        self.loss, self.recompute = loss, recompute
+        self.loss: Loss = options.loss
+        self.recompute = options.gradient_checkpointing
         self.width = target.facts.hidden  # of what is trained; the default rate depends on it
 
     @property
@@ -120,18 +118,17 @@ class Chain(Learner):
 class Tapped(Learner):
     """A drafter with layers of the target's sizes over what is tapped of its residual stream.
 
-    Args:
+    Attributes:
         tapped: after how many of the target's layers.
-        seed: of its random matrices.
     """
 
-    def __init__(self, target: Target, loss: Loss, recompute: bool, tapped: tuple[int, ...], seed: int) -> None:
-        super().__init__(target, loss, recompute)
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
         facts, rotary = target.facts, target.source.arch.rotaries.get("rope")
-        self.tapped, self.eps = tapped, target.source.arch.eps
+        self.tapped, self.eps = choose_taps(facts.layers), target.source.arch.eps
         self.heads, self.kv_heads, self.head_dim = facts.heads, facts.kv_heads, facts.head_dim
         self.theta = float(rotary.parameters["rope_theta"]) if rotary else 10000.0
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(options.seed)
 
     def states(self, tokens: Tensor) -> Tensor:
         return self.target.tapped(tokens, (0, *self.tapped))
@@ -211,16 +208,13 @@ class LastHidden(Learner):
 class Medusa(LastHidden):
     """y_i = h + silu(W_i h + b_i); W and b start at 0, so that training starts from next-token prediction.
 
-    Medusa-1 of arXiv 2401.10774: the target stays as it is.
-
-    Args:
-        own: each head has an LM head of its own, which starts as the target's.
+    Medusa-1 of arXiv 2401.10774: the target stays as it is.  LM heads of their own start as the target's.
     """
 
-    def __init__(self, target: Target, loss: Loss, recompute: bool, count: int, own: bool) -> None:
-        super().__init__(target, loss, recompute)
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
         hidden, device = target.facts.hidden, target.device
-        self.count, self.own = count, own
+        self.count, self.own = count, own = options.heads, options.own_lm_heads
         self.weight = nn.Parameter(torch.zeros(count, hidden, hidden, device=device))
         self.bias = nn.Parameter(torch.zeros(count, hidden, device=device))
         copies = target.lm_head.detach().float()
@@ -248,13 +242,12 @@ class Blockwise(LastHidden):
     The paper trains one head a step for want of memory; here the losses are summed, which has less noise.
     """
 
-    def __init__(
-        self, target: Target, loss: Loss, recompute: bool, count: int, inner: int, generator: torch.Generator
-    ) -> None:
-        super().__init__(target, loss, recompute)
-        hidden, device = target.facts.hidden, target.device
-        self.count, self.width = count, inner
-        first = torch.randn(inner, hidden, generator=generator) * hidden**-0.5
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
+        hidden, device, count = target.facts.hidden, target.device, options.heads
+        self.count, self.width = count, options.inner or count * hidden
+        inner = self.width
+        first = torch.randn(inner, hidden, generator=torch.Generator().manual_seed(options.seed)) * hidden**-0.5
         self.inner = nn.Parameter(first.to(device))
         self.inner_bias = nn.Parameter(torch.zeros(inner, device=device))
         self.outer = nn.Parameter(torch.zeros(count * hidden, inner, device=device))
@@ -280,11 +273,11 @@ class Blockwise(LastHidden):
 class Exits(Learner):
     """y = T h of the normed residual stream after some layers; T starts as the identity (arXiv 2506.03700)."""
 
-    def __init__(self, target: Target, loss: Loss, recompute: bool, layers: tuple[int, ...]) -> None:
-        super().__init__(target, loss, recompute)
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
         identity = torch.eye(target.facts.hidden, device=target.device)
-        self.layers = layers
-        self.weight = nn.Parameter(identity.repeat(len(layers), 1, 1))
+        self.layers = options.exits
+        self.weight = nn.Parameter(identity.repeat(len(self.layers), 1, 1))
 
     def states(self, tokens: Tensor) -> Tensor:
         final, exits = self.target.exits(tokens, self.layers)

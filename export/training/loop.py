@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 
 from edgespec.errors import TrainingError
 from edgespec.export.training.learners import Learner
@@ -76,7 +77,7 @@ def run_steps(
     optimizer, history, found = resumed(learner, peak, accelerator, state)
     if first := found.get("step", 0):
         report("train", first, steps, f"goes on at step {first} of {steps}")
-    batches = Batches(learner, windows, options, accelerator)
+    batches = Batches(learner, windows, options, accelerator, again=steps * options.rows > len(windows))
     model, optimizer = accelerator.prepare(learner, optimizer)
     scaler = accelerator.scaler  # only with fp16
     if found and scaler is not None:
@@ -122,19 +123,18 @@ def keep(
 class Batches:
     """This process's part of every batch, with what the target makes of it.
 
-    States that fit into ``CACHE_BYTES`` are computed once, in an order that an interruption does not change.
+    States that fit into ``CACHE_BYTES`` are computed once, in an order that an interruption does not change, where windows
+    are read ``again``.
     """
 
     def __init__(
-        self, learner: Learner, windows: Windows, options: TrainOptions, accelerator: Any, again: bool | None = None
+        self, learner: Learner, windows: Windows, options: TrainOptions, accelerator: Any, again: bool
     ) -> None:
         self.learner, self.windows, self.options, self.accelerator = learner, windows, options, accelerator
         self.known: Any = None  # [S, N, T, hidden]
         rows, length = windows.tokens.shape
         first = self._states(next(windows.parts(1)))
         bytes_needed = first.numel() * first.element_size() * rows
-        if again is None:  # whether windows are read more than once
-            again = total_steps(options, rows) * options.rows > rows
         if accelerator.num_processes == 1 and again and bytes_needed <= CACHE_BYTES:
             self.known = first.new_empty(len(first), rows, length, first.shape[-1])
             for number, part in enumerate(windows.parts(TOGETHER)):
@@ -191,8 +191,4 @@ def _line(done: int, steps: int, history: History, window: int) -> str:
 
 def shared(accelerator: Any, value: Any) -> Any:
     """Return the main process's value, in every process."""
-    if accelerator.num_processes == 1:
-        return value
-    from accelerate.utils import broadcast_object_list
-
-    return broadcast_object_list([value])[0]
+    return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value

@@ -15,24 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import TrainingError
-from edgespec.export.drafters.mtp import LAYOUTS, Layout
+from edgespec.export.drafters.mtp import APART, LAYOUTS
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.training.learners import Chain
-from edgespec.export.training.options import Loss
+from edgespec.export.training.options import TrainOptions
 from edgespec.export.training.target import Target
 
 SPREAD = 0.2  # the matrix that joins begins as the hidden state itself and so much of random numbers
-PARTS = {"fc": "input_proj", "embedding_norm": "token_layernorm", "hidden_norm": "hidden_layernorm",
-         "norm": "final_layernorm"}  # fmt: skip
-"""Speculators' names of what stands around the layer."""
 
 
 class Mtp(Chain):
     """The layer, and what joins a token and a hidden state before it."""
 
-    def __init__(self, target: Target, loss: Loss, recompute: bool, steps: int, seed: int) -> None:
-        super().__init__(target, loss, recompute)
-        self.steps, hidden, base = steps, target.facts.hidden, target.model.base_model
+    def __init__(self, target: Target, options: TrainOptions) -> None:
+        super().__init__(target, options)
+        self.steps, hidden, base = options.heads, target.facts.hidden, target.model.base_model
         kinds = getattr(base.config, "layer_types", None) or ["full_attention"] * target.facts.layers
         full = [at for at, kind in enumerate(kinds) if kind == "full_attention"]
         if not full or not hasattr(base, "rotary_emb") or not hasattr(base, "layers"):
@@ -44,7 +41,7 @@ class Mtp(Chain):
         self.layer = copy.deepcopy(base.layers[full[-1]]).float()
         if hasattr(self.layer.self_attn, "layer_idx"):
             self.layer.self_attn.layer_idx = 0
-        drawn = torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(options.seed))
         drawn = drawn * SPREAD * (2 * hidden) ** -0.5
         drawn[:, hidden:] += torch.eye(hidden)
         self.fc = nn.Parameter(drawn.to(target.device))
@@ -91,9 +88,8 @@ class Mtp(Chain):
         return torch.where(first | own, 0.0, -torch.inf)
 
     def tensors(self) -> dict[str, Tensor]:
-        at = "mtp_layers.0."
-        around = {f"{at}{PARTS['fc']}.weight": self.fc}
-        around |= {f"{at}{theirs}.weight": getattr(self, ours).weight for ours, theirs in PARTS.items() if ours != "fc"}
+        at = APART.at.format(0)
+        around = {f"{at}{theirs}.weight": self._part(ours) for ours, theirs in APART.names.items()}
         return around | {f"{at}{name}": value for name, value in self.layer.state_dict().items()}
 
     def described(self) -> dict[str, Any]:
@@ -103,26 +99,26 @@ class Mtp(Chain):
                "tie_word_embeddings": False, "architectures": None}  # fmt: skip
         return {key: value for key, value in (said | one).items() if value is not None}
 
-    def _begin(self) -> None:
-        """Begin with the layer of the model's checkpoint, if it has one."""
-        source = Checkpoint.open(self.target.source.path)
-        for layout in LAYOUTS:
-            if source.has(f"{layout.at.format(0)}{layout.names['fc']}.weight"):
-                self._take(source, layout)
+    def _part(self, ours: str) -> Tensor:
+        found: Tensor = self.fc if ours == "fc" else getattr(self, ours.removeprefix("model.")).weight
+        return found
 
     @torch.no_grad()
-    def _take(self, source: Checkpoint, layout: Layout) -> None:
-        at, hidden = layout.at.format(0), self.target.facts.hidden
+    def _begin(self) -> None:
+        """Begin with the layer of the model's checkpoint, if it has one."""
+        source, hidden = Checkpoint.open(self.target.source.path), self.target.facts.hidden
+        layout = next((each for each in LAYOUTS if source.has(f"{each.at.format(0)}{each.names['fc']}.weight")), None)
+        if layout is None:
+            return
 
         def read(name: str) -> Tensor:
             return torch.from_numpy(source.read(name)).float()
 
         for ours, theirs in layout.names.items():
-            value = read(f"{at}{theirs}.weight")
-            if ours == "fc":
-                self.fc.copy_(torch.cat(value.split(hidden, 1)[::-1], 1) if layout.hidden_first else value)
-            else:
-                getattr(self, ours.removeprefix("model.")).weight.copy_(value)
+            value = read(f"{layout.at.format(0)}{theirs}.weight")
+            if ours == "fc" and layout.hidden_first:
+                value = torch.cat(value.split(hidden, 1)[::-1], 1)
+            self._part(ours).copy_(value)
         inner = (layout.at + layout.layer).format(0)
         self.layer.load_state_dict({name: read(f"{inner}{name}") for name in self.layer.state_dict()})
 

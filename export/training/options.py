@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -275,7 +275,3 @@ def _heads(hidden: int, head_dim: int) -> int:
 
 def _divisor(heads: int, wanted: float) -> int:
     return max(number for number in range(1, heads + 1) if heads % number == 0 and number <= max(1, wanted))
-
-
-_FIELDS = {field.name for field in fields(TrainOptions)}
-assert set(FREE) <= _FIELDS  # a renamed option cannot silently start to matter

@@ -88,23 +88,16 @@ def joint_shares(learner: Learner, windows: Windows, start: int = 1) -> list[flo
     Args:
         start: as of ``rank_shares``.
     """
-    right: list[int] = []
+    right: Any = 0
     positions = 0
     for tokens, lengths in _batches(windows, learner.target):
-        so_far: Tensor | None = None  # [B, N]
-        whole: Tensor | None = None
         steps = [(logits.argmax(-1) == wanted, valid) for logits, wanted, valid in learner.guesses(tokens, lengths)]
-        for _, valid in steps:
-            whole = valid if whole is None else whole & valid
-        assert whole is not None
-        whole = whole.clone()
+        whole = torch.stack([valid for _, valid in steps]).all(0)  # [B, N]
         whole[:, : start - 1] = False
-        for at, (same, _) in enumerate(steps):
-            so_far = same & whole if so_far is None else so_far & same
-            right += [0] * (at + 1 - len(right))
-            right[at] += int(so_far.sum())
+        so_far = torch.stack([same & whole for same, _ in steps]).cumprod(0)  # [steps, B, N]
+        right = right + so_far.sum((1, 2))
         positions += int(whole.sum())
-    return [count / max(1, positions) for count in right]
+    return [int(count) / max(1, positions) for count in right]
 
 
 @torch.no_grad()
@@ -151,8 +144,7 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
     if options.method == "draft":
         return _draft(tensors, learner.described(), source, report)
     if options.method in DRAFTERS or options.layout:
-        whole: dict[str, NDArray[Any]] = {**tensors}
-        named = laid_out(options, whole, dict(learner.described()), source)
+        named = laid_out(options, {**tensors}, learner.described(), source)
         weights = PUBLISHED[0] if options.method == "medusa" else "model.safetensors"
         return _described(*named, source, report, weights)
     facts = source.arch.facts

@@ -35,12 +35,6 @@ def written(path: Path, write: Callable[[Path], object]) -> None:
         raise TrainingError(f"{path}: cannot be written: {error.strerror or error}", "free some space") from error
 
 
-def write_json(path: Path, value: Any) -> None:
-    """``written`` for JSON."""
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    written(path, lambda part: part.write_text(text, "utf-8"))
-
-
 class TrainingState:
     """What is known of a training in a folder."""
 
@@ -80,7 +74,8 @@ class TrainingState:
             (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
-        write_json(arguments, identity)
+        text = json.dumps(identity, indent=1, ensure_ascii=False) + "\n"
+        written(arguments, lambda part: part.write_text(text, "utf-8"))
         return False
 
     def _take(self) -> None:

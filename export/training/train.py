@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ from edgespec.export.training.mtp import Mtp
 from edgespec.export.training.options import (
     LAST_HIDDEN,
     PROMPT,
+    Method,
     TrainOptions,
     check_options,
     choose_exits,
-    choose_taps,
     draft_shape,
     window_length,
 )
@@ -36,6 +35,17 @@ from edgespec.export.training.target import Source, Target
 from edgespec.export.training.until import run_until
 from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
 
+LEARNERS: dict[Method, type[Learner]] = {
+    "medusa": Medusa,
+    "blockwise": Blockwise,
+    "paradecode": Exits,
+    "draft": Draft,
+    "eagle": Eagle,
+    "dspark": Blocks,
+    "dflash": Blocks,
+    "mtp": Mtp,
+}
+REPORTED = ("self_distill", "greedy_share", "loss", "ce_share", "batch", "precision", "seed")  # options
 DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
 FIRST_TEXTS = 96  # at least, that a training that ends by itself writes at a time, if there is time
 LOOKED_AT = 8  # held-out texts that are looked at during the training
@@ -46,11 +56,10 @@ class Trained:
     """What a training gave.
 
     Attributes:
-        output: the folder. history: losses and accuracies. report: ranks of heads, or acceptance of a draft, and how it
-        was trained, as written beside the weights. windows: trained on.
+        history: losses and accuracies. report: ranks of heads, or acceptance of a draft, and how it was trained, as
+        written beside the weights. windows: trained on.
     """
 
-    output: Path
     history: History
     report: dict[str, Any]
     windows: int
@@ -118,7 +127,7 @@ class Trainer:
         set_seed(options.seed)
         target = Target(self.source, options.precision, self.accelerator.device, options.fsdp)
         windows, held = self._windows(target)
-        learner = make_learner(target, options)
+        learner = LEARNERS[options.method](target, options)
         look = held["sampled"].first(LOOKED_AT)
         if options.ends_itself:
             return self._until_done(learner, target, windows, held)
@@ -147,7 +156,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.state.finish(finished_files(learner, self.source, found, self.options))
         self.accelerator.wait_for_everyone()
-        return Trained(self.options.output, history, found, windows)
+        return Trained(history, found, windows)
 
     def _until_done(self, learner: Learner, target: Target, windows: Windows, held: dict[str, Windows]) -> Trained:
         """Train until held-out acceptance has stopped rising or time is over."""
@@ -280,11 +289,7 @@ class Trainer:
             "steps": len(history.losses),
             "loss_at_end": sum(recent) / len(recent),
             "processes": self.accelerator.num_processes,
-            **{
-                key: value
-                for key, value in asdict(options).items()
-                if key in ("self_distill", "greedy_share", "loss", "ce_share", "batch", "seed", "precision")
-            },
+            **{name: getattr(options, name) for name in REPORTED},
             "data": [file.name for file in options.data],
         }
         found: dict[str, Any] = {"training": training}
@@ -336,29 +341,6 @@ class _Pool:
                 break
         self.seconds += time.monotonic() - start
         return wrote
-
-
-def make_learner(target: Target, options: TrainOptions) -> Learner:
-    """Make what an options' method trains, at its start."""
-    recompute, facts = options.gradient_checkpointing, target.facts
-    if options.method == "medusa":
-        return Medusa(target, options.loss, recompute, options.heads, options.own_lm_heads)
-    if options.method == "blockwise":
-        inner = options.inner or options.heads * facts.hidden
-        generator = torch.Generator().manual_seed(options.seed)
-        return Blockwise(target, options.loss, recompute, options.heads, inner, generator)
-    if options.method == "eagle":
-        return Eagle(
-            target, options.loss, recompute, choose_taps(facts.layers), options.heads, options.inner, options.seed
-        )
-    if options.method in ("dspark", "dflash"):
-        anchor, taps = options.method == "dspark", choose_taps(facts.layers)
-        return Blocks(target, options.loss, recompute, taps, options.draft_layers, anchor, options.seed)
-    if options.method == "mtp":
-        return Mtp(target, options.loss, recompute, options.heads, options.seed)
-    if options.method == "paradecode":
-        return Exits(target, options.loss, recompute, options.exits)
-    return Draft(target, options.loss, recompute, draft_shape(options, facts), options.ce_share, options.seed)
 
 
 @torch.no_grad()

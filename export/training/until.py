@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import linear_regression
 from typing import Any, Protocol
 
 from edgespec.export.training.learners import Learner
@@ -72,15 +73,9 @@ class Course:
         value where it falls.
         """
         later = self.tokens[len(self.tokens) // 2 :]
-        if len(later) < 3:
+        if len({at for at, _ in later}) < 3:
             return None
-        x = [math.log(at) for at, _ in later]
-        y = [tokens for _, tokens in later]
-        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-        spread = sum((each - mean_x) ** 2 for each in x)
-        if not spread:
-            return None
-        slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+        slope, _ = linear_regression([math.log(at) for at, _ in later], [tokens for _, tokens in later])
         return max(0.0, slope) * math.log(1 + seconds / later[-1][0])
 
 
@@ -193,9 +188,7 @@ def wants_text(
     look: Callable[[Windows | None], tuple[float, list[float]]],
 ) -> bool:
     """Whether text is what is missing: it was read several times, or what is trained on runs ahead of held-out text."""
-    if pool.seconds > WRITING * schedule.limit:
-        return False
-    if read < READ / 2:
+    if pool.seconds > WRITING * schedule.limit or read < READ / 2:
         return False
     return read >= READ or look(pool.windows)[0] > course.tokens[-1][1] + AHEAD
 

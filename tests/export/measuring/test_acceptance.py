@@ -216,7 +216,6 @@ def test_passes_of_a_busy_machine_are_timed_again(
     assert list(tries) == []
     assert found.spread == kept
     assert bool(found.busy) == (kept > 1.5)
-    assert StepCosts.from_dict(found.as_dict()) == found
 
 
 def test_logits_are_compared() -> None:

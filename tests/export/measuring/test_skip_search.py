@@ -117,12 +117,6 @@ def test_what_leaving_out_saves_is_timed(writer: Callable[..., Written], monkeyp
     assert costs.draft_ms(replace(SkipSet.all_high(6), head_rows=256)) == pytest.approx(20 - 2 - 3 - 4 - 1.5)
 
 
-def test_costs_survive_json() -> None:
-    planes = replace(COSTS, high_attention=0.2, high_mlp=0.3, high_head=1.5)
-    for costs in (COSTS, planes, replace(planes, cut_head={4096: 0.5, 8192: 0.25})):
-        assert StepCosts.from_dict(json.loads(json.dumps(costs.as_dict()))) == costs
-
-
 @pytest.mark.usefixtures("native")
 def test_three_choices_of_two_planes(writer: Callable[..., Written], tmp_path: Path) -> None:
     """The search begins from high planes, goes on where it was interrupted, and is never slower than them."""

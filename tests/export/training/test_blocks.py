@@ -35,12 +35,12 @@ def test_a_guess_in_training_is_a_guess_in_use(
     from edgespec.export.training.layouts import laid_out
     from edgespec.export.training.options import LAYOUTS
     from edgespec.export.training.target import Source, Target
-    from edgespec.export.training.train import make_learner
+    from edgespec.export.training.train import LEARNERS
 
     model = hf.write_reference_checkpoint(tmp_path / "model", model_kind)
     options = replace(short(model, tmp_path / "out"), method=method, heads=4)
     target = Target(Source.open(str(model)), "no", torch.device("cpu"))
-    learner = make_learner(target, options)
+    learner = LEARNERS[options.method](target, options)
     with torch.no_grad():
         for value in learner.parameters():
             value += 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel()))

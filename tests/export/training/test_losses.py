@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from edgespec.export.training.options import HEAD_DECAY, DraftShape
+from edgespec.export.training.options import HEAD_DECAY, TrainOptions
 from edgespec.export.training.windows import Windows
 from tests.export.training.conftest import Train
 from tests.support.eagle import Reference
@@ -24,19 +24,23 @@ TOKENS = np.random.default_rng(5).integers(2, 150, (2, 11))
 Array = NDArray[np.float64]
 
 
+def asked(**options: Any) -> TrainOptions:
+    """Of a training, whatever is trained."""
+    return TrainOptions("medusa", "", Path(), **options)
+
+
+SMALL: dict[str, Any] = {"draft_hidden": 32, "draft_intermediate": 48, "draft_heads": 2, "seed": 1}  # a draft
+
+
 @pytest.fixture
 def learners(target: Any, torch: Any) -> Any:
     """Name and loss -> heads of random weights; all are far from the target, and from each other."""
     from edgespec.export.training.learners import Blockwise, Exits, Medusa
 
-    def make(name: str, loss: str) -> Any:
+    def make(name: str, loss: Any) -> Any:
         torch.manual_seed(3)
-        if name == "blockwise":
-            made: Any = Blockwise(target, loss, False, 3, 24, torch.Generator())  # type: ignore[arg-type]
-        elif name == "exits":
-            made = Exits(target, loss, False, (1, 1))  # type: ignore[arg-type]
-        else:
-            made = Medusa(target, loss, False, 3, name == "own")  # type: ignore[arg-type]
+        kind = {"blockwise": Blockwise, "exits": Exits}.get(name, Medusa)
+        made: Any = kind(target, asked(loss=loss, heads=3, inner=24, exits=(1, 1), own_lm_heads=name == "own"))
         with torch.no_grad():
             for value in made.parameters():
                 value.normal_(std=0.3)
@@ -137,7 +141,7 @@ def test_an_exit_learns_what_the_model_says_at_the_same_token(
 def test_a_draft_learns_the_models_next_token_and_the_texts(target: Any, torch: Any, loss: Any, share: float) -> None:
     from edgespec.export.training.drafters import Draft
 
-    learner = Draft(target, loss, False, DraftShape(2, 32, 48, 2, 1, 16), share, seed=1)
+    learner = Draft(target, asked(loss=loss, ce_share=share, **SMALL))
     model, draft = outputs(target, torch)[0], numpy(learner.logits(torch.from_numpy(TOKENS)))
     soft, hard = [], []
     for text, length in enumerate(LENGTHS):
@@ -155,7 +159,7 @@ def test_right_guesses_of_a_draft_are_the_texts_next_tokens(target: Any, torch: 
     from edgespec.export.training.drafters import Draft
     from edgespec.export.training.save import rank_shares
 
-    learner, texts = Draft(target, "kl", False, DraftShape(2, 32, 48, 2, 1, 16), 0.0, seed=1), windows()
+    learner, texts = Draft(target, asked(**SMALL)), windows()
     logits = numpy(learner.logits(torch.from_numpy(texts.tokens)))
     assert rank_shares(learner, texts, start) == [shares_by_rank(logits, np.roll(texts.tokens, -1, 1), texts, start, 1)]
 
@@ -167,7 +171,7 @@ def test_a_draft_starts_from_the_models_embedding(target: Any, width: int) -> No
 
     theirs = numpy(target.model.get_input_embeddings().weight)
     assert theirs.shape[1] == 64
-    learner = Draft(target, "kl", False, DraftShape(1, width, 48, 2, 1, width // 2), 0.0, seed=1)
+    learner = Draft(target, asked(**SMALL | {"draft_layers": 1, "draft_hidden": width}))
     ours = numpy(learner.tensors()["model.embed_tokens.weight"])
     if width >= 64:
         np.testing.assert_array_equal(ours, np.pad(theirs, ((0, 0), (0, width - 64))))
@@ -182,11 +186,8 @@ def test_a_draft_takes_matrices_of_its_own_shape_from_the_model(target: Any) -> 
     from edgespec.export.training.drafters import Draft
 
     facts, theirs = target.facts, dict(target.model.named_parameters())
-    attention = dict(target.model.named_parameters())["model.layers.0.self_attn.q_proj.weight"]
-    config = target.model.config
-    shape = DraftShape(1, facts.hidden, config.intermediate_size, config.num_attention_heads,
-                       config.num_key_value_heads, len(attention) // config.num_attention_heads)  # fmt: skip
-    learner = Draft(target, "kl", False, shape, 0.0, seed=1)
+    learner = Draft(target, asked(draft_layers=1, draft_hidden=facts.hidden, draft_heads=facts.heads,
+                                  draft_intermediate=facts.intermediate))  # fmt: skip
     for name, value in learner.tensors().items():
         np.testing.assert_array_equal(numpy(value), numpy(theirs[name]))
 
@@ -197,7 +198,7 @@ def test_recomputing_changes_no_gradient(target: Any, torch: Any, share: float) 
 
     tokens, found = torch.from_numpy(TOKENS), list[Array]()
     for recompute in (False, True):
-        learner = Draft(target, "kl", recompute, DraftShape(2, 32, 48, 2, 1, 16), share, seed=1)
+        learner = Draft(target, asked(gradient_checkpointing=recompute, ce_share=share, **SMALL))
         learner(tokens, torch.tensor(LENGTHS), learner.states(tokens)).backward()
         found.append(np.concatenate([numpy(each.grad).ravel() for each in learner.parameters()]))
     assert np.abs(found[0]).max() > 0
@@ -214,10 +215,7 @@ def test_the_rate_rises_then_falls_by_half_a_cosine() -> None:
     assert shares[40] == pytest.approx(0.01 + 0.99 * 0.75)  # cos(60 degrees) = 1 / 2
     assert 0.01 < shares[99] < 0.011
     assert rate_at(0, 1, 0.0) == 1.0
-    from edgespec.export.training.options import TrainOptions
-
-    options = TrainOptions(method="medusa", model="m", output=Path("o"), batch=4, epochs=1.5)
-    assert total_steps(options, 10) == 4  # 15 windows in fours
+    assert total_steps(asked(batch=4, epochs=1.5), 10) == 4  # 15 windows in fours
 
 
 def test_a_training_takes_the_steps_of_adamw_at_that_rate(
@@ -333,10 +331,11 @@ TAPPED, STEPS = (1, 2), 3
 
 
 @pytest.fixture
-def learner(target: Any, torch: Any) -> Any:
+def learner(target: Any, torch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from edgespec.export.training.drafters import Eagle
 
-    made = Eagle(target, "kl", False, TAPPED, STEPS, 48, seed=4)
+    monkeypatch.setattr("edgespec.export.training.learners.choose_taps", lambda layers: TAPPED)
+    made = Eagle(target, asked(heads=STEPS, inner=48, seed=4))
     with torch.no_grad():
         for norm in made.norms.values():
             norm.normal_(1.0, 0.3)

@@ -131,10 +131,10 @@ def expected_keys(method: str, layout: str, theirs: set[str]) -> set[str]:
 def finished(target: Any, folder: Path, **changes: Any) -> Path:
     """Write the files of a training that has just begun."""
     from edgespec.export.training.save import finished_files
-    from edgespec.export.training.train import make_learner
+    from edgespec.export.training.train import LEARNERS
 
     options = replace(short(target.source.path, folder), **changes)
-    for name, write in finished_files(make_learner(target, options), target.source, {}, options).items():
+    for name, write in finished_files(LEARNERS[options.method](target, options), target.source, {}, options).items():
         write(folder / name)
     return folder
 
