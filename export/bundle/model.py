@@ -27,14 +27,14 @@ from edgespec.export.emit.plans import index_text, storage_plans
 from edgespec.export.emit.program import NativePlan, native_graph
 from edgespec.export.emit.standard import StandardOps
 from edgespec.export.emit.stock import GraphOps
-from edgespec.export.quantization.quantizer import LevelSource
+from edgespec.export.quantization.quantizer import DirectLevels
 
 
 def write_model(
     folder: Path,
     arch: Architecture,
     spec: ModelSpec,
-    chosen: LevelSource | None = None,
+    chosen: DirectLevels | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it (``stock_graphs``, and one of native operators) into ``folder``.

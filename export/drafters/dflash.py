@@ -21,8 +21,8 @@ import numpy as np
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
-from edgespec.export.drafters.drafter import Drafter, Published, check_size, flat, kind_of, layers_like, with_head_norms
+from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.drafters.drafter import Drafter, Published, TappingDrafter, check_size, flat, kind_of, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
@@ -34,7 +34,7 @@ AUXILIARY = "aux_hidden_state_layer_ids"  # speculators' key
 OTHER_NAMES = {FUSE: "encoder.fc.weight", f"{NORM}.weight": "encoder.output_norm_enc.weight"}  # transformers'
 
 
-class DFlash(Architecture):
+class DFlash(TappingDrafter):
     """See the module.
 
     Args:
@@ -49,17 +49,9 @@ class DFlash(Architecture):
     refused = (("conv_kernel_size", "convolutions of DFlash 2", "DFlash without"),)
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
-        super().__init__(source)
-        self.facts = self.facts.model_copy(update={"context": context})
-        self.input_width = (1 + tapped) * self.facts.hidden
+        super().__init__(source, tapped, context)
         self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
         self.masks = {self.mask} if self.mask is not None else set()
-
-    @property
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor; an LM head of its own has a row for each token that can be guessed."""
-        rows = self.settings.integer("draft_vocab_size", self.facts.vocab)
-        return super().tensors | {HEAD_WEIGHT: (rows, self.facts.hidden)}
 
     def correct(self, source: Checkpoint) -> None:
         """Take up the heads of its checkpoint that correct guesses."""
@@ -88,9 +80,6 @@ class DFlash(Architecture):
     def _projected(self, ops: Ops, h: Value, layer: int) -> tuple[Value, Value, Value]:
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
         return q, k, v
-
-    def rule(self, layer: int) -> AttentionRule:
-        return with_head_norms(self, super().rule(layer), layer)
 
     def window(self, layer: int) -> int:
         size = super().window(layer)

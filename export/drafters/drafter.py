@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import LAYERS, Architecture
+from edgespec.export.architectures.base import HEAD, LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
@@ -96,12 +96,32 @@ def layers_like(target: Architecture, count: int) -> dict[str, Any]:
     }
 
 
-def with_head_norms(arch: Architecture, rule: AttentionRule, layer: int) -> AttentionRule:
-    """Return the rule of a layer, with norms of the heads of q and k if its checkpoint has them."""
-    names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
-    if not arch.source.has(f"{names[0]}.weight"):
-        return rule
-    return replace(rule, q_norm=arch.norm(names[0]), k_norm=arch.norm(names[1]))
+class TappingDrafter(Architecture):
+    """Layers like Llama's over what is tapped of a target, with norms of heads if their checkpoint has them.
+
+    An LM head of its own has a row for each token that can be guessed.
+
+    Args:
+        source: the checkpoint.
+        tapped: how many boundaries it looks at.
+        context: the target's.
+    """
+
+    def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
+        super().__init__(source)
+        self.facts = self.facts.model_copy(update={"context": context, "tied": False})
+        self.input_width = (1 + tapped) * self.facts.hidden
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        rows = self.settings.integer("draft_vocab_size", self.facts.vocab)
+        return super().tensors | {f"{HEAD}.weight": (rows, self.facts.hidden)}
+
+    def rule(self, layer: int) -> AttentionRule:
+        rule, names = super().rule(layer), [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
+        if not self.source.has(f"{names[0]}.weight"):
+            return rule
+        return replace(rule, q_norm=self.norm(names[0]), k_norm=self.norm(names[1]))
 
 
 def check_size(arch: Architecture, target: Architecture) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import AttentionRule, Linear, Ops, Value
-from edgespec.export.drafters.drafter import Drafter, Published, check_size, flat, kind_of, layers_like, with_head_norms
+from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.drafters.drafter import Drafter, Published, TappingDrafter, check_size, flat, kind_of, layers_like
 from edgespec.export.drafters.heads import EMBEDDED as EMBEDDED_BY
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import EMBEDDING, HEAD_WEIGHT, check_embedding, scored_tokens
@@ -35,7 +35,7 @@ EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the e
 MASK = "mask_hidden"  # of P-EAGLE
 
 
-class Eagle3(Architecture):
+class Eagle3(TappingDrafter):
     """See the module.
 
     Args:
@@ -51,16 +51,8 @@ class Eagle3(Architecture):
     hidden_first = False  # which no known layout says
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
-        super().__init__(source)
-        self.facts = self.facts.model_copy(update={"context": context, "tied": False})
-        self.input_width = (1 + tapped) * self.facts.hidden
+        super().__init__(source, tapped, context)
         self.norm_first = self.settings.flag("norm_before_residual")
-
-    @property
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor; the LM head has a row for each token that can be guessed."""
-        rows = self.settings.integer("draft_vocab_size", self.facts.vocab)
-        return super().tensors | {f"{HEAD}.weight": (rows, self.facts.hidden)}
 
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""
@@ -98,9 +90,6 @@ class Eagle3(Architecture):
         for layer in range(1, self.facts.layers):
             x = self.layer(ops, x, layer)
         return ops.head(x, self.final_norm, self.head)
-
-    def rule(self, layer: int) -> AttentionRule:
-        return with_head_norms(self, super().rule(layer), layer)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         """Return the names of the published layouts: ``midlayer`` or ``layers``, without a prefix."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.emit.plan import HEADROOM, Matrix, StoragePlan, Stored
 from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
 Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] and scales [r, ..] of consecutive rows
@@ -52,7 +52,10 @@ class WeightFile:
 
 
 def fill(
-    path: Path, plan: StoragePlan, chosen: LevelSource | None = None, progress: Callable[[int, int], None] | None = None
+    path: Path,
+    plan: StoragePlan,
+    chosen: DirectLevels | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Errors:
     """Write the tensors of a plan's model.
 
@@ -75,7 +78,7 @@ def fill(
 
 
 class _Filler:
-    def __init__(self, plan: StoragePlan, chosen: LevelSource) -> None:
+    def __init__(self, plan: StoragePlan, chosen: DirectLevels) -> None:
         self.plan, self.arch, self.source, self.chosen = plan, plan.arch, plan.arch.source, chosen
         self.errors: Errors = {}
 

@@ -106,13 +106,13 @@ class VariantOps(NumpyOps):
         self._enter(part_of(kind, layer))
         return super().sublayer(kind, layer, x, body, scale, norm)
 
-    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         found: list[Array] = []
         for at, differs in enumerate(self._differs):
             own = slice(at, at + 1)
             self.given = ChainMap(self._given[at], self._given[0])
             keys, values = None if k is None else k[own], None if v is None else v[own]
-            found.append(super().attended(q[own], keys, values, rule) if differs else found[0])
+            found.append(super().attention(q[own], keys, values, rule) if differs else found[0])
         return np.concatenate(found)
 
     def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:

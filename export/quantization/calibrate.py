@@ -23,7 +23,7 @@ from edgespec.export.architectures.ops import (
     Norm,
 )
 from edgespec.export.architectures.trace import walk
-from edgespec.export.quantization.gptq import Correction
+from edgespec.export.quantization.gptq import correction
 from edgespec.export.quantization.levels import (
     BLOCK,
     Array,
@@ -34,7 +34,7 @@ from edgespec.export.quantization.levels import (
     unpack_levels,
 )
 from edgespec.export.quantization.mse import quantize_searched
-from edgespec.export.quantization.quantizer import DirectLevels, LevelSource, PieceQuantizer, Quantizer
+from edgespec.export.quantization.quantizer import DirectLevels, PieceQuantizer, Quantizer
 from edgespec.export.quantization.reference import NumpyOps, SequenceOps, split_sources
 from edgespec.export.source.source import Checkpoint
 
@@ -63,18 +63,15 @@ class SourcedTexts:
         return count * rows + self.texts.size
 
 
-class SpooledLevels:
+class SpooledLevels(DirectLevels):
     """Levels made earlier, in a temporary file; matrices it does not hold are quantized when asked for.
 
-    Attributes:
-        encoder: the levels of the model's encoder.
-        uncalibrated: experts' matrices that too few tokens came to; they were quantized without their inputs.
+    Experts' matrices that too few tokens came to were quantized without their inputs.
     """
 
     def __init__(self, file: IO[bytes], quantizer: Quantizer) -> None:
-        self._file, self._direct = file, DirectLevels(quantizer)
-        self.quantizer_name, self.uncalibrated = quantizer.name, 0
-        self.encoder: LevelSource = self._direct
+        super().__init__(quantizer)
+        self._file, self.encoder = file, DirectLevels(quantizer)  # whose matrices may have the same names
         self._where: dict[tuple[str, Blocks], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
 
     def add(self, name: str, form: Blocks, made: Quantized) -> None:
@@ -92,7 +89,7 @@ class SpooledLevels:
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         where = self._where.get((name, form))
         if where is None:
-            yield from self._direct.pieces(source, name, form)
+            yield from super().pieces(source, name, form)
             return
         for piece, (offset, rows, blocks) in zip(source.pieces(name), where, strict=True):
             self._file.seek(offset)
@@ -171,7 +168,7 @@ class CalibrationOps(SequenceOps):
         target = None
         if self.quantizer.corrects:
             exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
-            target = Correction(products, exact.T @ seen / np.float32(len(seen)) - products, None).target
+            target = correction(products, exact.T @ seen / np.float32(len(seen)) - products, None)
         return tuple(self._quantized(x, part, quantize, target) for part in parts)
 
     def sublayer(
@@ -240,7 +237,7 @@ class CalibrationOps(SequenceOps):
             lost += given[:, rows]
             lost -= seen @ piece.T
             lacking[rows] = lost.T @ seen / np.float32(len(seen))
-        return self._quantized(x, part, quantize, Correction(products, None, lacking).target, given)
+        return self._quantized(x, part, quantize, correction(products, None, lacking), given)
 
     def _quantized(
         self,
@@ -305,7 +302,7 @@ def chosen_levels(
     texts: NDArray[np.int64] | SourcedTexts,
     folder: Path,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[LevelSource]:
+) -> Iterator[DirectLevels]:
     """Choose the levels of a model's matrices by ``quantizer``.
 
     Args:

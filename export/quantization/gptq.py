@@ -3,7 +3,7 @@
 * GPTQ (Frantar et al., arXiv 2210.17323): column by column, the error of each is made up for by those that follow. It
   is done as LDLQ (Chee et al., arXiv 2307.13304, who show that both are the same): a column is quantized together with
   a linear function of the errors before it, for which no inverse is needed.
-* ``Correction``: weights are moved so that a matrix makes up for the errors of the quantized matrices before it, the
+* ``correction``: weights are moved so that a matrix makes up for the errors of the quantized matrices before it, the
   asymmetric calibration of GPTAQ (Li et al., arXiv 2504.02692), by ridge regression: the outputs to match are those of
   the unquantized model, whose inputs f differ from the inputs x that the matrix gets.  A matrix that writes into the
   residual stream also makes up for what that stream has lost.
@@ -13,6 +13,7 @@ Of 8 bits, the upper four are a model too (planes.py): their errors are fed back
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -122,8 +123,10 @@ def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [u
     return found
 
 
-class Correction:
-    """Targets W' = W + (W @ drift + lacking) @ inverse of the damped products, for one matrix [n, k].
+def correction(products: Array, drift: Array | None, lacking: Array | None) -> Callable[[Array, slice], Array]:
+    """Return what makes of rows [rows, k] of a matrix, and which they are, those to quantize instead.
+
+    They are W' = W + (W @ drift + lacking) @ inverse of the damped products, for one matrix [n, k].
 
     Args:
         products: [k, k], mean of x.T @ x.
@@ -131,19 +134,14 @@ class Correction:
         lacking: [n, k], mean of e.T @ x, e [tokens, n] being what outputs, or the residual stream that they are added
             to, lack besides; None = nothing.
     """
+    drift, lacking = (each if each is not None and each.any() else None for each in (drift, lacking))
+    if not products.diagonal().any() or drift is lacking is None:
+        return lambda weight, rows: weight  # nothing to make up for
+    root = upper_root(products, RIDGE)
+    share = None if drift is None else solved(drift, root)
 
-    def __init__(self, products: Array, drift: Array | None, lacking: Array | None) -> None:
-        drift = drift if drift is not None and drift.any() else None
-        self._lacking = lacking if lacking is not None and lacking.any() else None
-        self._share: Array | None = None
-        if not products.diagonal().any() or drift is self._lacking is None:
-            self._lacking = None
-            return  # nothing to make up for
-        self._root = upper_root(products, RIDGE)
-        if drift is not None:
-            self._share = solved(drift, self._root)
+    def target(weight: Array, rows: slice) -> Array:
+        moved = weight if share is None else weight + weight @ share
+        return moved if lacking is None else moved + solved(lacking[rows], root)
 
-    def target(self, weight: Array, rows: slice) -> Array:  # [rows, k] -> [rows, k]
-        """Compute what to quantize instead of these rows."""
-        moved = weight if self._share is None else weight + weight @ self._share
-        return moved if self._lacking is None else moved + solved(self._lacking[rows], self._root)
+    return target

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -37,39 +36,22 @@ class Quantizer:
     corrects: bool = False
 
 
-class LevelSource(Protocol):
-    """Where a format takes the levels of a matrix from.
+class DirectLevels:
+    """Where a format takes the levels of a matrix from: quantizes when asked, without knowing the inputs.
 
     Attributes:
         quantizer_name: what chose them.
         uncalibrated: matrices that a calibrating quantizer knew no inputs of.
+        encoder: where the levels of the model's encoder come from.
     """
-
-    quantizer_name: str
-    uncalibrated: int
-
-    @property
-    def encoder(self) -> LevelSource:
-        """Where the levels of the model's encoder come from."""
-        ...
-
-    def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
-        """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
-        ...
-
-
-class DirectLevels:
-    """Quantizes when asked, without knowing the inputs."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
         self.quantizer_name, self.uncalibrated = quantizer.name, 0
-
-    @property
-    def encoder(self) -> DirectLevels:
-        return self
+        self.encoder = self
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
+        """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
         quantize, rows = self.quantizer.prepare(None), source.pieces(name)
 
         def following() -> tuple[Array, Quantized] | None:

@@ -54,12 +54,12 @@ class NumpyOps(Pass[Array]):
     ) -> None:
         self.arch, self.source, self.floats = arch, arch.source, floats
         self.tokens = np.asarray(tokens, np.int64)  # [T]
+        self.sequences = self.tokens[None]  # [S, T], each from an empty past
         self.rows = np.arange(len(self.tokens)) if rows is None else np.asarray(rows)  # [R]
         self.progress, self.done = progress, 0
         self.angles = {
             name: rotary.tables(len(self.tokens), arch.facts.context) for name, rotary in arch.rotaries.items()
         }
-        self._own: Array | None = None  # the tokens' rows in the embeddings of all layers
         self.given: MutableMapping[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
         self._memory: dict[int, tuple[Array, Array]] = {}  # by layer, [B, kv_heads, S, head_dim] both
 
@@ -72,7 +72,7 @@ class NumpyOps(Pass[Array]):
                 self.angles[name] = np.take_along_axis(cos, at, 0), np.take_along_axis(sin, at, 0)
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Array:  # [1, T, hidden]
-        return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
+        return self._placed(self._rows(weight, self.sequences, slice(None)), scale, positions)
 
     def token_embeddings(self, weight: str, scale: float) -> Array:
         return self.embed(weight, scale, None)
@@ -86,13 +86,10 @@ class NumpyOps(Pass[Array]):
     def linear(self, x: Array, parts: tuple[Linear, ...], joined: bool) -> tuple[Array, ...]:
         return tuple(self._linear(x, part) for part in parts)
 
-    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
-        return self.attended(q, k, v, rule)
-
     def attention_over(self, q: Array, rule: AttentionRule) -> Array:
-        return self.attended(q, None, None, rule)
+        return self.attention(q, None, None, rule)
 
-    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         """Attend; without k and v over what another layer left."""
         facts = self.arch.facts
         q = self._placed_heads(self._heads(q, facts.heads), rule.q_norm, rule)
@@ -218,10 +215,9 @@ class NumpyOps(Pass[Array]):
         return routed(x @ self.source.read(rule.router).T, self.arch.facts.experts, rule, bias)
 
     def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
-        if self._own is None:
-            self._own = self._rows(rule.table, self.tokens, slice(None))  # [T, layers * width]
-        own = self._own[:, rule.layer * rule.width : (rule.layer + 1) * rule.width]
-        return self.gated(gate, base + own * np.float32(rule.scale), activation)
+        columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)
+        rows = self._rows(rule.table, self.sequences, columns) * np.float32(rule.scale)
+        return self.gated(gate, base + np.concatenate([rows] * (len(base) // len(rows))), activation)
 
     def _rows(self, name: str, ids: NDArray[np.int64], columns: slice) -> Array:  # [..] -> [.., columns]
         """Read some columns of the rows of a matrix that belong to tokens."""
@@ -298,22 +294,14 @@ class SequenceOps(NumpyOps):
         self.sequences, self.source = sequences, source or arch.source
         self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
 
-    def embed(self, weight: str, scale: float, positions: str | None) -> Array:
-        return self._placed(self._rows(weight, self.sequences, slice(None)), scale, positions)
-
-    def attended(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         found = []
         for s in range(len(q)):
             self.given = self._given.setdefault(s, {})
             own = slice(s, s + 1)
             keys, values = None if k is None else k[own], None if v is None else v[own]
-            found.append(super().attended(q[own], keys, values, rule))
+            found.append(super().attention(q[own], keys, values, rule))
         return np.concatenate(found)
-
-    def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
-        columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)
-        rows = self._rows(rule.table, self.sequences, columns) * np.float32(rule.scale)
-        return self.gated(gate, base + np.concatenate([rows] * (len(base) // len(rows))), activation)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         for s in range(len(gate)):  # in place: the widest of all activations

@@ -123,8 +123,8 @@ def keep(
 class Batches:
     """This process's part of every batch, with what the target makes of it.
 
-    States that fit into ``CACHE_BYTES`` are computed once, in an order that an interruption does not change, where windows
-    are read ``again``.
+    Where windows are read ``again``, states that fit into ``CACHE_BYTES`` are computed once, in an order that an
+    interruption does not change.
     """
 
     def __init__(

@@ -33,10 +33,10 @@ from edgespec.export.quantization.calibrate import (
     sequences,
 )
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
-from edgespec.export.quantization.gptq import Correction, feedback_factor
+from edgespec.export.quantization.gptq import correction, feedback_factor
 from edgespec.export.quantization.levels import Blocks, dequantize_block, grouped
 from edgespec.export.quantization.planes import MOST
-from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
@@ -197,13 +197,13 @@ def test_a_correction_makes_up_for_drift() -> None:
     seen = (exact @ (np.eye(48) + 0.2 * random.standard_normal((48, 48)))).astype(np.float32)
     weight, lacking = random.standard_normal((16, 48), np.float32), (exact[:, :16] - seen[:, :16])
     products, count = products_of(seen), np.float32(len(seen))
-    correction = Correction(products, exact.T @ seen / count - products, lacking.T @ seen / count)
+    target = correction(products, exact.T @ seen / count - products, lacking.T @ seen / count)
     wanted = exact @ weight.T + lacking
-    moved = np.concatenate([correction.target(weight[:5], slice(0, 5)), correction.target(weight[5:], slice(5, 16))])
+    moved = np.concatenate([target(weight[:5], slice(0, 5)), target(weight[5:], slice(5, 16))])
     before, after = np.square(wanted - seen @ weight.T).sum(), np.square(wanted - seen @ moved.T).sum()
     assert after < 0.3 * before
-    same = Correction(products, np.zeros_like(products), None)
-    assert same.target(weight, slice(0, 16)) is weight
+    same = correction(products, np.zeros_like(products), None)
+    assert same(weight, slice(0, 16)) is weight
 
 
 # -- a model -----------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_direct_levels_stream(tmp_path: Path) -> None:
 class Dequantized:
     """A checkpoint whose matrices read as their levels say."""
 
-    def __init__(self, source: Checkpoint, levels: LevelSource) -> None:
+    def __init__(self, source: Checkpoint, levels: DirectLevels) -> None:
         self._source, self._levels = source, levels
 
     def __getattr__(self, name: str) -> Any:
