@@ -40,14 +40,9 @@ def frequent_tokens(
     """
     check_size(size, vocab, option)
     counts = Counter(tokens)
-    wanted = list(dict.fromkeys(token for token in always if token < vocab))
-    wanted += sorted(counts, key=lambda token: (-counts[token], token))
-    chosen = dict.fromkeys(wanted)
-    for token in range(vocab):
-        if len(chosen) >= size:
-            break
-        chosen[token] = None
-    return np.sort(np.fromiter(chosen, np.int64)[:size])
+    frequent = sorted(counts, key=lambda token: (-counts[token], token))
+    chosen = dict.fromkeys([*(token for token in always if token < vocab), *frequent, *range(vocab)])
+    return np.sort(np.fromiter(chosen, np.int64, size))
 
 
 def check_size(size: int, vocab: int, option: str) -> None:

@@ -219,8 +219,8 @@ def read_heads(folder: Path) -> TrainedHeads:
     if not folder.is_dir():
         raise ExportError(f"{folder}: expected a folder with trained heads", "make one with `edgespec train`")
     if (folder / DESCRIPTION).is_file():
-        tensors = {name: held(value) for name, value in _tensors(folder / TENSORS).items()}
-        return _checked(TrainedHeads(read_description(folder), tensors), folder)
+        file = read_description(folder)
+        return _checked(TrainedHeads(file, {name: held(x) for name, x in _tensors(folder / TENSORS).items()}), folder)
     found = next((folder / name for name in PUBLISHED if (folder / name).is_file()), None)
     if found is None and any(folder.glob("*.safetensors")):  # Medusa-2: trained with the model, and stored with it
         whole = Checkpoint.open(folder)

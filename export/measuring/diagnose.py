@@ -132,7 +132,6 @@ class Trials:
         beside: what temporary files lie beside.
         target: the written target; its slot is overwritten.
         texts: that it wrote, with what the drafter looks at.
-        threads: of passes.
     """
 
     drafter: Drafter
@@ -140,7 +139,6 @@ class Trials:
     beside: Path
     target: Slot
     texts: Sequence[Text]
-    threads: int | None
 
     def formats(self) -> dict[Format, float]:
         """By the formats that it could have been exported in, under the same ``--head-format``."""
@@ -203,7 +201,7 @@ class Trials:
         target, found = self.target, dict[str, float]()
         with scratch(self.beside) as folder:
             part = write_drafter(folder, self.drafter, choice, target.model.graph.operators)
-            slot = opened(folder, part, target, self.threads)
+            slot = opened(folder, part, target)
             for reading in readings:
                 read = self.texts
                 if reading.tapped != self.drafter.tapped:

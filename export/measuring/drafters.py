@@ -69,8 +69,7 @@ def measure_drafter(
     Raises:
         ExportError: the target accepts next to nothing.
     """
-    threads = target.model.threads
-    slot = opened(folder, part, target, threads)
+    slot = opened(folder, part, target)
     texts = written(target, tokens)
     found = accepted(target, slot, part, texts)
     step_ms, first_ms = _times(slot, target)
@@ -78,7 +77,7 @@ def measure_drafter(
     if drafter.tokens is not None:
         covered = np.isin([token for text, _ in texts for token in text[PROMPT:]], drafter.tokens).mean()
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
-    trials = Trials(drafter, choice, folder, target, texts, threads)
+    trials = Trials(drafter, choice, folder, target, texts)
     if found.rates[0] < LEAST:
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "

@@ -23,10 +23,10 @@ LEAST = 0.2  # first guesses of a drafter that fits are right far more often
 Text = tuple[list[int], NDArray[np.float32]]  # tokens, and what was tapped [tokens - 1, k * hidden]
 
 
-def opened(folder: Path, part: ModelPart, target: Slot, threads: int | None) -> Slot:
-    """Open a drafter that was written into a folder, on the operators of the target."""
+def opened(folder: Path, part: ModelPart, target: Slot) -> Slot:
+    """Open a drafter that was written into a folder, on the operators and threads of the target."""
     graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
-    return open_slot(Model(folder, part, graph, threads))
+    return open_slot(Model(folder, part, graph, target.model.threads))
 
 
 def written(target: Slot, tokens: Sequence[int]) -> list[Text]:

@@ -17,6 +17,7 @@ from edgespec.runtimes.files.manifest import HeadGroup, Measured, MethodPart
 from edgespec.runtimes.slots.slot import Slot
 
 TOP = 10  # guesses of a head that are looked at
+FLIGHT = 8  # most tokens that leave by exits before the rest of the layers runs
 DOUBT = 8  # positions, taken to be wrong, that are counted with the measured ones
 
 
@@ -73,13 +74,13 @@ class ExitRecord:
     head_ms: float
 
 
-def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int], length: int, starts: int) -> ExitRecord:
+def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int]) -> ExitRecord:
     """Write greedy text from several places of ``tokens`` and ask every exit at every token."""
     confidence: list[list[float]] = [[] for _ in layers]
     right: list[list[bool]] = [[] for _ in layers]
-    for start in np.linspace(len(tokens) // 4, len(tokens) - 1, starts).astype(int):
+    for start in np.linspace(len(tokens) // 4, len(tokens) - 1, STARTS).astype(int):
         text = list(tokens[: start + 1])
-        for _ in range(length):
+        for _ in range(WRITTEN):
             slot.prefill(text[slot.follow(text[:-1]) : -1])
             row = np.array(text[-1:], np.int64)
             hidden, below, said = None, 0, []
@@ -140,26 +141,23 @@ class ExitChoice:
     draft_cost: float
 
 
-def choose_exits(record: ExitRecord, plain_ms: float, v: Curve, cap: int = 8) -> ExitChoice:
+def choose_exits(record: ExitRecord, plain_ms: float, v: Curve) -> ExitChoice:
     """Go through single exits and all together, and thresholds, along the recorded text."""
     sets = [(i,) for i in range(len(record.layers))] + (
         [tuple(range(len(record.layers)))] if len(record.layers) > 1 else []
     )
     choices = [
-        _along(record, which, threshold, plain_ms, v, cap)
+        _along(record, which, threshold, plain_ms, v)
         for which in sets
         for threshold in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
     ]
     return max(choices, key=lambda choice: choice.speedup)
 
 
-def _along(
-    record: ExitRecord, which: tuple[int, ...], threshold: float, plain_ms: float, v: Curve, cap: int
-) -> ExitChoice:
+def _along(record: ExitRecord, which: tuple[int, ...], threshold: float, plain_ms: float, v: Curve) -> ExitChoice:
     """Count the rounds along the recorded text with these exits."""
     n = record.confidence.shape[1]
-    ms = taken = right = guesses = at = 0.0
-    spent = 0.0
+    ms = taken = right = guesses = at = spent = 0.0
     last = which[-1]
     back = record.ms[last + 1 :]
     position = 0
@@ -170,7 +168,7 @@ def _along(
             left = next((i for i in which if record.confidence[i, here] > threshold), None)
             reached = last if left is None else left
             spent += sum(record.ms[: reached + 1]) + record.head_ms * sum(1 for i in which if i <= reached)
-            if left is None or flight >= cap or not ok:
+            if left is None or flight >= FLIGHT or not ok:
                 break
             spent += sum(record.ms[left + 1 : last + 1]) * (v(2) - 1)  # deferred, then in a row's company
             ok = bool(record.right[left, here])
@@ -236,10 +234,10 @@ def measure_heads(
 
 
 def _exits(heads: TrainedHeads, slot: Slot, scorer: ChainScorer, costs: StepCosts, note: Note) -> MethodPart:
-    record = record_exits(slot, scorer.tokens, heads.file.exits, WRITTEN, STARTS)
+    record = record_exits(slot, scorer.tokens, heads.file.exits)
     best = choose_exits(record, costs.verify[1], costs.model(0.0).v)
     return MethodPart(
-        gamma=8,
+        gamma=FLIGHT,
         heads=[f"exit.{layer}" for layer in best.layers],
         threshold=best.threshold,
         draft_cost=best.draft_cost,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from edgespec.drafters.registry import needing
-from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.drafters.drafter import layers_like
 from edgespec.export.drafters.eagle3 import Eagle3
@@ -21,7 +22,7 @@ from edgespec.export.drafters.heads import (
     read_description,
     read_heads,
 )
-from edgespec.export.source.derived import Extra, Floats
+from edgespec.export.source.derived import held
 from edgespec.export.source.source import ConfigOnly
 from edgespec.export.training.options import TrainOptions, choose_exits, choose_taps, draft_shape
 from edgespec.runtimes.files.manifest import ModelFacts
@@ -50,14 +51,7 @@ def _shaped(file: HeadsFile, facts: ModelFacts) -> TrainedHeads:
     shapes: dict[str, tuple[int, ...]] = {}
     for group in file.groups:
         shapes |= group_shapes(group, facts.hidden, facts.vocab)
-    return TrainedHeads(file, {name: _unwritten(shape) for name, shape in shapes.items()})
-
-
-def _unwritten(shape: tuple[int, ...]) -> Extra:
-    def read(rows: slice, columns: slice | None) -> Floats:
-        raise ExportError(f"a planned tensor of shape {list(shape)} has no values")
-
-    return Extra(lambda: shape, read)
+    return TrainedHeads(file, {name: held(np.broadcast_to(np.float32(0), shape)) for name, shape in shapes.items()})
 
 
 def assumed_heads(kind: HeadKind, facts: ModelFacts) -> HeadsFile:

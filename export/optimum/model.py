@@ -147,13 +147,9 @@ class ForeignModel:
         if choice.quantizer is not None and choice.quantizer.calibrated:  # a draft: its inputs are not known here
             choice = replace(choice, quantizer=QUANTIZERS[DEFAULT_QUANTIZER])
         writing.progress("weights", 0, 1, what)
-        stage, folder = "quantize" if choice.quantizer else "weights", writing.folder / writing.prefix
-
-        def report(done: int, of: int) -> None:
-            writing.progress(stage, done, of, what)
-
-        kind: dict[str, Any] = {"draft": writing.draft, "prefix": writing.prefix, "progress": report}
-        written = write_foreign(folder, graph, self.facts, choice, **kind)
+        folder = writing.folder / writing.prefix
+        written = write_foreign(folder, graph, self.facts, choice, draft=writing.draft, prefix=writing.prefix,
+                                progress=lambda done, of: writing.progress("quantize", done, of, what))  # fmt: skip
         if writing.draft:
             return written
 

@@ -114,7 +114,7 @@ def write_foreign(
     *,
     draft: bool = False,
     prefix: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it: a target's strict and plain one, a draft's plain one.
 
@@ -174,7 +174,7 @@ def _quantized(
     weights: WeightLayout,
     file: WeightFile,
     errors: Errors,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None],
 ) -> dict[int, onnx.NodeProto]:
     """Give the nodes that take the place of multiplications, by their place; their matrices are in the weight file."""
     matrices = graph.matrices()
@@ -201,8 +201,7 @@ def _quantized(
             block_size=quantize.BLOCK,
             accuracy_level=4,
         )
-        if progress:
-            progress(done, len(matrices))
+        progress(done, len(matrices))
     return found
 
 

@@ -85,49 +85,42 @@ def search_scales(
             np.multiply(work, importance, out=work)
         return along, np.add.reduce(work, 0)
 
+    def better(scale: Array, kept: Array, least: Array) -> tuple[Array, Array]:  # [m]
+        """Keep scales where their weighted squared error is less."""
+        np.multiply(columns, reciprocal(scale), out=work)
+        np.rint(work, out=work)
+        np.clip(work, low, high, out=work)
+        np.multiply(work, scale, out=work)
+        np.subtract(work, columns, out=work)
+        np.multiply(work, work, out=work)
+        if importance is not None:
+            np.multiply(work, importance, out=work)
+        error = np.add.reduce(work, 0)
+        return np.where(error < least, scale, kept), np.where(error < least, error, least)
+
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # huge and tiny weights: `start` stays
         weighted = columns if importance is None else columns * importance
-        anchor = reciprocal(np.take_along_axis(columns, at[None], 0)[0])  # [m]
+        largest = np.take_along_axis(columns, at[None], 0)[0]  # [m]
+        anchor = reciprocal(largest)
         for end in (low, high):
             for ratio in GRID[bits]:
                 along, own = fit(anchor * (end * ratio), abs(end) * ratio)
                 scale = np.divide(along, own, out=np.zeros_like(own), where=own > 0)
-                better = along * scale > best_gain
-                best_gain = np.where(better, along * scale, best_gain)
-                best = np.where(better, scale, best)
-        kept, least = start, _error(columns, start, low, high, importance, work)
+                gains = along * scale > best_gain
+                best_gain = np.where(gains, along * scale, best_gain)
+                best = np.where(gains, scale, best)
+        kept, least = better(start, start, np.full_like(start, np.inf))
         for again in range(REFINEMENTS + 1):
             scale = half(best)
-            error = _error(columns, scale, low, high, importance, work)
-            better = error < least
-            kept, least = np.where(better, scale, kept), np.where(better, error, least)
+            kept, least = better(scale, kept, least)
             if again < REFINEMENTS:
                 along, own = fit(reciprocal(scale), np.inf)
                 best = np.divide(along, own, out=best.copy(), where=own > 0)
         ordinary = start != 0
         if 2 * ((least == 0) & ordinary).sum() > ordinary.sum():  # a checkpoint of levels already, in blocks as large
-            largest = np.take_along_axis(columns, at[None], 0)[0]
             for level in range(1, zero):  # also where a block has no level near either end
-                scale = half(largest / np.float32(level))
-                error = _error(columns, scale, low, high, importance, work)
-                better = error < least
-                kept, least = np.where(better, scale, kept), np.where(better, error, least)
+                kept, least = better(half(largest / np.float32(level)), kept, least)
         return scales_for_both(columns, kept, least, importance, planes) if bits == 8 else kept
-
-
-def _error(
-    columns: Array, scale: Array, low: np.float32, high: np.float32, importance: Array | None, work: Array
-) -> Array:
-    """Weighted squared error of each block with this scale, [m]."""
-    np.multiply(columns, reciprocal(scale), out=work)
-    np.rint(work, out=work)
-    np.clip(work, low, high, out=work)
-    np.multiply(work, scale, out=work)
-    np.subtract(work, columns, out=work)
-    np.multiply(work, work, out=work)
-    if importance is not None:
-        np.multiply(work, importance, out=work)
-    return np.add.reduce(work, 0)
 
 
 def _tile(importance: Array, size: int, count: int, rows: int) -> Array:  # [k] -> [size, rows * count]

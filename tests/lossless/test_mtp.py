@@ -183,7 +183,7 @@ def test_formats_are_compared_with_the_format_of_the_head(native: None, tmp_path
             made = exporter._write(folder)
             choice = WeightChoice.of("int4", None, head)
             texts = written(made.slot, made.tokens)
-            shares[head] = Trials(exporter.drafter, choice, folder, made.slot, texts, 1).formats()
+            shares[head] = Trials(exporter.drafter, choice, folder, made.slot, texts).formats()
             (folder / "edgespec.json").write_text("{}")
     assert shares["int8"]["int8"] >= shares["int8"]["fp32"] - 0.1 > 0.4
     assert shares["int4"]["int8"] < 0.2

@@ -124,7 +124,7 @@ class MadeUp(Trials):
 def trials(choice: WeightChoice, shares: dict[Any, float], **arch: Any) -> MadeUp:
     drafter: Any = SimpleNamespace(arch=SimpleNamespace(target=None, **arch), tapped=(1, 2))
     target: Any = SimpleNamespace(layers=4)
-    return MadeUp(drafter, choice, Path(), target, [], 1, shares)
+    return MadeUp(drafter, choice, Path(), target, [], shares)
 
 
 def of(form: Format, head: Format | None = None, quantizer: str | None = None) -> WeightChoice:
@@ -228,7 +228,7 @@ def test_the_scale_of_embeddings_is_that_of_some_rows() -> None:
     target: Any = SimpleNamespace(embed=lambda ids: 5 * stored[ids])
     source = SimpleNamespace(read=lambda name, rows: stored[rows] if (name, rows) == ("e", slice(0, ROWS)) else None)
     arch: Any = SimpleNamespace(target=SimpleNamespace(source=source, embedding="e"))
-    other = MadeUp(SimpleNamespace(arch=arch, tapped=()), of("int8"), Path(), target, [], 1)  # type: ignore[arg-type]
+    other = MadeUp(SimpleNamespace(arch=arch, tapped=()), of("int8"), Path(), target, [])  # type: ignore[arg-type]
     assert other._scale() == pytest.approx(5)
     source.read = lambda name, rows: 0 * stored[rows]
     assert np.isfinite(other._scale())
