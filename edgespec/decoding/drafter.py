@@ -1,4 +1,4 @@
-"""What a drafter is: what it proposes, its ten hooks, how they are forwarded, and the guard no failure of one passes.
+"""What a drafter is: what it proposes, its ten hooks, how they are forwarded, and the guard that stops a failure.
 
 A drafter sees a request in this order: ``begin``; ``absorb`` while the prompt is read; then in every round ``prefill``,
 ``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``dry_step`` before the
@@ -198,8 +198,8 @@ class DraftRequest:
 class Drafter:
     """Guesses what follows; it never owns a loop over rounds (``loop.decode`` does).
 
-    A drafter overrides ``propose``, and whatever else it needs.  An exception in any hook costs the request its
-    drafter, never its text.
+    A drafter overrides ``propose``, and whatever else it needs.  An exception in a hook costs the request its
+    drafter; the distribution of its text stays the same.
     """
 
     name: str = "drafter"  # the method, as the bundle and the command line call it
@@ -269,7 +269,10 @@ class Drafter:
 
 
 class Wrapper(Drafter):
-    """A drafter around others: ``tell`` forwards a hook; what is not overridden goes to all that are ``inside``."""
+    """A drafter around others.
+
+    Hooks by which a drafter learns, and ``wants``, go to all that are ``inside``; a subclass writes the others.
+    """
 
     def __init__(self, inside: Sequence[Drafter]) -> None:
         self.inside = list(inside)
@@ -315,7 +318,7 @@ class Wrapper(Drafter):
 
 
 class Guard:
-    """Stands between the loop and a drafter: nothing that a drafter does can break the request or change its text.
+    """Stands between the loop and a drafter: no hook of a drafter can break the request.
 
     A drafter is dropped at its first failure, and the reason is kept.  One that holds several (a chain, ``auto``) loses
     the one that failed, and goes on with the others.  Failures and the drafter's time are counted in ``stats``.

@@ -153,9 +153,9 @@ EXACT = Accept()
 class RowSampler:
     """What sampling says about each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
 
-    ``logits``: float32 [1 + nodes of the proposal, vocab]; ``tokens``: committed ones, of a ``Text`` none is looked at
-    again in the next pass; ``best``: likeliest token [r] and its logit [r], where the pass gave only those: greedy
-    requests need no more.  A row of NaN or infinite logits is an ``EdgespecError`` wherever it is looked at.
+    ``logits``: float32 [1 + nodes of the proposal, vocab]; ``tokens``: the committed ones; what was counted of a
+    ``Text`` is not counted again; ``best``: likeliest token [r] and its logit [r], where the pass gave only those:
+    greedy requests need no more.  A row of NaN or infinite logits is an ``EdgespecError`` wherever it is looked at.
     """
 
     __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
@@ -250,8 +250,8 @@ class RowSampler:
 
 
 def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
-    """Verify ``proposal`` against the rows of the target's pass over it -> the accepted root path, and the token after
-    it.
+    """Verify ``proposal`` against the rows of the target's pass over it -> the accepted path, from the pending token
+    down, and the token after it.
 
     Raises:
         EdgespecError: a row that was needed has NaN or infinite logits.
@@ -390,7 +390,7 @@ def _block(
         mine, drafts = chance * float(p[tokens[i]]), float(q[tokens[i]])
         chance = 1.0 if mine >= drafts else mine / drafts
         if chance <= 0:
-            break  # nothing longer can accepted, and its rows are not looked at
+            break  # nothing longer can be accepted, and its rows are not looked at
     if left is None:
         return Verdict(range(accepted), rows.choose(accepted))
     return Verdict(range(accepted), draw(left, noise.uniform(rows.position(accepted), RESIDUAL)))
