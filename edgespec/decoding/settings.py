@@ -59,11 +59,7 @@ def _text_or_none(value: Any) -> bool:
 
 
 def _is_branch(value: Any) -> bool:
-    return isinstance(value, tuple) and all(whole(width, 1) for width in value) and 0 < _nodes(value) <= MOST_NODES
-
-
-def _nodes(branch: tuple[int, ...]) -> int:
-    return sum(prod(branch[: depth + 1]) for depth in range(len(branch)))
+    return isinstance(value, tuple) and len(value) > 0 and all(whole(width, 1) for width in value)
 
 
 _DRAFTS: Rules = {
@@ -71,15 +67,16 @@ _DRAFTS: Rules = {
     "cycles": (f"a whole number from 0 to {MOST_CYCLES}", lambda value: value is None or whole(value, 0, MOST_CYCLES)),
     "threshold": ("a probability, 0 to 1", lambda value: value is None or 0 <= value <= 1),
     "branch": (
-        f"one or several integers from 1, as in (2,) or (3, 2), whose tree has at most {MOST_NODES} guesses",
+        "one or several integers from 1, as in (2,) or (3, 2)",
         lambda value: value is None or _is_branch(value),
     ),
     "search": ("a share of the decoding time, 0 to 1: 0.02 is 2 %", lambda value: 0 <= value <= 1),
 }
-_LEAST_ONE = {
-    "batch": "sequences at once",
-    "max_new_tokens": "None goes on until the answer ends",
-    "gamma": "use method ar for decoding without drafts",
+_LEAST = {
+    "batch": (1, "sequences at once"),
+    "max_new_tokens": (1, "None goes on until the answer ends"),
+    "gamma": (1, "use method ar for decoding without drafts"),
+    "shadow": (0, "rounds between two comparisons; 0 = none"),
 }
 _RULES: Rules = {
     "max_new_tokens": ("an integer, or None", lambda value: value is None or whole(value, 1)),
@@ -138,6 +135,9 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         check_fields(self, _DRAFTS)
+        branch = self.branch or ()
+        if (nodes := sum(prod(branch[: depth + 1]) for depth in range(len(branch)))) > MOST_NODES:
+            raise InvalidRequest(f"branch {branch} makes a tree of {nodes} guesses: expected at most {MOST_NODES}")
 
 
 class SettingsChanges(TypedDict, total=False):
@@ -252,9 +252,9 @@ class Settings:
     negative_prompt: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, hint in _LEAST_ONE.items():
-            if isinstance(value := getattr(self, name), int) and value < 1:
-                raise InvalidRequest(f"{name} {value}: expected at least 1", hint)
+        for name, (least, hint) in _LEAST.items():
+            if isinstance(value := getattr(self, name), int) and value < least:
+                raise InvalidRequest(f"{name} {value}: expected at least {least}", hint)
         check_fields(self, _RULES)
 
     @property
