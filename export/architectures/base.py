@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import AttentionRule, Block, Linear, LogitsRule, Norm, Ops, Value
+from edgespec.export.architectures.ops import Block, Ops, Value
 from edgespec.export.architectures.rope import Rotary, check_heads, rope_facts, rope_parameters
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
-from edgespec.export.architectures.rules import BEFORE, Norms
+from edgespec.export.architectures.rules import BEFORE, AttentionRule, Linear, LogitsRule, Norm, Norms
 from edgespec.export.architectures.settings import Settings, part_of
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of, taken

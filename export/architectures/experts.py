@@ -9,7 +9,8 @@ import numpy as np
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture, Part, Switch
-from edgespec.export.architectures.ops import ExpertsRule, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import ExpertsRule
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Extra, Floats, columns_of, joined, original
 from edgespec.export.source.source import Checkpoint

@@ -10,10 +10,10 @@ import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture, known
-from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
-from edgespec.export.architectures.rules import AROUND
+from edgespec.export.architectures.rules import AROUND, AttentionRule, LayerEmbedding, Norm
 from edgespec.export.source.derived import Extra, affine, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
 

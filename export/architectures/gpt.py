@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
-from edgespec.export.architectures.ops import LogitsRule, Ops, Value
-from edgespec.export.architectures.rules import BEFORE
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import BEFORE, LogitsRule
 from edgespec.export.source.derived import Extra, original, rows_of, transposed
 from edgespec.export.source.source import Checkpoint
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from edgespec.export.architectures.base import LAYERS, Architecture, known
 from edgespec.export.architectures.experts import Experts
-from edgespec.export.architectures.ops import LogitsRule, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import LogitsRule
 from edgespec.export.architectures.states import StateSpaces
 from edgespec.export.source.derived import Extra, affine, original
 from edgespec.export.source.source import Checkpoint

@@ -14,7 +14,8 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, Architecture, known
-from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.source.activations import ACTIVATE
 from edgespec.export.source.derived import Extra, Floats, joined, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed

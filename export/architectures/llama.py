@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.export.architectures.base import EMBEDDING, LAYERS, QKV, Architecture, known
-from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.architectures.rules import AFTER
+from edgespec.export.architectures.rules import AFTER, AttentionRule
 from edgespec.export.source.derived import Extra, Floats, held, normed, original
 from edgespec.export.source.source import Checkpoint
 

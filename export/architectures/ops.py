@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from edgespec.export.architectures.rules import AttentionRule as AttentionRule
-from edgespec.export.architectures.rules import ConvolutionRule as ConvolutionRule
-from edgespec.export.architectures.rules import DeltaRule as DeltaRule
-from edgespec.export.architectures.rules import ExpertsRule as ExpertsRule
-from edgespec.export.architectures.rules import LayerEmbedding as LayerEmbedding
-from edgespec.export.architectures.rules import Linear as Linear
-from edgespec.export.architectures.rules import LogitsRule as LogitsRule
-from edgespec.export.architectures.rules import MemoryRule as MemoryRule
-from edgespec.export.architectures.rules import Norm as Norm
-from edgespec.export.architectures.rules import RelativeRule as RelativeRule
+from edgespec.export.architectures.rules import (
+    AttentionRule,
+    ConvolutionRule,
+    DeltaRule,
+    ExpertsRule,
+    LayerEmbedding,
+    Linear,
+    MemoryRule,
+    Norm,
+)
 
 Kind = Literal["attention", "memory", "mlp", "embedding"]
 """Of sub-layers; "memory": attention over an encoder's rows, which is left out only together with "attention"."""

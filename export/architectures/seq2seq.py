@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Architecture, Switch, known
-from edgespec.export.architectures.ops import Kind, MemoryRule, Norm, Ops, Value
-from edgespec.export.architectures.rules import Norms
+from edgespec.export.architectures.ops import Kind, Ops, Value
+from edgespec.export.architectures.rules import MemoryRule, Norm, Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import FeaturePart, SourcePart

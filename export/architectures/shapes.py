@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from edgespec.export.architectures.ops import (
-    Activation,
+from edgespec.export.architectures.ops import Activation, Kind
+from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
     ExpertsRule,
-    Kind,
     LayerEmbedding,
     Linear,
     MemoryRule,

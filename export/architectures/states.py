@@ -9,7 +9,8 @@ import numpy as np
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture, Part
-from edgespec.export.architectures.ops import ConvolutionRule, DeltaRule, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import ConvolutionRule, DeltaRule
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Extra, exponential, joined, original, rows_of, taps
 from edgespec.export.source.source import Checkpoint

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, EMBEDDING, FINAL_NORM, LAYERS, QKV, known
-from edgespec.export.architectures.ops import AttentionRule, LogitsRule, RelativeRule
+from edgespec.export.architectures.rules import AttentionRule, LogitsRule, RelativeRule
 from edgespec.export.architectures.seq2seq import CROSS, EncoderDecoder
 from edgespec.export.source.derived import Extra, Floats, made_of, original
 from edgespec.export.source.source import Checkpoint

@@ -21,7 +21,8 @@ import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture
-from edgespec.export.architectures.ops import Linear, Norm, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.architectures.settings import Settings
 from edgespec.export.source.derived import Extra, Floats, made_of, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed

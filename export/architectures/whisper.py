@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.export.architectures.base import ATTENTION, EMBEDDING, FINAL_NORM, known
-from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.architectures.seq2seq import CROSS, EncoderDecoder
 from edgespec.export.source.derived import Extra, Floats, made_of, original
 from edgespec.export.source.source import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import AttentionRule
+from edgespec.export.architectures.rules import AttentionRule
 from edgespec.export.architectures.seq2seq import EncoderDecoder
 
 

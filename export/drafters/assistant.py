@@ -21,8 +21,9 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
-from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.drafters.drafter import Drafter, Published, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import Extra, original

@@ -21,7 +21,8 @@ import numpy as np
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.drafters.drafter import Drafter, Published, TappingDrafter, check_size, flat, kind_of, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import HEAD, LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule
+from edgespec.export.architectures.rules import AttentionRule
 from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, extended, rows_of

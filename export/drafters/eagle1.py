@@ -18,8 +18,8 @@ import numpy as np
 
 from edgespec.export.architectures.base import FINAL_NORM, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import Linear, Ops, Value
-from edgespec.export.architectures.rules import BEFORE, Norms
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import BEFORE, Linear, Norms
 from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding

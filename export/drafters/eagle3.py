@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.drafters.drafter import Drafter, Published, TappingDrafter, check_size, flat, kind_of, layers_like
 from edgespec.export.drafters.heads import EMBEDDED as EMBEDDED_BY
 from edgespec.export.drafters.heads import FUSE

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Linear
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.source.derived import Extra, held
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.source.stored import read_header

@@ -18,7 +18,8 @@ from typing import Any, cast
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import Linear, Ops, Value
+from edgespec.export.architectures.ops import Ops, Value
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.drafters.drafter import Drafter, Published, kind_of
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import DerivedCheckpoint, ExtendedCheckpoint, Extra, original

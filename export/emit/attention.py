@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.export.architectures.ops import AttentionRule, Norm
+from edgespec.export.architectures.rules import AttentionRule, Norm
 from edgespec.export.emit.graph import INT64, MICROSOFT
 from edgespec.export.emit.pieces import GraphPieces, rope_vectors
 from edgespec.runtimes.slots.stock import HIDE

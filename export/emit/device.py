@@ -21,7 +21,8 @@ import numpy as np
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Kind, Linear, Norm
+from edgespec.export.architectures.ops import Kind
+from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.graph import FLOAT, INT32, INT64, GraphBuilder

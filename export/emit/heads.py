@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from edgespec.export.architectures.ops import Linear
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.drafters.heads import cut_head, group_matrices
 from edgespec.export.emit.pieces import GraphPieces
 from edgespec.runtimes.files.manifest import HeadGroup

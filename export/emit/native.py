@@ -19,14 +19,12 @@ from functools import partial
 from typing import ClassVar
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import (
-    Activation,
+from edgespec.export.architectures.ops import Activation, Block, Kind
+from edgespec.export.architectures.rules import (
     AttentionRule,
-    Block,
     ConvolutionRule,
     DeltaRule,
     ExpertsRule,
-    Kind,
     LayerEmbedding,
     Linear,
     MemoryRule,

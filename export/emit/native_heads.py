@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.drafters.heads import cut_head, group_matrices
 from edgespec.export.emit.program import Floats, Program
 from edgespec.runtimes.files.manifest import HeadGroup

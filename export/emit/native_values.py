@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import Activation, ExpertsRule, Linear, Norm
+from edgespec.export.architectures.ops import Activation
+from edgespec.export.architectures.rules import ExpertsRule, Linear, Norm
 from edgespec.export.emit.program import Acts, Floats, NativePlan, Scalar, activation_form
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.formats import LINEAR
 from edgespec.export.emit.graph import FLOAT, MICROSOFT, Branch, GraphBuilder

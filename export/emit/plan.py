@@ -16,13 +16,12 @@ import numpy as np
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import (
-    Activation,
+from edgespec.export.architectures.ops import Activation, Kind
+from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
     ExpertsRule,
-    Kind,
     LayerEmbedding,
     Linear,
     MemoryRule,

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Linear, LogitsRule, Norm
+from edgespec.export.architectures.rules import Linear, LogitsRule, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
 from edgespec.export.emit.pieces import stacked_bias, vector

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.emit.attention import AttentionEmitter
 from edgespec.export.emit.graph import INT32, INT64
 from edgespec.export.emit.stock import GraphOps

@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, Kind
+from edgespec.export.architectures.rules import AttentionRule, Linear, Norm
 from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import HeadPlan, cut_head
 from edgespec.export.emit.attention import AttentionEmitter

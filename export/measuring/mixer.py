@@ -15,7 +15,8 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Kind, Norm
+from edgespec.export.architectures.ops import Kind
+from edgespec.export.architectures.rules import Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.plan import StockPlan
 from edgespec.export.emit.plans import storage_plans

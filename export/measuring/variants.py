@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ExpertsRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, Kind
+from edgespec.export.architectures.rules import AttentionRule, ExpertsRule, Linear, Norm
 from edgespec.export.measuring.parity import log_softmax
 from edgespec.export.quantization.layers import Array
 from edgespec.export.quantization.levels import Blocks, dequantize_block

@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import (
-    Activation,
-    Block,
-    ExpertsRule,
-    Kind,
-    Linear,
-    Norm,
-)
+from edgespec.export.architectures.ops import Activation, Block, Kind
+from edgespec.export.architectures.rules import ExpertsRule, Linear, Norm
 from edgespec.export.architectures.trace import walk
 from edgespec.export.quantization.gptq import correction
 from edgespec.export.quantization.levels import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.architectures.ops import ExpertsRule
+from edgespec.export.architectures.rules import ExpertsRule
 from edgespec.export.source.activations import relu
 from edgespec.runtimes.files.facts import DeltaHeads, ExpertFacts
 

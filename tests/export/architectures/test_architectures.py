@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.architectures.ops import Kind, Norm
+from edgespec.export.architectures.ops import Kind
+from edgespec.export.architectures.rules import Norm
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.layers import Array
 from edgespec.export.quantization.reference import NumpyOps, reference_logits

@@ -12,16 +12,8 @@ import pytest
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import (
-    AttentionRule,
-    Block,
-    MemoryRule,
-    Norm,
-    Operation,
-    Ops,
-    RelativeRule,
-    Value,
-)
+from edgespec.export.architectures.ops import Block, Operation, Ops, Value
+from edgespec.export.architectures.rules import AttentionRule, MemoryRule, Norm, RelativeRule
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass, last_uses, walk
 from edgespec.export.bundle.model_part import open_model

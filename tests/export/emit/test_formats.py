@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from edgespec.export.architectures.ops import Linear
+from edgespec.export.architectures.rules import Linear
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.formats import LINEAR, table_rows

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import Norm
+from edgespec.export.architectures.rules import Norm
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.measuring.parity import divergence
