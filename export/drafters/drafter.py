@@ -21,19 +21,13 @@ from edgespec.runtimes.files.manifest import DrafterKind
 
 @dataclass(frozen=True)
 class Drafter:
-    """A drafter on its way into a bundle.
+    """A drafter on its way into a bundle."""
 
-    Attributes:
-        arch: the drafter, over its checkpoint.
-        tapped: which boundaries of the target it looks at, in its order.
-        tokens: int64 [size], what its LM head scores, ascending; None = all tokens of the target, in order.
-        notes: what the user should know about how it is read.
-    """
-
-    arch: Architecture
-    tapped: tuple[int, ...]
+    arch: Architecture  # the drafter, over its checkpoint
+    tapped: tuple[int, ...]  # which boundaries of the target it looks at, in its order
+    # int64 [size], what its LM head scores, ascending; None = all tokens of the target, in order
     tokens: NDArray[np.int64] | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the user should know about how it is read
 
     @property
     def plan(self) -> HeadPlan:

@@ -59,17 +59,11 @@ def write_tokens(folder: Path, prefix: str, tokens: NDArray[np.int64]) -> HeadVo
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """The heads of a bundle.
+    """The heads of a bundle."""
 
-    Attributes:
-        trained: by method.
-        tokens: int64 [size], what their cut LM head scores; None = the whole vocabulary.
-        tapped: where a drafter looks at the model.
-    """
-
-    trained: dict[str, TrainedHeads]
-    tokens: NDArray[np.int64] | None = None
-    tapped: tuple[int, ...] = ()
+    trained: dict[str, TrainedHeads]  # by method
+    tokens: NDArray[np.int64] | None = None  # int64 [size], what their cut LM head scores; None = the whole vocabulary
+    tapped: tuple[int, ...] = ()  # where a drafter looks at the model
 
     @property
     def plan(self) -> HeadPlan | None:

@@ -93,47 +93,30 @@ class HeadsFile(BaseModel):
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """Heads read from a folder.
+    """Heads read from a folder."""
 
-    Attributes:
-        file: their description.
-        tensors: by the names that graphs use.
-    """
-
-    file: HeadsFile
-    tensors: Mapping[str, Extra]
+    file: HeadsFile  # their description
+    tensors: Mapping[str, Extra]  # by the names that graphs use
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """What a graph has beside the model itself.
+    """What a graph has beside the model itself."""
 
-    Attributes:
-        groups: of heads, in the order of their gates.
-        cut: there is a cut LM head (``CUT``) for them.
-        only: the cut LM head is the only one: a draft model.
-        tapped: after how many layers a drafter looks at the residual stream, in its order.
-    """
-
-    groups: tuple[HeadGroup, ...] = ()
-    cut: bool = False
-    only: bool = False
-    tapped: tuple[int, ...] = ()
+    groups: tuple[HeadGroup, ...] = ()  # of heads, in the order of their gates
+    cut: bool = False  # there is a cut LM head (``CUT``) for them
+    only: bool = False  # the cut LM head is the only one: a draft model
+    tapped: tuple[int, ...] = ()  # after how many layers a drafter looks at the residual stream, in its order
 
 
 @dataclass(frozen=True)
 class GroupMatrices:
-    """The matrices of a group, as an operator set multiplies by them.
+    """The matrices of a group, as an operator set multiplies by them."""
 
-    Attributes:
-        first: together one matrix: [count * hidden, hidden] (medusa), [inner, hidden] (blockwise), [hidden, hidden].
-        second: blockwise: [count * hidden, inner].
-        heads: own LM heads, [vocab, hidden] each.
-    """
-
+    # together one matrix: [count * hidden, hidden] (medusa), [inner, hidden] (blockwise), [hidden, hidden]
     first: tuple[Linear, ...]
-    second: Linear | None = None
-    heads: tuple[Linear, ...] = ()
+    second: Linear | None = None  # blockwise: [count * hidden, inner]
+    heads: tuple[Linear, ...] = ()  # own LM heads, [vocab, hidden] each
 
 
 def group_matrices(group: HeadGroup) -> GroupMatrices:

@@ -31,19 +31,12 @@ KEYS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")  
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a family of checkpoints has the layer.
+    """Where a family of checkpoints has the layer."""
 
-    Attributes:
-        at: the prefix of all its tensors; of its layer's below that: ``layer``.
-        layer: see above.
-        names: of ours, behind the prefix.
-        hidden_first: the hidden state stands before the embedding.
-    """
-
-    at: str
-    layer: str
-    names: Mapping[str, str]
-    hidden_first: bool = False
+    at: str  # the prefix of all its tensors
+    layer: str  # that of its layer's, below ``at``
+    names: Mapping[str, str]  # of ours, behind the prefix
+    hidden_first: bool = False  # the hidden state stands before the embedding
 
 
 LAYOUTS = (

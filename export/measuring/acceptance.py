@@ -31,15 +31,10 @@ FIRST = 8  # positions before this have too little context to be typical
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts by draft position.
+    """Counts by draft position."""
 
-    Attributes:
-        offered: chains whose earlier guesses were all accepted.
-        accepted: those of them whose guess was accepted too.
-    """
-
-    offered: tuple[int, ...]
-    accepted: tuple[int, ...]
+    offered: tuple[int, ...]  # chains whose earlier guesses were all accepted
+    accepted: tuple[int, ...]  # those of them whose guess was accepted too
 
     @property
     def rates(self) -> list[float]:

@@ -37,21 +37,14 @@ SCALED = 1.5  # from this scale of embeddings on, it makes a difference whether 
 
 @dataclass(frozen=True)
 class Reading:
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        words: what is other.
-        tapped: which boundaries of the target are looked at, in order.
-        flags: attributes of the architecture, by name; ``source`` is another checkpoint.
-        mask: the token that stands for a guess of a block; None = as it was read.
-        scale: what embeddings are multiplied by, as the target sees them.
-    """
-
-    words: str
-    tapped: tuple[int, ...]
+    words: str  # what is other
+    tapped: tuple[int, ...]  # which boundaries of the target are looked at, in order
+    # attributes of the architecture, by name; ``source`` is another checkpoint
     flags: Mapping[str, Any] = field(default_factory=dict)
-    mask: int | None = None
-    scale: float = 1.0
+    mask: int | None = None  # the token that stands for a guess of a block; None = as it was read
+    scale: float = 1.0  # what embeddings are multiplied by, as the target sees them
 
 
 def as_read(drafter: Drafter) -> Reading:
@@ -124,21 +117,13 @@ ROWS = 16  # of the embedding, by which its scale is known
 
 @dataclass(frozen=True)
 class Trials:
-    """First guesses that a target accepts of a drafter that is written in other ways.
+    """First guesses that a target accepts of a drafter that is written in other ways."""
 
-    Attributes:
-        drafter: what was read.
-        choice: how the bundle stores it.
-        beside: what temporary files lie beside.
-        target: the written target; its slot is overwritten.
-        texts: that it wrote, with what the drafter looks at.
-    """
-
-    drafter: Drafter
-    choice: WeightChoice
-    beside: Path
-    target: Slot
-    texts: Sequence[Text]
+    drafter: Drafter  # what was read
+    choice: WeightChoice  # how the bundle stores it
+    beside: Path  # what temporary files lie beside
+    target: Slot  # the written target; its slot is overwritten
+    texts: Sequence[Text]  # that it wrote, with what the drafter looks at
 
     def formats(self) -> dict[Format, float]:
         """By the formats that it could have been exported in, under the same ``--head-format``."""

@@ -29,21 +29,13 @@ from edgespec.runtimes.slots.slot import Slot
 
 @dataclass(frozen=True)
 class MeasuredDrafter:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        acceptance: of chains.
-        step_ms: of a draft step.
-        first_ms: of a round's first, which reads what was accepted before, too.
-        at_once: all guesses are made in one step.
-        notes: for people.
-    """
-
-    acceptance: Acceptance
-    step_ms: float
-    first_ms: float
-    at_once: bool = False
-    notes: list[str] = field(default_factory=list)
+    acceptance: Acceptance  # of chains
+    step_ms: float  # of a draft step
+    first_ms: float  # of a round's first, which reads what was accepted before, too
+    at_once: bool = False  # all guesses are made in one step
+    notes: list[str] = field(default_factory=list)  # for people
 
     def method(self, costs: StepCosts, text: dict[str, Any]) -> MethodPart:
         """Return the manifest's entry."""

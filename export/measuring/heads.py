@@ -57,21 +57,14 @@ def _guesses(slot: Slot, scorer: ChainScorer, group: str, depth: int) -> NDArray
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """What each exit said along the model's own greedy text.
+    """What each exit said along the model's own greedy text."""
 
-    Attributes:
-        layers: of each exit, ascending.
-        confidence: float [exits, N], its probability of its likeliest token.
-        right: bool [exits, N], whether that was the model's token.
-        ms: [exits + 1], time of one row through the layers from exit to exit, and through the rest with the LM head.
-        head_ms: time of asking an exit.
-    """
-
-    layers: tuple[int, ...]
-    confidence: NDArray[np.float64]
-    right: NDArray[np.bool_]
+    layers: tuple[int, ...]  # of each exit, ascending
+    confidence: NDArray[np.float64]  # float [exits, N], its probability of its likeliest token
+    right: NDArray[np.bool_]  # bool [exits, N], whether that was the model's token
+    # [exits + 1], time of one row through the layers from exit to exit, and through the rest with the LM head
     ms: tuple[float, ...]
-    head_ms: float
+    head_ms: float  # time of asking an exit
 
 
 def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int]) -> ExitRecord:
@@ -122,23 +115,14 @@ def confident(logits: NDArray[np.float32] | None, tokens: NDArray[np.int64] | No
 
 @dataclass(frozen=True)
 class ExitChoice:
-    """Exits that pay best, by what was recorded.
+    """Exits that pay best, by what was recorded."""
 
-    Attributes:
-        layers: of the exits to ask.
-        threshold: confidence from which one is taken.
-        speedup: predicted over plain decoding.
-        acceptance: share of taken exits that were right.
-        taken: share of tokens that left by an exit.
-        draft_cost: time of a guess over that of a plain step.
-    """
-
-    layers: tuple[int, ...]
-    threshold: float
-    speedup: float
-    acceptance: float
-    taken: float
-    draft_cost: float
+    layers: tuple[int, ...]  # of the exits to ask
+    threshold: float  # confidence from which one is taken
+    speedup: float  # predicted over plain decoding
+    acceptance: float  # share of taken exits that were right
+    taken: float  # share of tokens that left by an exit
+    draft_cost: float  # time of a guess over that of a plain step
 
 
 def choose_exits(record: ExitRecord, plain_ms: float, v: Curve) -> ExitChoice:

@@ -37,17 +37,11 @@ Progress = Callable[[int, int], None]  # sub-layers done, of
 
 @dataclass(frozen=True)
 class Mix:
-    """What was chosen.
+    """What was chosen."""
 
-    Attributes:
-        choice: how matrices are stored.
-        facts: for the manifest.
-        note: for people.
-    """
-
-    choice: WeightChoice
-    facts: dict[str, Any]
-    note: str
+    choice: WeightChoice  # how matrices are stored
+    facts: dict[str, Any]  # for the manifest
+    note: str  # for people
 
 
 class Mixer:

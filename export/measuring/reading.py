@@ -28,19 +28,12 @@ Array = NDArray[np.float32]
 
 @dataclass
 class Reading:
-    """A source, and what the decoder's text begins with.
+    """A source, and what the decoder's text begins with."""
 
-    Attributes:
-        form: of the model's texts.
-        content: token ids, or rows of features float32 [S, columns].
-        begin: token ids.
-        around: what stands before and behind the words of a source of tokens.
-    """
-
-    form: TextForm
-    content: list[int] | Array
-    begin: list[int]
-    around: tuple[list[int], list[int]] = ([], [])
+    form: TextForm  # of the model's texts
+    content: list[int] | Array  # token ids, or rows of features float32 [S, columns]
+    begin: list[int]  # token ids
+    around: tuple[list[int], list[int]] = ([], [])  # what stands before and behind the words of a source of tokens
     _rows: Array | None = field(default=None, repr=False)  # what the target's encoder gave
 
     def attend(self, folder: Path, part: ModelPart, slot: Slot, threads: int | None) -> None:

@@ -81,30 +81,19 @@ SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Measured times of passes on this machine, in milliseconds.
+    """Measured times of passes on this machine, in milliseconds."""
 
-    Attributes:
-        plain: one row, everything runs.
-        attention: what leaving out one attention saves; 0 where the graph has no gates.
-        mlp: what leaving out one MLP saves.
-        high_attention: what reading the high planes alone of one attention saves; 0 where there are no planes.
-        high_mlp: the same of one MLP.
-        high_head: the same of the LM head.
-        cut_head: {tokens: what its high plane saves beyond that where it scores these alone}.
-        verify: {rows: milliseconds} of the passes a round makes (as the decoding loop makes them).
-        spread: of times of equal passes, the upper quartile over the lower.
-        others: share of the processors that other programs took meanwhile; 0 = not known.
-    """
-
-    plain: float
-    attention: float
-    mlp: float
-    verify: dict[int, float]
-    spread: float = 1.0
-    others: float = 0.0
+    plain: float  # one row, everything runs
+    attention: float  # what leaving out one attention saves; 0 where the graph has no gates
+    mlp: float  # what leaving out one MLP saves
+    verify: dict[int, float]  # {rows: milliseconds} of the passes a round makes (as the decoding loop makes them)
+    spread: float = 1.0  # of times of equal passes, the upper quartile over the lower
+    others: float = 0.0  # share of the processors that other programs took meanwhile; 0 = not known
+    # what reading the high planes alone of one attention saves; 0 where there are no planes
     high_attention: float = 0.0
-    high_mlp: float = 0.0
-    high_head: float = 0.0
+    high_mlp: float = 0.0  # the same of one MLP
+    high_head: float = 0.0  # the same of the LM head
+    # {tokens: what its high plane saves beyond that where it scores these alone}
     cut_head: dict[int, float] = field(default_factory=dict)
 
     @property

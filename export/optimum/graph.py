@@ -34,25 +34,15 @@ _AGAIN = "export it with `optimum-cli export onnx --task text-generation-with-pa
 
 @dataclass(frozen=True)
 class Matrix:
-    """A multiplication of rows by a constant matrix.
+    """A multiplication of rows by a constant matrix."""
 
-    Attributes:
-        node: its place in the graph's list of nodes.
-        name: of the node, with ``layers.N`` in front where it belongs to a layer.
-        weight: the initializer.
-        stored_rows: whether it lies as [n, k] (else [k, n]).
-        n: outputs.
-        k: inputs.
-        bias: the initializer of a bias [n], if the node adds one.
-    """
-
-    node: int
-    name: str
-    weight: str
-    stored_rows: bool
-    n: int
-    k: int
-    bias: str | None
+    node: int  # its place in the graph's list of nodes
+    name: str  # of the node, with ``layers.N`` in front where it belongs to a layer
+    weight: str  # the initializer
+    stored_rows: bool  # whether it lies as [n, k] (else [k, n])
+    n: int  # outputs
+    k: int  # inputs
+    bias: str | None  # the initializer of a bias [n], if the node adds one
 
     @property
     def key(self) -> str:

@@ -57,19 +57,12 @@ class Folder:
 
 @dataclass
 class ForeignModel:
-    """A decoder whose graph is optimum's.
+    """A decoder whose graph is optimum's."""
 
-    Attributes:
-        source: the folder of config.json and the tokenizer's files.
-        config: the parsed config.json.
-        facts: sizes; by config.json until the graph is opened, which knows better.
-        file: the graph; None = optimum is to make it.
-    """
-
-    source: Folder
-    config: dict[str, Any]
-    facts: ModelFacts
-    file: Path | None
+    source: Folder  # the folder of config.json and the tokenizer's files
+    config: dict[str, Any]  # the parsed config.json
+    facts: ModelFacts  # sizes; by config.json until the graph is opened, which knows better
+    file: Path | None  # the graph; None = optimum is to make it
 
     @classmethod
     def open(cls, path: Path, context: int | None) -> ForeignModel:

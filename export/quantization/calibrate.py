@@ -40,15 +40,11 @@ LEAST_ROWS = 64  # of an expert: fewer say too little of its inputs
 
 @dataclass(frozen=True)
 class SourcedTexts:
-    """Calibration texts of an encoder-decoder.
+    """Calibration texts of an encoder-decoder."""
 
-    Attributes:
-        sources: int64 [S, R], token ids that the encoder reads, or float32 [S, R, columns], rows of sounds.
-        texts: int64 [S, T], what the decoder has before it, each about its source.
-    """
-
+    # int64 [S, R], token ids that the encoder reads, or float32 [S, R, columns], rows of sounds
     sources: NDArray[np.int64] | Array
-    texts: NDArray[np.int64]
+    texts: NDArray[np.int64]  # int64 [S, T], what the decoder has before it, each about its source
 
     @property
     def size(self) -> int:

@@ -16,21 +16,14 @@ DEFAULT_QUANTIZER = "mse"
 
 @dataclass(frozen=True)
 class WeightChoice:
-    """A valid combination of options.
+    """A valid combination of options."""
 
-    Attributes:
-        format: of every matrix but the head's.
-        quantizer: of matrices in blocks; None for other formats, which have none to choose.
-        head: format of the LM head and of the embedding tied to it; None = ``format``.
-        fine: names of the target's matrices that are int8 in a model of 4 bits (``mixed.py``).
-        asked: what ``--head-format`` said; None = nothing.
-    """
-
-    format: Format
-    quantizer: Quantizer | None
-    head: Format | None
+    format: Format  # of every matrix but the head's
+    quantizer: Quantizer | None  # of matrices in blocks; None for other formats, which have none to choose
+    head: Format | None  # format of the LM head and of the embedding tied to it; None = ``format``
+    # names of the target's matrices that are int8 in a model of 4 bits (``measuring/mixer.py``)
     fine: frozenset[str] = frozenset()
-    asked: Format | None = None
+    asked: Format | None = None  # what ``--head-format`` said; None = nothing
 
     @classmethod
     def of(cls, form: Format, quantizer: str | None, head: Format | None) -> WeightChoice:

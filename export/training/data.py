@@ -20,21 +20,13 @@ SEED_TOKENS = 4  # of a random place of a text, where there is no BOS
 
 @dataclass(frozen=True)
 class Order:
-    """Texts to be written.
+    """Texts to be written."""
 
-    Attributes:
-        name: of the batch; also what its random numbers depend on.
-        count: texts.
-        length: tokens of each, seed included.
-        greedy_from: the token from which the likeliest is written instead of a drawn one; None = never.
-        read: what an encoder-decoder writes about, int64 [count, S], as of ``Windows``.
-    """
-
-    name: str
-    count: int
-    length: int
-    greedy_from: int | None = None
-    read: NDArray[np.int64] | None = None
+    name: str  # of the batch; also what its random numbers depend on
+    count: int  # texts
+    length: int  # tokens of each, seed included
+    greedy_from: int | None = None  # the token from which the likeliest is written instead of a drawn one; None = never
+    read: NDArray[np.int64] | None = None  # what an encoder-decoder writes about, int64 [count, S], as of ``Windows``
 
 
 def orders(

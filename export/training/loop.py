@@ -29,15 +29,10 @@ Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 @dataclass
 class History:
-    """What a training has seen.
+    """What a training has seen."""
 
-    Attributes:
-        losses: of every step.
-        accuracy: {step: [top-1 of each head]} on held-out text.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    accuracy: dict[int, list[float]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)  # of every step
+    accuracy: dict[int, list[float]] = field(default_factory=dict)  # {step: [top-1 of each head]} on held-out text
 
 
 def total_steps(options: TrainOptions, windows: int) -> int:

@@ -24,21 +24,13 @@ HELD_SHARE = 0.1  # of that text, at its end
 
 @dataclass(frozen=True)
 class Reader:
-    """How an encoder-decoder reads.
+    """How an encoder-decoder reads."""
 
-    Attributes:
-        codec: tokenizer of its sources.
-        begin: tokens that a text which it writes begins with.
-        around: those before and behind the words of a source.
-        most: tokens of the words.
-        own: the calibration text of the model, or that of edgespec.
-    """
-
-    codec: TextCodec
-    begin: list[int]
-    around: tuple[list[int], list[int]]
-    most: int
-    own: str
+    codec: TextCodec  # tokenizer of its sources
+    begin: list[int]  # tokens that a text which it writes begins with
+    around: tuple[list[int], list[int]]  # those before and behind the words of a source
+    most: int  # tokens of the words
+    own: str  # the calibration text of the model, or that of edgespec
 
     @classmethod
     def open(cls, path: Path, arch: Architecture, codec: TextCodec) -> Reader:

@@ -33,23 +33,14 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Source:
-    """A model's folder, read without torch.
+    """A model's folder, read without torch."""
 
-    Attributes:
-        path: its folder.
-        arch: its sizes and tensors.
-        codec: its tokenizer.
-        eos: ids that end a text.
-        fingerprints: ``model`` and ``tokenizer``, as heads carry them.
-        reader: of an encoder-decoder: how it reads sources.
-    """
-
-    path: Path
-    arch: Architecture
-    codec: TextCodec
-    eos: tuple[int, ...]
-    fingerprints: dict[str, str]
-    reader: Reader | None = None
+    path: Path  # its folder
+    arch: Architecture  # its sizes and tensors
+    codec: TextCodec  # its tokenizer
+    eos: tuple[int, ...]  # ids that end a text
+    fingerprints: dict[str, str]  # ``model`` and ``tokenizer``, as heads carry them
+    reader: Reader | None = None  # of an encoder-decoder: how it reads sources
 
     @classmethod
     def open(cls, model: str, revision: str | None = None) -> Source:

@@ -44,17 +44,12 @@ class Pool(Protocol):
 
 @dataclass
 class Course:
-    """How a training went.
+    """How a training went."""
 
-    Attributes:
-        seconds: since it began, over all its parts.
-        tokens: (seconds, tokens a round on held-out text) of every look.
-        ended: why it ended, in words.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # since it began, over all its parts
+    # (seconds, tokens a round on held-out text) of every look
     tokens: list[tuple[float, float]] = field(default_factory=list)
-    ended: str = ""
+    ended: str = ""  # why it ended, in words
 
     @property
     def best(self) -> float:

@@ -23,17 +23,11 @@ FORMS = "a text file, .jsonl with `text`, `prompt` or `turns`, or a folder of su
 
 @dataclass(frozen=True)
 class Windows:
-    """Token sequences of different lengths in one array.
+    """Token sequences of different lengths in one array."""
 
-    Attributes:
-        tokens: int64 [N, T], zeros after a sequence's end.
-        lengths: int64 [N].
-        read: of an encoder-decoder: the source of each, int64 [N, S], -1 after its end.
-    """
-
-    tokens: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    read: NDArray[np.int64] | None = None
+    tokens: NDArray[np.int64]  # int64 [N, T], zeros after a sequence's end
+    lengths: NDArray[np.int64]  # int64 [N]
+    read: NDArray[np.int64] | None = None  # of an encoder-decoder: the source of each, int64 [N, S], -1 after its end
 
     def __len__(self) -> int:
         return len(self.tokens)
