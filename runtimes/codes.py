@@ -14,11 +14,7 @@ from edgespec.runtimes.ort.session import make_session
 
 
 class CodeDecoder:
-    """The opened decoder of a bundle.
-
-    Args:
-        bundle: whose manifest has ``codes``.
-        threads: as for ``make_session``.
+    """The opened decoder of a bundle whose manifest has ``codes``.
 
     Raises:
         BundleError: the graph is not one that a bundle may have.

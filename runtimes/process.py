@@ -38,9 +38,7 @@ def trim_memory(every: float = 0.0) -> None:
     if time.monotonic() - _trimmed < every:
         return
     _trimmed = time.monotonic()
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+    _tell_glibc("malloc_trim", 0)
 
 
 def one_arena() -> None:
@@ -48,6 +46,10 @@ def one_arena() -> None:
 
     For the owner of a process that lives long, before its first thread.
     """
+    _tell_glibc("mallopt", _M_ARENA_MAX, 1)
+
+
+def _tell_glibc(name: str, *given: int) -> None:
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+            getattr(ctypes.CDLL(None), name)(*given)

@@ -38,12 +38,11 @@ def sound_rows(features: Rows, sound: SoundPart, encode: Encode) -> Rows:  # [fr
     """Make rows of features, a window of the tower at a time."""
     front = sound.front
     if isinstance(front, WhisperFront):
-        size = front.features.frames
+        size, merge = front.features.frames, front.merge
         given = [encoder_rows(features[at : at + size], front.features) for at in range(0, len(features), size)]
     else:
-        size = front.window * front.chunk
+        size, merge = front.window * front.chunk, 1
         given = [_window(features[at : at + size], front, encode) for at in range(0, len(features), size)]
-    merge = front.merge if isinstance(front, WhisperFront) else 1
     towers = (encode(TOWER, rows) for rows in given)
     return np.concatenate([encode(PROJECTOR, rows.reshape(len(rows) // merge, -1)) for rows in towers])
 

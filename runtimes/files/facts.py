@@ -73,14 +73,9 @@ class ModelFacts(Part):
     convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
     taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
     delta: DeltaHeads | None = Field(default=None, description="gated delta rules behind those convolutions")
-    head_dims: list[Width] = Field(
-        default_factory=list, description="of each layer with keys and values, if they differ"
-    )
+    head_dims: list[Width] = Field(default_factory=list, description="of layers with keys and values, if they differ")
     shared: int = Field(default=0, ge=0, description="last layers, which read keys and values of earlier ones")
-    layer_embedding: int = Field(
-        default=0, ge=0, le=MOST_WIDTH, description="width of a layer's own embedding of tokens"
-    )
-
+    layer_embedding: int = Field(default=0, ge=0, le=MOST_WIDTH, description="width of an embedding of a layer's own")
     experts: ExpertFacts | None = None
 
     @property

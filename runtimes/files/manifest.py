@@ -201,9 +201,7 @@ class ModelPart(Part):
     weights: InsidePath
     index: InsidePath | None = None
     layout: Layout = "stock"
-    low_bytes: int = Field(
-        default=0, ge=0, le=1 << 50, description="low planes of int8 matrices, last in native operators' weight file"
-    )
+    low_bytes: Count = Field(default=0, description="low planes of int8 matrices, last in native operators' weights")
     converted: FileName | None = Field(default=None, description="what graphs of the other layout call the weights")
     headroom: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, le=1, description="fewest rows that may reach the LM head")

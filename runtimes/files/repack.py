@@ -214,13 +214,8 @@ def _to_stock(
         yield wanted[f"{name}.scales"], (scales.astype("<f4") for scales in rows(1))
     else:
         for item, entry in enumerate((f"{name}.levels", f"{name}.scales")):
-            yield (
-                wanted[entry],
-                (
-                    packed.form.to_stock(levels, scales, packed.k)[item].astype(wanted[entry].dtype)
-                    for levels, scales in parts()
-                ),
-            )
+            made = (packed.form.to_stock(levels, scales, packed.k)[item] for levels, scales in parts())
+            yield wanted[entry], (piece.astype(wanted[entry].dtype) for piece in made)
 
 
 def _to_native(

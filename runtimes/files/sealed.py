@@ -83,12 +83,9 @@ def read_sealed(path: Path, purpose: str) -> dict[str, Any]:
     found = parse_json(read_regular(path, MOST_BYTES))
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object")
-    seal = found.pop(_SEAL, None)
-    try:
-        given = bytes.fromhex(seal) if isinstance(seal, str) else b""
-    except ValueError:
-        given = b""
-    if not is_sealed(purpose, _canonical(found), given):
+    given = str(found.pop(_SEAL, "")).encode()
+    own = seal_of(purpose, _canonical(found))
+    if own is None or not hmac.compare_digest(own.hex().encode(), given):
         raise ValueError("it does not have the seal of this user's key")
     return found
 

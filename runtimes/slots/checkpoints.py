@@ -21,13 +21,9 @@ ASKING = 32  # most tokens by which a template asks for an answer
 
 
 class Checkpoints:
-    """The checkpoints of one slot.
+    """The checkpoints of one slot of a model with states.
 
-    Args:
-        facts: of a model with states.
-
-    Attributes:
-        most: how many are kept: the first one, usually the end of the system prompt, and the newest ones.
+    ``most`` are kept: the first one, usually the end of the system prompt, and the newest ones.
     """
 
     def __init__(self, facts: ModelFacts) -> None:

@@ -98,11 +98,8 @@ class ConcatPorts:
 
 
 def _by_layer(ports: Sequence[Port], pattern: re.Pattern[str]) -> dict[tuple[int, str], Port]:
-    found = {}
-    for port in ports:
-        if hit := pattern.fullmatch(port.name):
-            found[int(hit[1]), hit[2]] = port
-    return found
+    hits = ((pattern.fullmatch(port.name), port) for port in ports)
+    return {(int(hit[1]), hit[2]): port for hit, port in hits if hit}
 
 
 def _cache_size(port: Port) -> tuple[int, int]:

@@ -149,11 +149,7 @@ class OwnRows(InsertedRows):
 
 
 class Turns:
-    """By how much the positions by which a text's rows turn differ from their places (M-RoPE, arXiv 2409.12191).
-
-    Args:
-        rows: that the text may have.
-    """
+    """By how much the positions by which a text's rows turn differ from their places (M-RoPE, arXiv 2409.12191)."""
 
     def __init__(self, rows: InsertedRows) -> None:
         self._rows = rows

@@ -276,13 +276,9 @@ class StockSlot(Slot):
 
     def _choose_rows(self, rows: int, n: int) -> int:
         """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""
-        if rows < 0:
-            self._attach("rows", "last_row", (1,), np.int64)[0] = n - 1
-            return 1
-        wanted = self._attach("rows", "rows", (rows,), np.int64)
-        if rows and wanted[-1] != rows - 1:
-            wanted[:] = np.arange(rows)
-        return rows
+        wanted = self._attach("rows", "rows", (1 if rows < 0 else rows,), np.int64)
+        wanted[:] = n - 1 if rows < 0 else np.arange(rows)
+        return len(wanted)
 
     def _tree(self, parents: list[int], past: int, count: int, width: int) -> Ids:
         """Bind the mask of a tree; returns the rows' positions [count]."""

@@ -31,9 +31,6 @@ class Guidance:
         eos: tokens that end its texts.
         vocab: logits of a row, which may be more than the tokenizer has tokens.
 
-    Attributes:
-        vocab: as given.
-
     Raises:
         InvalidRequest: a tokenizer without an end, or of a kind that llguidance cannot read.
     """
@@ -141,10 +138,7 @@ def _translated(grammar: Grammar) -> str:
 class GuidedText:
     """A constraint (``decoding.sampling``): follows whatever prefix it is asked for, from the last one.
 
-    Args:
-        matcher: llguidance's, at the beginning of the text.
-        prompt: tokens before the text.
-        guidance: what made it.
+    ``matcher`` is llguidance's, at the beginning of the text, before which there are ``prompt`` tokens.
     """
 
     scored = False

@@ -47,7 +47,6 @@ class SourceTexts:
     def _filled(
         self, places: Sequence[int | Place], words: list[int], origin: str | None, target: str | None
     ) -> list[int]:
-        """Fill the places with tokens."""
         found: list[int] = []
         for place in places:
             if place == "text":
@@ -59,7 +58,6 @@ class SourceTexts:
         return found
 
     def _language(self, place: Place, wanted: str | None) -> int:
-        """Return the token of a language."""
         form = self.form
         wanted = wanted or (form.default_from if place == "from" else form.default_to)
         if wanted is None:

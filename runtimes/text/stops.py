@@ -7,11 +7,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds the first of several strings; a place of the text costs a look by each length that they have.
-
-    Args:
-        strings: of at least one character each; empty ones are left out.
-    """
+    """Finds the first of several strings, empty ones left out; a place of the text costs a look by each length."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._known = {string for string in strings if string}
