@@ -27,15 +27,11 @@ Kind = type[EdgespecError]
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once.
-
-    Args:
-        path: the file; a link is followed, and what it leads to must be a regular file too.
-        most: bytes that it may have.
+    """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once, through links too.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
-        ValueError: it is larger.
+        ValueError: it is larger than ``most`` bytes.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:

@@ -44,10 +44,7 @@ def make_session(path: Path, threads: int | None = None, native: bool = False) -
 
     Thread pools never spin: two sessions' spinning pools fight for the cores, and a phone's battery pays for it.
 
-    Args:
-        path: the graph.
-        threads: of its pool; None = all processors this process may use.
-        native: it uses edgespec's own operators.
+    ``threads`` of its pool: None = all processors this process may use; ``native``: it uses edgespec's own operators.
 
     Raises:
         BundleError: ONNX Runtime refuses the graph, or native operators are not there.

@@ -163,15 +163,12 @@ class Turns:
             self._behind.pop()
 
     def offsets(self, text: Sequence[int], past: int, tokens: Ids) -> Ids:
-        """Compute what is to be added to places, for three positions of each row.
+        """Compute what is to be added to places, for three positions of each row -> int64 [3, n].
 
         Args:
             text: the tokens before, at least those that are committed.
             past: places before the first row; guesses between ``text`` and it are tokens.
             tokens: int64 [n] of the rows.
-
-        Returns:
-            int64 [3, n].
         """
         self.crop(end := min(past, len(text)))
         if self._known < end:

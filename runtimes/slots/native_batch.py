@@ -36,13 +36,11 @@ class NativeBatch:
     """Slots whose passes may run together.
 
     Args:
-        model: the session and shared buffers, of native operators.
+        model: of native operators.
         width: how many slots.
         context: most tokens of each sequence.
 
     Attributes:
-        slots: [width].
-        pool: their memory.
         capacity: tokens of a slot, and the rows after them.
     """
 

@@ -26,10 +26,6 @@ class Slot(ABC):
 
     ``trees``: whether the rows of a pass may form a tree.  ``exact_trees``: whether each then has the bits that it has
     in a chain of its ancestors.
-
-    Args:
-        model: the session and shared buffers.
-        context: most tokens of the sequence; at most what the bundle was exported for.
     """
 
     trees, exact_trees = True, False

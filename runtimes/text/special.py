@@ -18,7 +18,6 @@ def special_name(config: dict[str, Any], other: dict[str, Any], key: str) -> str
     Args:
         config: tokenizer_config.json: what it says counts, null too.
         other: special_tokens_map.json, for what the first does not mention.
-        key: one of ``NAMED``.
     """
     value = config[key] if key in config else other.get(key)
     value = value.get("content") if isinstance(value, dict) else value
