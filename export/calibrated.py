@@ -43,24 +43,16 @@ QUICK = QUANTIZERS["mse"]
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a target's levels are to be calibrated.
+    """How a target's levels are to be calibrated."""
 
-    Attributes:
-        quantizer: what was asked for; None = ``CALIBRATED``, and ``QUICK`` where that loses less on any held-out text.
-        given: tokens of the user's text; None = on what the model writes.
-        text: tokens of another text, which is measured on.
-        begin: tokens that a text begins with.
-        eos: tokens that end one.
-        seed: of what the model writes.
-        sources: of an encoder-decoder, from ``arranged``: int64 [S, R] token ids, or float32 [S, R, columns] of sounds.
-    """
-
+    # what was asked for; None = ``CALIBRATED``, and ``QUICK`` where that loses less on any held-out text
     quantizer: Quantizer | None
-    given: Sequence[int] | None
-    text: Sequence[int]
-    begin: Sequence[int]
-    eos: Sequence[int]
-    seed: int
+    given: Sequence[int] | None  # tokens of the user's text; None = on what the model writes
+    text: Sequence[int]  # tokens of another text, which is measured on
+    begin: Sequence[int]  # tokens that a text begins with
+    eos: Sequence[int]  # tokens that end one
+    seed: int  # of what the model writes
+    # of an encoder-decoder, from ``arranged``: int64 [S, R] token ids, or float32 [S, R, columns] of sounds
     sources: Rows | None = None
 
     @property

@@ -34,19 +34,12 @@ MIB = 1 << 20
 
 @dataclass
 class EmittedModel:
-    """A target or a draft whose graphs edgespec emits.
+    """A target or a draft whose graphs edgespec emits."""
 
-    Attributes:
-        arch: the architecture over its checkpoint.
-        heads: beside or instead of its LM head; None = none.
-        tokens: int64 [size], what a cut LM head scores.
-        shares_encoder: it is a draft that reads what the target's encoder gives.
-    """
-
-    arch: Architecture
-    heads: HeadPlan | None = None
-    tokens: NDArray[np.int64] | None = None
-    shares_encoder: bool = False
+    arch: Architecture  # the architecture over its checkpoint
+    heads: HeadPlan | None = None  # beside or instead of its LM head; None = none
+    tokens: NDArray[np.int64] | None = None  # int64 [size], what a cut LM head scores
+    shares_encoder: bool = False  # it is a draft that reads what the target's encoder gives
 
     @property
     def facts(self) -> ModelFacts:

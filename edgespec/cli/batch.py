@@ -31,23 +31,14 @@ AT_ONCE = 64  # prompts of one batch call: their longest one decides how many fi
 
 @dataclass(frozen=True)
 class Line:
-    """A prompt of the input.
+    """A prompt of the input."""
 
-    Attributes:
-        number: of the line, from 0; blank lines are not counted.
-        id: what the line calls itself; None = nothing.
-        tokens: of the prompt; empty where ``error`` says why.
-        seed: of sampling; None = that of the settings.
-        key: a digest of the line and of what decides the answer.
-        error: why it cannot be answered.
-    """
-
-    number: int
-    id: Any
-    tokens: list[int]
-    seed: int | None
-    key: str
-    error: EdgespecError | None = None
+    number: int  # of the line, from 0; blank lines are not counted
+    id: Any  # what the line calls itself; None = nothing
+    tokens: list[int]  # of the prompt; empty where ``error`` says why
+    seed: int | None  # of sampling; None = that of the settings
+    key: str  # a digest of the line and of what decides the answer
+    error: EdgespecError | None = None  # why it cannot be answered
 
 
 def read_input(source: Path) -> list[tuple[int, str]]:

@@ -50,23 +50,14 @@ class Command:
 
 @dataclass
 class Chat:
-    """A conversation whose questions are typed.
+    """A conversation whose questions are typed."""
 
-    Attributes:
-        engine: what answers.
-        conversation: with the messages so far.
-        settings: of the next answers.
-        shown: names of ``SWITCHES`` that are on.
-        tools: that the model may call; None = none.
-        images: and recordings, that go along with the next question.
-    """
-
-    engine: Engine
-    conversation: Conversation
-    settings: Settings
-    shown: set[str]
-    tools: Tools | None = None
-    images: list[Image | Audio] = field(default_factory=list)
+    engine: Engine  # what answers
+    conversation: Conversation  # with the messages so far
+    settings: Settings  # of the next answers
+    shown: set[str]  # names of ``SWITCHES`` that are on
+    tools: Tools | None = None  # that the model may call; None = none
+    images: list[Image | Audio] = field(default_factory=list)  # and recordings, that go along with the next question
     ended: bool = False
     typed: bool = False
 

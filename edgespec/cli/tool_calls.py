@@ -51,19 +51,12 @@ class Call:
 
 @dataclass
 class Tools:
-    """Tools that may be called, by name.
+    """Tools that may be called, by name."""
 
-    Attributes:
-        schemas: JSON schemas of functions, as templates take them.
-        run: calls one: name and arguments -> what it says.
-        allowed: names that need not be asked for again.
-        ask: asks the user a question, and gives what is typed.
-    """
-
-    schemas: list[dict[str, Any]]
-    run: Callable[[str, dict[str, Any]], str]
-    allowed: set[str]
-    ask: Callable[[str], str] = input
+    schemas: list[dict[str, Any]]  # JSON schemas of functions, as templates take them
+    run: Callable[[str, dict[str, Any]], str]  # calls one: name and arguments -> what it says
+    allowed: set[str]  # names that need not be asked for again
+    ask: Callable[[str], str] = input  # asks the user a question, and gives what is typed
 
     def answer(self, call: Call) -> str:
         """Call a tool if the user allows it -> what the model is told.

@@ -47,35 +47,20 @@ class Part:
 
 @dataclass
 class Choice:
-    """One of the texts of a request, as it comes.
+    """One of the texts of a request, as it comes."""
 
-    Attributes:
-        index: which of them.
-        shape: how it is to be read.
-        drafts: tells its guesses; None = nobody asked.
-        single: one call ends it.
-        codec: writes the likeliest tokens; None = nobody asked.
-        parts: so far.
-        result: once it has ended.
-        late: it was cut because its time was over.
-        enough: nothing that still comes is wanted.
-        thought: tokens of its thoughts, about.
-        scored: of all its tokens.
-        fresh: of those that were not written yet.
-    """
-
-    index: int
-    shape: AnswerShape = field(default_factory=AnswerShape)
-    drafts: Drafts | None = None
-    single: bool = False
-    codec: TextCodec | None = None
-    parts: list[Part] = field(default_factory=list)
-    result: Result | None = None
-    late: bool = False
-    enough: bool = False
-    thought: int = 0
-    scored: list[Scored] = field(default_factory=list)
-    fresh: list[Scored] = field(default_factory=list)
+    index: int  # which of them
+    shape: AnswerShape = field(default_factory=AnswerShape)  # how it is to be read
+    drafts: Drafts | None = None  # tells its guesses; None = nobody asked
+    single: bool = False  # one call ends it
+    codec: TextCodec | None = None  # writes the likeliest tokens; None = nobody asked
+    parts: list[Part] = field(default_factory=list)  # so far
+    result: Result | None = None  # once it has ended
+    late: bool = False  # it was cut because its time was over
+    enough: bool = False  # nothing that still comes is wanted
+    thought: int = 0  # tokens of its thoughts, about
+    scored: list[Scored] = field(default_factory=list)  # of all its tokens
+    fresh: list[Scored] = field(default_factory=list)  # of those that were not written yet
 
     def __post_init__(self) -> None:
         self._last: list[int] = []  # tokens

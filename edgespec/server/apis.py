@@ -21,23 +21,14 @@ Request = type[Texts | EmbeddingRequest | SpeechRequest | ImageRequest]
 
 @dataclass(frozen=True)
 class Api:
-    """One of them.
+    """One of them."""
 
-    Attributes:
-        path: that is asked.
-        what: is answered, in words.
-        request: what is asked.
-        answer: the name of its shape (openapi.py).
-        writer: of its answers; None = no text is written.
-        prefix: of their ids.
-    """
-
-    path: str
-    what: str
-    request: Request
-    answer: str
-    writer: type[Writer] | None = None
-    prefix: str = ""
+    path: str  # that is asked
+    what: str  # is answered, in words
+    request: Request  # what is asked
+    answer: str  # the name of its shape (openapi.py)
+    writer: type[Writer] | None = None  # of its answers; None = no text is written
+    prefix: str = ""  # of their ids
 
 
 APIS: dict[Kind, Api] = {

@@ -43,18 +43,14 @@ from edgespec.server.web import page_routes
 class Access:
     """Who may use a server.
 
-    Attributes:
-        keys: of which clients must send one as bearer token; none = everybody may.
-        hosts: names by which clients may call it, beside its addresses.
-        origins: of web pages that may use it.
 
     Raises:
         InvalidRequest: an empty key.
     """
 
-    keys: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    origins: Sequence[str] = ()
+    keys: Sequence[str] = ()  # of which clients must send one as bearer token; none = everybody may
+    hosts: Sequence[str] = ()  # names by which clients may call it, beside its addresses
+    origins: Sequence[str] = ()  # of web pages that may use it
 
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.keys):

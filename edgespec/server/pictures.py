@@ -64,15 +64,10 @@ def has_pictures(content: Any) -> bool:
 
 @dataclass(frozen=True)
 class Sight:
-    """How a model sees, or hears.
+    """How a model sees, or hears."""
 
-    Attributes:
-        sense: as in the manifest.
-        folder: whose pictures requests may name; empty = none.
-    """
-
-    sense: ImagePart | SoundPart
-    folder: str = ""
+    sense: ImagePart | SoundPart  # as in the manifest
+    folder: str = ""  # whose pictures requests may name; empty = none
 
     @property
     def kind(self) -> str:
@@ -93,15 +88,10 @@ class Sight:
 
 @dataclass
 class Opener:
-    """Opens the pictures, or recordings, of one request.
+    """Opens the pictures, or recordings, of one request."""
 
-    Attributes:
-        folder: whose files may be named; empty = none.
-        kind: of parts that the model reads, one of ``PARTS``.
-    """
-
-    folder: str = ""
-    kind: str = "image_url"
+    folder: str = ""  # whose files may be named; empty = none
+    kind: str = "image_url"  # of parts that the model reads, one of ``PARTS``
     _count: int = 0
     _left: int = MOST_PIXELS
     _seconds: float = MOST_SECONDS

@@ -281,12 +281,7 @@ class Prediction(Strict):
 
 
 class ChatRequest(Asked):
-    """``POST /v1/chat/completions``.
-
-    Attributes:
-        chat_template_kwargs: whatever else the model's template knows.
-        reasoning_effort: how much the model thinks first, where its template knows of it; none: not at all.
-    """
+    """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Count | None = None
@@ -295,7 +290,8 @@ class ChatRequest(Asked):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # whatever else the model's template knows
+    # how much the model thinks first, where its template knows of it; none: not at all
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
     _continued: bool = PrivateAttr(False)

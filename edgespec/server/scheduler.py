@@ -23,30 +23,20 @@ from edgespec.server.queues import FairQueue
 class Limits:
     """Bounds of a server; each has the default of ``edgespec serve``.
 
-    Attributes:
-        parallel: texts that are decoded together.
-        queue: texts that may wait; more are refused with 429.  One client may fill three quarters of it.
-        tokens: most new tokens of a text.
-        body: most bytes of a request's body.
-        seconds: most time of a request, waiting included; a text that takes longer is cut there.
-        grace: seconds that running requests get when the server is stopped.
-        connections: most open ones; beyond that the oldest idle one is closed, or a new one waits.
-        arrive: seconds for a request to arrive whole, and for a client to go on reading its answer.
-        idle: seconds that a connection stays open between two requests.
 
     Raises:
         InvalidRequest: a number that is none, or below what makes sense.
     """
 
-    parallel: int = 4
-    queue: int = 64
-    tokens: int = 4096
-    body: int = 1 << 20
-    seconds: float = 600.0
-    grace: float = 30.0
-    connections: int = 256
-    arrive: float = 30.0
-    idle: float = 5.0
+    parallel: int = 4  # texts that are decoded together
+    queue: int = 64  # texts that may wait; more are refused with 429.  One client may fill three quarters of it
+    tokens: int = 4096  # most new tokens of a text
+    body: int = 1 << 20  # most bytes of a request's body
+    seconds: float = 600.0  # most time of a request, waiting included; a text that takes longer is cut there
+    grace: float = 30.0  # seconds that running requests get when the server is stopped
+    connections: int = 256  # most open ones; beyond that the oldest idle one is closed, or a new one waits
+    arrive: float = 30.0  # seconds for a request to arrive whole, and for a client to go on reading its answer
+    idle: float = 5.0  # seconds that a connection stays open between two requests
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -57,48 +47,29 @@ class Limits:
 
 @dataclass(frozen=True)
 class Event:
-    """What a request has to tell: text, or how it ended.
+    """What a request has to tell: text, or how it ended."""
 
-    Attributes:
-        chunk: text of a round; None = the last event.
-        result: at the end; None where it failed.
-        error: why it failed.
-        late: it was cut because its time was over.
-    """
-
-    chunk: Chunk | None = None
-    result: Result | None = None
-    error: Exception | None = None
-    late: bool = False
+    chunk: Chunk | None = None  # text of a round; None = the last event
+    result: Result | None = None  # at the end; None where it failed
+    error: Exception | None = None  # why it failed
+    late: bool = False  # it was cut because its time was over
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A request on its way.
+    """A request on its way."""
 
-    Attributes:
-        prompt: token ids.
-        settings: as for ``Engine.stream``.
-        sink: called with every event, in the decoding thread: it must be quick and must not raise.
-        client: whose it is.
-        request: which of its requests.
-        owner: as for ``RunningBatch.join``.
-        deadline: when its time is over, by ``time.monotonic``.
-        cancelled: set by ``cancel``.
-        done: set after its last event.
-        late: its time was over before it had ended.
-    """
-
-    prompt: Sequence[int]
-    settings: Settings
+    prompt: Sequence[int]  # token ids
+    settings: Settings  # as for ``Engine.stream``
+    # called with every event, in the decoding thread: it must be quick and must not raise
     sink: Callable[[Event], None]
-    client: str = ""
-    request: str = ""
-    owner: str | None = None
-    deadline: float = math.inf
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    done: threading.Event = field(default_factory=threading.Event)
-    late: bool = False
+    client: str = ""  # whose it is
+    request: str = ""  # which of its requests
+    owner: str | None = None  # as for ``RunningBatch.join``
+    deadline: float = math.inf  # when its time is over, by ``time.monotonic``
+    cancelled: threading.Event = field(default_factory=threading.Event)  # set by ``cancel``
+    done: threading.Event = field(default_factory=threading.Event)  # set after its last event
+    late: bool = False  # its time was over before it had ended
 
     def cancel(self) -> None:
         """End it with the next round; nobody need wait for the rest."""

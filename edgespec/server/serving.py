@@ -42,17 +42,11 @@ LINGER = 2.0  # seconds in which a client that was cut may read why
 
 @dataclass
 class Open:
-    """The connections of a server.
+    """The connections of a server."""
 
-    Attributes:
-        limits: of the server.
-        all: those that are open, the oldest first.
-        freed: set when one is closed.
-    """
-
-    limits: Limits
-    all: dict[Connection, None] = field(default_factory=dict)
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    limits: Limits  # of the server
+    all: dict[Connection, None] = field(default_factory=dict)  # those that are open, the oldest first
+    freed: asyncio.Event = field(default_factory=asyncio.Event)  # set when one is closed
 
     def make_room(self) -> None:
         """Close the oldest that waits for its client, of the address that has most."""

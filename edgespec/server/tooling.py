@@ -20,21 +20,13 @@ from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, ChatRequest,
 
 @dataclass(frozen=True)
 class Plan:
-    """How an answer is read.
+    """How an answer is read."""
 
-    Attributes:
-        shape: of it.
-        grammar: of the whole answer.
-        markers: special tokens that its text must keep.
-        single: one call ends it.
-        pictures: uint8 [h, w, 3] each, whose rows stand in the prompt by the image's token.
-    """
-
-    shape: AnswerShape = field(default_factory=AnswerShape)
-    grammar: Grammar | None = None
-    markers: tuple[str, ...] = ()
-    single: bool = False
-    pictures: Sequence[Given] = ()
+    shape: AnswerShape = field(default_factory=AnswerShape)  # of it
+    grammar: Grammar | None = None  # of the whole answer
+    markers: tuple[str, ...] = ()  # special tokens that its text must keep
+    single: bool = False  # one call ends it
+    pictures: Sequence[Given] = ()  # uint8 [h, w, 3] each, whose rows stand in the prompt by the image's token
 
 
 def plan_chat(

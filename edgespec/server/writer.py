@@ -19,25 +19,15 @@ Body = dict[str, Any]
 
 @dataclass
 class Writer(ABC):
-    """Writes one answer.
+    """Writes one answer."""
 
-    Attributes:
-        id: of the answer.
-        model: its name.
-        prompt_tokens: of all prompts.
-        choices: the texts.
-        logprobs: whether they are wanted.
-        usage: whether a stream ends with it.
-        echo: what of the request the answer repeats, as the API's request gave it.
-    """
-
-    id: str
-    model: str
-    prompt_tokens: int
-    choices: list[Choice]
-    logprobs: bool = False
-    usage: bool = False
-    echo: Body = field(default_factory=dict)
+    id: str  # of the answer
+    model: str  # its name
+    prompt_tokens: int  # of all prompts
+    choices: list[Choice]  # the texts
+    logprobs: bool = False  # whether they are wanted
+    usage: bool = False  # whether a stream ends with it
+    echo: Body = field(default_factory=dict)  # what of the request the answer repeats, as the API's request gave it
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -41,34 +41,25 @@ def stacked(of: tuple[Extra, ...], experts: int, n: int, k: int, first: int = 0)
 
 @dataclass(frozen=True)
 class Experts(Part):
-    """Mixtures of experts in the layers that ``Architecture.is_mixed`` names.
+    """Mixtures of experts in the layers that ``Architecture.is_mixed`` names."""
 
-    Attributes:
-        size: the key of an expert's width.
-        count: the key of how many there are.
-        routers: names of a router's matrix, below a layer, of which a checkpoint has one.
-        fused: names of gate and up of all experts as one tensor, and of down.
-        single: where each expert's own are, by its number and the part, if they are stored one by one; "" = never.
-        parts: what gate, up and down are called there.
-        shared: an MLP that gets every row, and the key of its width; it counts as experts of the others' width.
-        shared_gate: the matrix [1, hidden] of its gate.
-        sigmoid: probabilities are sigmoids.
-        normed: the weights of a row's experts add up to one.
-        scale: the key of what the output is multiplied by; "" = nothing.
-        bias: a vector below a layer that is added to probabilities when experts are chosen, and the switch for it.
-    """
-
-    size: str = "intermediate_size"
-    count: str = "num_experts"
+    size: str = "intermediate_size"  # the key of an expert's width
+    count: str = "num_experts"  # the key of how many there are
+    # names of a router's matrix, below a layer, of which a checkpoint has one
     routers: tuple[str, ...] = ("mlp.gate.weight",)
+    # names of gate and up of all experts as one tensor, and of down
     fused: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
+    # where each expert's own are, by its number and the part, if they are stored one by one; "" = never
     single: str = "mlp.experts.{}.{}.weight"
+    # what gate, up and down are called there
     parts: dict[str, str] = field(default_factory=lambda: {part: f"{part}_proj" for part in ("gate", "up", "down")})
+    # an MLP that gets every row, and the key of its width; it counts as experts of the others' width
     shared: tuple[str, str] = ("", "")
-    shared_gate: str = ""
-    sigmoid: bool = False
-    normed: Switch = ("norm_topk_prob", False)
-    scale: str = ""
+    shared_gate: str = ""  # the matrix [1, hidden] of its gate
+    sigmoid: bool = False  # probabilities are sigmoids
+    normed: Switch = ("norm_topk_prob", False)  # the weights of a row's experts add up to one
+    scale: str = ""  # the key of what the output is multiplied by; "" = nothing
+    # a vector below a layer that is added to probabilities when experts are chosen, and the switch for it
     bias: tuple[str, Switch] = ("", False)
 
     def configure(self, arch: Architecture) -> dict[str, Any]:

@@ -32,22 +32,16 @@ ROTATIONS = {
     "embeddings of each layer, shared keys and values, two head sizes; native operators only",
 )
 class Gemma4(Architecture):
-    """See the module.
-
-    Attributes:
-        kinds: sliding or full attention, by layer.
-        owners: layers with keys and values of their own; those after them read the last ones' of their kind.
-        wide: size of a head of full layers.
-    """
+    """See the module."""
 
     activation_key = "hidden_activation"
     activation_default = "gelu_pytorch_tanh"
     tied_by_default = True
     norms = AROUND
     logits_cap = ("final_logit_softcapping", 0.0)
-    kinds: list[str]
-    owners: int
-    wide: int
+    kinds: list[str]  # sliding or full attention, by layer
+    owners: int  # layers with keys and values of their own; those after them read the last ones' of their kind
+    wide: int  # size of a head of full layers
 
     def configure(self) -> dict[str, Any]:
         settings, facts = self.settings, self.facts

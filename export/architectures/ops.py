@@ -44,17 +44,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        method: of the passes that handle it; its parameters have the names of the fields.
-        what: it computes, in the plural, for messages: "this model has ...".
-        fields: values, blocks, rules and names of tensors.
-    """
-
-    method: str
-    what: str
-    fields: dict[str, Any]
+    method: str  # of the passes that handle it; its parameters have the names of the fields
+    what: str  # it computes, in the plural, for messages: "this model has ..."
+    fields: dict[str, Any]  # values, blocks, rules and names of tensors
 
     @property
     def inputs(self) -> tuple[Value, ...]:

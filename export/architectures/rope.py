@@ -38,17 +38,12 @@ OLD_NAMES = {"su": "longrope"}
 
 @dataclass(frozen=True)
 class Rotary:
-    """One rotation of queries and keys.
+    """One rotation of queries and keys."""
 
-    Attributes:
-        parameters: see ``rope_parameters``.
-        dims: channels of a head that are turned, from the first on.
-        axes: by which of a row's three positions each pair of channels turns (M-RoPE, arXiv 2409.12191): in a sequence,
-            or in the lines and columns of an image; empty = rows have one position.
-    """
-
-    parameters: Parameters
-    dims: int
+    parameters: Parameters  # see ``rope_parameters``
+    dims: int  # channels of a head that are turned, from the first on
+    # by which of a row's three positions each pair of channels turns (M-RoPE, arXiv 2409.12191): in a sequence, or in
+    # the lines and columns of an image; empty = rows have one position
     axes: tuple[int, ...] = ()
 
     def tables(self, positions: int, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

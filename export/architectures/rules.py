@@ -39,19 +39,14 @@ AROUND = AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layern
 
 @dataclass(frozen=True)
 class RelativeRule:
-    """A bias of scores by head and by how far a key stands from its query (T5, arXiv 1910.10683, 2.1).
+    """A bias of scores by head and by how far a key stands from its query (T5, arXiv 1910.10683, 2.1)."""
 
-    Attributes:
-        table: a vector, heads one behind the other, of each head the biases by clipped distance: number
-            ``distance + clip(key - query, -distance, distance)``, so that a head has 2 * distance + 1 numbers, or
-            distance + 1 where rows see the past alone.
-        distance: beyond it all biases of a head are the same.
-        both_ways: rows see what stands behind them, too.
-    """
-
+    # a vector, heads one behind the other, of each head the biases by clipped distance: number ``distance + clip(key -
+    # query, -distance, distance)``, so that a head has 2 * distance + 1 numbers, or distance + 1 where rows see the
+    # past alone
     table: str
-    distance: int
-    both_ways: bool
+    distance: int  # beyond it all biases of a head are the same
+    both_ways: bool  # rows see what stands behind them, too
 
     @property
     def size(self) -> int:
@@ -61,15 +56,10 @@ class RelativeRule:
 
 @dataclass(frozen=True)
 class MemoryRule:
-    """How the rows of a decoder's layer attend over what an encoder gave: all of it, without positions.
+    """How the rows of a decoder's layer attend over what an encoder gave: all of it, without positions."""
 
-    Attributes:
-        layer: whose part of the memory.
-        scale: of the scores.
-    """
-
-    layer: int
-    scale: float
+    layer: int  # whose part of the memory
+    scale: float  # of the scores
 
 
 @dataclass(frozen=True)
@@ -106,19 +96,12 @@ class AttentionRule:
 
 @dataclass(frozen=True)
 class ConvolutionRule:
-    """A short convolution over each channel.
+    """A short convolution over each channel."""
 
-    Attributes:
-        layer: which of the layers with one.
-        taps: a vector [length * hidden], the taps of the oldest token first.
-        bias: [hidden].
-        length: tokens that it sees, the row's own among them.
-    """
-
-    layer: int
-    taps: str
-    bias: str | None
-    length: int
+    layer: int  # which of the layers with one
+    taps: str  # a vector [length * hidden], the taps of the oldest token first
+    bias: str | None  # [hidden]
+    length: int  # tokens that it sees, the row's own among them
 
 
 @dataclass(frozen=True)
@@ -157,21 +140,13 @@ class DeltaRule:
 
 @dataclass(frozen=True)
 class LayerEmbedding:
-    """A layer's own embedding of each token (per-layer embeddings of Gemma 3n and 4).
+    """A layer's own embedding of each token (per-layer embeddings of Gemma 3n and 4)."""
 
-    Attributes:
-        table: of all layers, [vocab, layers * width].
-        layer: whose columns are read.
-        layers: of the model.
-        width: numbers of a token in one layer.
-        scale: what they are multiplied by.
-    """
-
-    table: str
-    layer: int
-    layers: int
-    width: int
-    scale: float
+    table: str  # of all layers, [vocab, layers * width]
+    layer: int  # whose columns are read
+    layers: int  # of the model
+    width: int  # numbers of a token in one layer
+    scale: float  # what they are multiplied by
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,11 @@ HALVES = [0.5, 0.5, 0.5]  # mean and deviation of most
 
 @dataclass
 class Around:
-    """A checkpoint of a model that reads more than text.
-
-    Attributes:
-        text: the decoder.
-        settings: config.json.
-    """
+    """A checkpoint of a model that reads more than text."""
 
     source: Checkpoint
-    text: Architecture
-    settings: Settings = field(init=False)
+    text: Architecture  # the decoder
+    settings: Settings = field(init=False)  # config.json
 
     def __post_init__(self) -> None:
         self.settings = Settings(self.source.path, self.source.config, {})
@@ -73,17 +68,11 @@ class Around:
 
 @dataclass
 class Whole(Around):
-    """A checkpoint of a model that reads images, its configuration and that of its processor.
+    """A checkpoint of a model that reads images, its configuration and that of its processor."""
 
-    Attributes:
-        vision: what config.json says of the tower.
-        processor: processor_config.json.
-        pixels: preprocessor_config.json, or what processor_config.json says of images.
-    """
-
-    vision: dict[str, Any] = field(init=False)
-    pixels: Settings = field(init=False)
-    processor: dict[str, Any] = field(init=False)
+    vision: dict[str, Any] = field(init=False)  # what config.json says of the tower
+    pixels: Settings = field(init=False)  # preprocessor_config.json, or what processor_config.json says of images
+    processor: dict[str, Any] = field(init=False)  # processor_config.json
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,12 +21,9 @@ class Pass(Generic[X]):
     fields.  A block arrives as a function that runs it: that of ``sublayer`` takes the residual stream.  An operation
     without a method, a field that is no parameter unless it is None or False, and a field of a rule that ``heeds`` does
     not name unless it has its default value raise: nothing is dropped in silence.
-
-    Attributes:
-        heeds: fields of each rule that the pass computes by, or may ignore for a reason.
     """
 
-    heeds: ClassVar[dict[type, str]] = {}
+    heeds: ClassVar[dict[type, str]] = {}  # fields of each rule that the pass computes by, or may ignore for a reason
 
     @classmethod
     def lacks(cls, trace: Block) -> str:

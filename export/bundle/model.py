@@ -35,15 +35,12 @@ def write_model(
     arch: Architecture,
     spec: ModelSpec,
     chosen: DirectLevels | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,  # called with (bytes of weights written, of) as it grows
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it (``stock_graphs``, and one of native operators) into ``folder``.
 
     The weights are stored once; ``model.weights.json`` says where each lies in either layout, so that the other one can
     be made without looking into the graphs.
-
-    Args:
-        progress: called with (bytes of weights written, of) as it grows.
     """
     trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
     share = fine_share(plans["native"], spec.fine) if spec.fine else None

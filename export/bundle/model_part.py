@@ -44,32 +44,20 @@ FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How a model is stored in a bundle.
+    """How a model is stored in a bundle."""
 
-    Attributes:
-        format: weight format of every matrix.
-        head: weight format of the LM head and of the embedding tied to it; None = ``format``.
-        fine: names of matrices that are int8, whatever ``format`` says.
-        gated: sub-layers can be left out of the strict graph.
-        draft: only the plain graph.
-        prefix: path of its folder inside the bundle, with a trailing slash.
-        layout: which operators' weights are stored.
-        plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
-            (native graphs give them anyway).
-        head_vocab: the tokens of the plan's cut LM head.
-        shares_encoder: a draft reads what the target's encoder gives.
-    """
-
-    format: Format
-    head: Format | None = None
-    fine: frozenset[str] = frozenset()
-    gated: bool = False
-    draft: bool = False
-    prefix: str = ""
-    layout: Layout = "native"
+    format: Format  # weight format of every matrix
+    head: Format | None = None  # weight format of the LM head and of the embedding tied to it; None = ``format``
+    fine: frozenset[str] = frozenset()  # names of matrices that are int8, whatever ``format`` says
+    gated: bool = False  # sub-layers can be left out of the strict graph
+    draft: bool = False  # only the plain graph
+    prefix: str = ""  # path of its folder inside the bundle, with a trailing slash
+    layout: Layout = "native"  # which operators' weights are stored
+    # heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either (native
+    # graphs give them anyway)
     plan: HeadPlan | None = None
-    head_vocab: HeadVocab | None = None
-    shares_encoder: bool = False
+    head_vocab: HeadVocab | None = None  # the tokens of the plan's cut LM head
+    shares_encoder: bool = False  # a draft reads what the target's encoder gives
 
     @property
     def front_format(self) -> Format:
@@ -209,19 +197,12 @@ def source_of(arch: Architecture) -> SourcePart | None:
 def model_part(
     arch: Architecture,
     spec: ModelSpec,
-    quantizer: str | None,
-    low_bytes: int,
-    fine: float | None = None,
-    encoder_low_bytes: int = 0,
+    quantizer: str | None,  # name of what chose its levels; None = they were rounded
+    low_bytes: int,  # of the low planes of its int8 matrices
+    fine: float | None = None,  # share of the weights of layers that are int8, if ``spec.fine`` names any matrix
+    encoder_low_bytes: int = 0,  # as ``low_bytes``, of the encoder
 ) -> ModelPart:
-    """Return the entry of a model, with those of its encoders.
-
-    Args:
-        quantizer: name of what chose its levels; None = they were rounded.
-        low_bytes: of the low planes of its int8 matrices.
-        fine: share of the weights of layers that are int8, if ``spec.fine`` names any matrix.
-        encoder_low_bytes: as ``low_bytes``, of the encoder.
-    """
+    """Return the entry of a model, with those of its encoders."""
     encoder = None if spec.shares_encoder else arch.encoder
     facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
     if arch.drafts:
@@ -306,15 +287,10 @@ def encoder_part(
     spec: ModelSpec,
     quantizer: str | None,
     low_bytes: int,
-    name: str = ENCODER,
-    tapped: Sequence[int] = (),
+    name: str = ENCODER,  # of its files
+    tapped: Sequence[int] = (),  # after which layers its rows are given, too
 ) -> ModelPart:
-    """Return the entry of an encoder, which only native operators run; arguments as for ``model_part``.
-
-    Args:
-        name: of its files.
-        tapped: after which layers its rows are given, too.
-    """
+    """Return the entry of an encoder, which only native operators run; arguments as for ``model_part``."""
     graph = Graph(file=f"{spec.prefix}{name}.onnx", gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=counted(arch),

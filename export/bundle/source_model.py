@@ -19,40 +19,26 @@ from edgespec.runtimes.files.operators import WantedOperators
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """A model part on disk, and the squared errors of its matrices.
-
-    Attributes:
-        uncalibrated: matrices that a calibrating quantizer knew no inputs of.
-    """
+    """A model part on disk, and the squared errors of its matrices."""
 
     part: ModelPart
     errors: Errors
-    uncalibrated: int = 0
+    uncalibrated: int = 0  # matrices that a calibrating quantizer knew no inputs of
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How a model is to be written.
+    """How a model is to be written."""
 
-    Attributes:
-        folder: of the bundle; a draft goes to ``draft`` in it.
-        draft: it is the draft.
-        gated: sub-layers can be left out of a pass.
-        choice: how matrices are stored.
-        operators: whose layout the weights get.
-        texts: context -> tokens int64 [S, T] that quantizers calibrate on, of an encoder-decoder with its sources.
-        threads: of what is tried on the way.
-        progress: told of every stage.
-    """
-
-    folder: Path
-    draft: bool
-    gated: bool
-    choice: WeightChoice
-    operators: WantedOperators
+    folder: Path  # of the bundle; a draft goes to ``draft`` in it
+    draft: bool  # it is the draft
+    gated: bool  # sub-layers can be left out of a pass
+    choice: WeightChoice  # how matrices are stored
+    operators: WantedOperators  # whose layout the weights get
+    # context -> tokens int64 [S, T] that quantizers calibrate on, of an encoder-decoder with its sources
     texts: Callable[[int], NDArray[np.int64] | SourcedTexts]
-    threads: int | None
-    progress: Progress
+    threads: int | None  # of what is tried on the way
+    progress: Progress  # told of every stage
 
     @property
     def what(self) -> str:

@@ -55,12 +55,9 @@ def fill(
     path: Path,
     plan: StoragePlan,
     chosen: DirectLevels | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,  # called with (bytes written, of) after every piece of a tensor
 ) -> Errors:
     """Write the tensors of a plan's model.
-
-    Args:
-        progress: called with (bytes written, of) after every piece of a tensor.
 
     Returns the squared errors of the matrices.
     """

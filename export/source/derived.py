@@ -22,17 +22,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that is read in parts, as float32.
+    """A tensor that is read in parts, as float32."""
 
-    Attributes:
-        size: gives its shape; nothing is asked of a checkpoint before.
-        read: (rows, columns of a matrix or None) -> that part.
-        origins: names of the checkpoint's tensors that it is made of.
-    """
-
-    size: Callable[[], tuple[int, ...]]
-    read: Callable[[slice, slice | None], Floats]
-    origins: frozenset[str] = frozenset()
+    size: Callable[[], tuple[int, ...]]  # gives its shape; nothing is asked of a checkpoint before
+    read: Callable[[slice, slice | None], Floats]  # (rows, columns of a matrix or None) -> that part
+    origins: frozenset[str] = frozenset()  # names of the checkpoint's tensors that it is made of
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -153,26 +153,16 @@ INSTALL = "pip install 'edgespec[gguf]'"
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor of a GGUF file.
+    """One tensor of a GGUF file."""
 
-    Attributes:
-        file: the file. name: of the tensor in it.
-        kind: number of its ggml type.
-        shape: of the tensor, [k] or [n, k].
-        offset: of its first byte in the file.
-        block: values of a block, and its bytes.
-        heads: heads whose rows are interleaved; 0 = none.
-        plus: what was added to every value.
-    """
-
-    file: Path
+    file: Path  # the file. name: of the tensor in it
     name: str
-    kind: int
-    shape: tuple[int, ...]
-    offset: int
-    block: tuple[int, int]
-    heads: int = 0
-    plus: float = 0.0
+    kind: int  # number of its ggml type
+    shape: tuple[int, ...]  # of the tensor, [k] or [n, k]
+    offset: int  # of its first byte in the file
+    block: tuple[int, int]  # values of a block, and its bytes
+    heads: int = 0  # heads whose rows are interleaved; 0 = none
+    plus: float = 0.0  # what was added to every value
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
         if len(self.shape) == 1:

@@ -31,20 +31,13 @@ MERGE = "merge it once with PEFT: `model.merge_and_unload().save_pretrained(fold
 
 @dataclass(frozen=True)
 class Merged:
-    """A matrix with its adapter.
+    """A matrix with its adapter."""
 
-    Attributes:
-        base: W, [n, k]; [k, n] if ``transposed``.
-        a: [r, k]. b: [n, r].
-        scale: of B @ A.
-        transposed: W is stored [inputs, outputs].
-    """
-
-    base: Stored
-    a: Plain
+    base: Stored  # W, [n, k]; [k, n] if ``transposed``
+    a: Plain  # [r, k]. b: [n, r]
     b: Plain
-    scale: float
-    transposed: bool = False
+    scale: float  # of B @ A
+    transposed: bool = False  # W is stored [inputs, outputs]
 
     @property
     def file(self) -> Path:

@@ -57,19 +57,12 @@ def dequantize(
 
 @dataclass(frozen=True)
 class Scaled:
-    """A matrix of float8 or int8 with one scale for each block: ``(level - zero) * scale``.
+    """A matrix of float8 or int8 with one scale for each block: ``(level - zero) * scale``."""
 
-    Attributes:
-        levels: [n, k].
-        scale: as many as there are blocks; any shape.
-        zero: like ``scale``; None = 0.
-        block: rows and columns of a block; the last ones may be cut off.
-    """
-
-    levels: Plain
-    scale: Plain
-    zero: Plain | None
-    block: tuple[int, int]
+    levels: Plain  # [n, k]
+    scale: Plain  # as many as there are blocks; any shape
+    zero: Plain | None  # like ``scale``; None = 0
+    block: tuple[int, int]  # rows and columns of a block; the last ones may be cut off
 
     @property
     def file(self) -> Path:
@@ -93,27 +86,17 @@ class Scaled:
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """Levels in 32-bit words: ``(level - zero) * scale``, a scale and a zero point for each row and group of inputs.
+    """Levels in 32-bit words: ``(level - zero) * scale``, a scale and a zero point for each row and group of inputs."""
 
-    Attributes:
-        words: int32, the levels. zeros: int32, the zero points, None = half of the range. scales: floats.
-        group: of each input, [k].
-        bits: of a level.
-        axes: along which words and zeros are packed.
-        turned: all of them lie with inputs, or groups, first.
-        places: see ``unpack``.
-        add: to a stored zero point, modulo 2^bits.
-    """
-
-    words: Plain
+    words: Plain  # int32, the levels. zeros: int32, the zero points, None = half of the range. scales: floats
     zeros: Plain | None
     scales: Plain
-    group: NDArray[np.int64]
-    bits: int
-    axes: tuple[int, int]
-    turned: bool = True
-    places: tuple[int, ...] | None = None
-    add: int = 0
+    group: NDArray[np.int64]  # of each input, [k]
+    bits: int  # of a level
+    axes: tuple[int, int]  # along which words and zeros are packed
+    turned: bool = True  # all of them lie with inputs, or groups, first
+    places: tuple[int, ...] | None = None  # see ``unpack``
+    add: int = 0  # to a stored zero point, modulo 2^bits
 
     @property
     def file(self) -> Path:

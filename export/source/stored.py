@@ -57,22 +57,15 @@ class Temporary:
 
 @dataclass
 class Opened:
-    """A source model.
+    """A source model."""
 
-    Attributes:
-        path: the folder of config.json and the tokenizer: the model's own, or where they are made from something else
-            (a GGUF file, an adapter) a temporary one that lasts as long as this object.
-        config: the parsed config.json.
-        tensors: what is stored, by Hugging Face name.
-        notes: what the user should know about how it is read.
-        temporary: where ``path`` is, if it is a temporary folder.
-    """
-
+    # the folder of config.json and the tokenizer: the model's own, or where they are made from something else (a GGUF
+    # file, an adapter) a temporary one that lasts as long as this object
     path: Path
-    config: dict[str, Any] = field(repr=False)
-    tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)
-    notes: list[str] = field(default_factory=list, repr=False)
-    temporary: Temporary | None = field(default=None, repr=False)
+    config: dict[str, Any] = field(repr=False)  # the parsed config.json
+    tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)  # what is stored, by Hugging Face name
+    notes: list[str] = field(default_factory=list, repr=False)  # what the user should know about how it is read
+    temporary: Temporary | None = field(default=None, repr=False)  # where ``path`` is, if it is a temporary folder
 
 
 def span(part: slice | None, length: int) -> tuple[int, int]:
@@ -85,21 +78,13 @@ def span(part: slice | None, length: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Plain:
-    """A tensor of a safetensors file.
+    """A tensor of a safetensors file."""
 
-    Attributes:
-        file: the file.
-        name: of the tensor in it.
-        dtype: as safetensors names it, such as ``BF16``.
-        shape: of the tensor.
-        offset: of its first byte in the file.
-    """
-
-    file: Path
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    file: Path  # the file
+    name: str  # of the tensor in it
+    dtype: str  # as safetensors names it, such as ``BF16``
+    shape: tuple[int, ...]  # of the tensor
+    offset: int  # of its first byte in the file
 
     def raw(self, rows: slice = slice(None), columns: slice | None = None) -> NDArray[Any]:
         """Return a part as it is stored: ``rows`` of the first dimension, ``columns`` of a matrix.

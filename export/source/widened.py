@@ -38,17 +38,11 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Widened:
-    """A tensor that is computed from the source's.
+    """A tensor that is computed from the source's."""
 
-    Attributes:
-        file: the folder's ``edgespec_widened.json``.
-        shape: of the wide tensor.
-        compute: gives all of it, float64.
-    """
-
-    file: Path
-    shape: tuple[int, ...]
-    compute: Callable[[], Doubles]
+    file: Path  # the folder's ``edgespec_widened.json``
+    shape: tuple[int, ...]  # of the wide tensor
+    compute: Callable[[], Doubles]  # gives all of it, float64
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
         whole = self.compute()[rows]

@@ -114,15 +114,10 @@ def _read_merges(file: Path) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found in a text before anything else; the last four are as in tokenizer.json.
+    """A token that is found in a text before anything else; the last four are as in tokenizer.json."""
 
-    Attributes:
-        text: what is found, and how the token is called.
-        special: decoding leaves it out.
-    """
-
-    text: str
-    special: bool
+    text: str  # what is found, and how the token is called
+    special: bool  # decoding leaves it out
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
