@@ -254,7 +254,7 @@ def this_machine(device: DeviceName = "cpu") -> Machine:
         edgespec=__version__,
         isa=library.isa,
         library=hashlib.sha256(library.path.read_bytes()).hexdigest()[:16] if library.path else "",
-        driver="" if device == "cpu" else driver(device),
+        driver="" if device == "cpu" else driver(),
     )
 
 

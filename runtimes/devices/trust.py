@@ -91,7 +91,7 @@ def open_on_device(
         trial = try_apart(bundle, device, precision, strict, threads)
         check_trial(device, target.format, trial)
         rows = WIDE if trial.wide <= MOST[trial.precision, target.format].wide else NARROW
-        known[key] = trial._asdict() | {"rows": rows, "driver": driver(device)}
+        known[key] = trial._asdict() | {"rows": rows, "driver": driver()}
         with suppress(OSError):  # no cache: the step is made again next time
             write_sealed(cache_folder() / "devices.json", SEALED, known)
     model = DeviceModel(bundle.path, target, device, strict, known[key]["precision"], bundle.checked)
@@ -114,7 +114,7 @@ def check_trial(device: DeviceName, form: Format, found: GoldenStep) -> None:
     if wrong:
         other = "load with device precision fp32, or " if found.precision == "fp16" else ""
         raise DeviceError(
-            f"device {device} gives wrong numbers here: {wrong} ({driver(device)})",
+            f"device {device} gives wrong numbers here: {wrong} ({driver()})",
             f"{other}use device cpu; a newer driver may help",
         )
 
@@ -124,7 +124,7 @@ def _key(bundle: Bundle, device: DeviceName, precision: Precision | None, strict
     graphs = [
         files[part.graphs[name].file].sha256 for name in sorted(part.graphs) if part.graphs[name].device == device
     ]
-    facts = [driver(device), precision, strict, files[part.weights].sha256, graphs]
+    facts = [driver(), precision, strict, files[part.weights].sha256, graphs]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -71,8 +71,8 @@ def webgpu_state() -> DeviceState:
     return DeviceState("webgpu", True, _described(found[0]))
 
 
-def driver(device: DeviceName) -> str:
-    """Name what a device's numbers depend on: its adapter, the provider and ONNX Runtime."""
+def driver() -> str:
+    """Name what the GPU's numbers depend on: its adapter, the provider and ONNX Runtime."""
     import onnxruntime as ort
 
     library, _ = _library()

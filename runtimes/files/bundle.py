@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.checked import Checked
+from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest, ModelPart, read_manifest
+from edgespec.runtimes.files.manifest_parts import INSIDE, InsidePath
 
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 TEXT_FILES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE
@@ -52,8 +56,7 @@ class Bundle:
         folder = Path(path)
         manifest = read_manifest(folder)
         bundle = cls(folder, manifest, checked := Checked(check))
-        codes = [manifest.codes.graph] if manifest.codes else []
-        for name in [*codes, *(name for part in manifest.models for name in _named(part))]:
+        for name in _named(manifest):
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
         _check_links(folder)
@@ -190,10 +193,12 @@ def _read_by_name(folder: Path) -> list[str]:
     return fixed + [file.relative_to(folder).as_posix() for file in (folder / TEMPLATE_FOLDER).glob("*.jinja")]
 
 
-def _named(part: ModelPart) -> list[str]:
-    """Every file that a model's entry in the manifest uses."""
-    beside = [one.file for one in (part.head_vocab, part.final_norm) if one]
-    tables = part.attention.tables if part.attention else None
-    own = (part.decoder.confidence, part.decoder.masked) if part.decoder else ()
-    optional = [name for name in (part.index, tables, *own) if name]
-    return [part.weights, *beside, *optional, *(graph.file for graph in part.graphs.values())]
+def _named(part: Part) -> Iterator[str]:
+    """Give every file that an entry of the manifest, or one inside it, uses."""
+    for name, about in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, str) and (INSIDE in about.metadata or InsidePath in get_args(about.annotation)):
+            yield value
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            if isinstance(inner, Part):
+                yield from _named(inner)

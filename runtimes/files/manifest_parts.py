@@ -52,7 +52,8 @@ def _inside(path: str) -> str:
     return path
 
 
-InsidePath = Annotated[str, AfterValidator(_inside)]
+INSIDE = AfterValidator(_inside)
+InsidePath = Annotated[str, INSIDE]  # a file of the bundle, which ``files`` lists
 FileName = Annotated[InsidePath, StringConstraints(pattern=r"^[\w.-]+\.data$", max_length=255)]
 
 

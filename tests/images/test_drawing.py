@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,11 @@ from PIL import Image
 
 from edgespec.engine.captions import Captions
 from edgespec.engine.loading import load
-from edgespec.errors import IncompatibleDraft, InvalidRequest
+from edgespec.errors import BundleError, IncompatibleDraft, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.footprint import memory_of
-from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.images.drawn import Lookalikes, png
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions
@@ -135,3 +137,14 @@ def test_a_letter_is_drawn_without_a_download(command: Command, tmp_path: Path) 
     voice = ("-o", tmp_path / "a.png", "--voice", "tara"), "--voice is for models that speak"
     for words, why in ((), "-o picture.png"), (("-o", "a.wav"), "ends with .png"), voice:
         command(*run, *words).refused(2, why)
+
+
+def test_the_codes_vectors_are_a_listed_file(bundle: Path, tmp_path: Path) -> None:
+    """What is not listed has no digest, and nothing could be said of a picture."""
+    shutil.copytree(bundle, tmp_path / "copy")
+    data = json.loads((bundle / MANIFEST).read_text("utf-8"))
+    codebook = data["codes"]["image"]["codebook"]
+    data["files"].pop(codebook)
+    (tmp_path / "copy" / MANIFEST).write_text(json.dumps(data), "utf-8")
+    with pytest.raises(BundleError, match=f"uses '{codebook}' but does not list it"):
+        load(tmp_path / "copy")

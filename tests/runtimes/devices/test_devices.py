@@ -66,7 +66,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "try_apart", opening.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
-    monkeypatch.setattr(opening, "driver", lambda _: "host")
+    monkeypatch.setattr(opening, "driver", lambda: "host")
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_wrong_numbers_are_not_trusted(bundle: Path, on_host: None, monkeypatch:
     def wrong(self: HostModel, *arguments: Any) -> Any:
         return [array * np.float32(1.1) for array in run(self, *arguments)]
 
-    monkeypatch.setattr(opening, "driver", lambda _: "a wrong driver")
+    monkeypatch.setattr(opening, "driver", lambda: "a wrong driver")
     monkeypatch.setattr(HostModel, "run", wrong)
     with pytest.raises(DeviceError, match=r"gives wrong numbers here: its logits differ from the CPU's by \d"):
         load(bundle, device="webgpu")
@@ -193,12 +193,12 @@ def test_the_golden_step_is_made_once_a_driver(bundle: Path, on_host: None, monk
         return made[-1]
 
     monkeypatch.setattr(opening, "golden_step", counted)
-    monkeypatch.setattr(opening, "driver", lambda _: "driver 1")
+    monkeypatch.setattr(opening, "driver", lambda: "driver 1")
     load(bundle, device="webgpu")
     load(bundle, device="webgpu")
     assert len(made) == 1
     assert max(made[0][1:]) < 1e-5
-    monkeypatch.setattr(opening, "driver", lambda _: "driver 2")
+    monkeypatch.setattr(opening, "driver", lambda: "driver 2")
     load(bundle, device="webgpu")
     assert len(made) == 2
     (cache_folder() / "devices.json").write_text("{", "utf-8")  # a file that cannot be read is no reason to fail
@@ -218,7 +218,7 @@ def test_a_kernel_for_many_rows_may_be_wrong_alone(
         many = small.get("position_ids", np.zeros((1, 1))).shape[1] > NARROW
         return [array * np.float32(1.5) for array in found] if many else found
 
-    monkeypatch.setattr(opening, "driver", lambda _: "wrong beyond sixteen rows")
+    monkeypatch.setattr(opening, "driver", lambda: "wrong beyond sixteen rows")
     monkeypatch.setattr(HostModel, "run", wrong)
     engine = load(bundle, device="webgpu")
     assert isinstance(engine.model, HostModel)

@@ -104,7 +104,7 @@ def test_faults_are_noticed(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, precision: Precision
 ) -> None:
     """By the comparison with the CPU, or by that of passes: tolerances must lie between roundings and faults."""
-    monkeypatch.setattr(opening, "driver", lambda _: "host")
+    monkeypatch.setattr(opening, "driver", lambda: "host")
     model = faulty(bundle, tmp_path / "copy", fault, precision)
     found = golden_step(model.folder, model.part, model, 1)
     if fault == "none":
@@ -124,7 +124,7 @@ def test_faults_are_noticed(
 def usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that device webgpu is there."""
     monkeypatch.setattr(opening, "require_device", lambda _: None)
-    monkeypatch.setattr(opening, "driver", lambda _: "a driver that crashes")
+    monkeypatch.setattr(opening, "driver", lambda: "a driver that crashes")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_the_other_process_found(bundle: Path, usable: None, monkeypatch: p
     answer = '{"precision": "fp16", "cpu": 0.001, "passes": 0.002, "wide": 0.5}'
     program = f"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text({answer!r})"
     monkeypatch.setattr(opening, "COMMAND", (sys.executable, "-c", program))
-    monkeypatch.setattr(opening, "driver", lambda _: "another driver")
+    monkeypatch.setattr(opening, "driver", lambda: "another driver")
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
     engine = load(bundle, device="webgpu")
     assert isinstance(engine.model, HostModel)
@@ -178,7 +178,7 @@ def test_what_the_other_process_found(bundle: Path, usable: None, monkeypatch: p
     bad = answer.replace("0.002", "NaN")
     program = f"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text({bad!r})"
     monkeypatch.setattr(opening, "COMMAND", (sys.executable, "-c", program))
-    monkeypatch.setattr(opening, "driver", lambda _: "a third driver")
+    monkeypatch.setattr(opening, "driver", lambda: "a third driver")
     with pytest.raises(DeviceError, match="rows of one text differ by nan% between its passes"):
         load(bundle, device="webgpu")
 
