@@ -18,6 +18,7 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import AuxHiddenSink, Pass
+from edgespec.runtimes.files.manifest_parts import DecoderPart, DrafterKind
 from tests.support.reference import FunctionTarget
 from tests.support.toy import hash_logits
 
@@ -122,10 +123,8 @@ class ToySlot:
         self.passes: list[tuple[str, int, bool, bool]] = []
         self.strange: list[Rows] = []
         self.head_tokens = None if known is None else np.array(known, np.int64)
-        kind = "dflash" if block else "eagle"
-        decoder = SimpleNamespace(
-            kind=kind, columns=HIDDEN + TAPS, reads=[], block=block, mask=MASK, anchor=None, masked=None
-        )
+        kind: DrafterKind = "dflash" if block else "eagle"
+        decoder = DecoderPart(kind=kind, columns=HIDDEN + TAPS, block=block, mask=MASK)
         self.model = SimpleNamespace(
             part=SimpleNamespace(decoder=decoder, heads=[]), facts=SimpleNamespace(hidden=HIDDEN)
         )
