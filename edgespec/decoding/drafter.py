@@ -326,6 +326,9 @@ class Guard:
 
     def __init__(self, drafter: Drafter, target: Target, eos: frozenset[int], stats: Stats) -> None:
         self._drafter: Drafter | None = drafter
+        # the hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
+        own = ((hook, getattr(drafter, hook)) for hook in ("begin", "absorb", "prefill", "observe", "timed"))
+        self._hooks = {hook: call for hook, call in own if getattr(call, "__func__", 0) is not getattr(Drafter, hook)}
         self._target: Any = target
         self._eos, self._stats = eos, stats
         self._wants: frozenset[str] | None = None  # what the target was told last
@@ -366,6 +369,8 @@ class Guard:
 
     def learn(self, proposal: Proposal, verdict: Verdict, output: Pass, time: RoundTime) -> None:
         """Let the drafter learn from a round and its time."""
+        if not self._hooks:
+            return
         stats, start = self._stats, perf_counter()
         self._call("observe", proposal, verdict, output)
         observed = perf_counter()
@@ -399,9 +404,10 @@ class Guard:
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
     # that failed below a self-draft, its next pass will say so.
     def _call(self, hook: str, *arguments: Any) -> Any:
-        """Call a hook of the drafter -> what it returns; None where it failed, or was dropped before."""
+        """Call a hook of the drafter -> what it returns; None where it has none or failed, or was dropped before."""
+        call = self._hooks.get(hook)
         try:
-            return None if self._drafter is None else getattr(self._drafter, hook)(*arguments)
+            return None if call is None else call(*arguments)
         except Exception as error:
             self._drop(hook, error)
             return None
@@ -415,7 +421,7 @@ class Guard:
                 return
         except Exception as second:  # then the whole of it goes
             why = f"{why}; {type(second).__name__}: {second}"
-        self._drafter, stats.dropped_reason = None, why
+        self._drafter, self._hooks, stats.dropped_reason = None, {}, why
 
 
 class Proposer(Protocol):

@@ -190,7 +190,7 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
             f"the prompt has {len(tokens)} tokens and the context {context}: no room for a new one",
             "shorten the prompt, or give more context where the bundle has it",
         )
-    if min(tokens) < 0 or any(vocab <= token < INSERTED for token in tokens):
+    if min(tokens) < 0 or (max(tokens) >= vocab and any(vocab <= token < INSERTED for token in tokens)):
         raise InvalidRequest(
             f"the prompt has a token id outside the vocabulary (the vocabulary has {vocab})", "check the tokenizer"
         )

@@ -18,7 +18,7 @@ from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.memory import Memory
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 
@@ -141,8 +141,13 @@ class NativeSlot(NativeRunner):
 
     def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
-        with self._top(1):
-            return self._likeliest(self.forward(tokens, parents))
+        self._verify(tokens, parents)
+        self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
+        try:
+            n = len(tokens)
+            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden))
+        finally:
+            self._control[TOP] = 0
 
     def _verify(self, tokens: Ids, parents: Ids | None) -> None:
         """Plan a pass whose rows may be kept; [n], [n]."""

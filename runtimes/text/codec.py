@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
@@ -98,9 +98,11 @@ class TextCodec:
             tokens = [token for token in tokens if token < INSERTED]
         if shown and not shown.isdisjoint(tokens):
             return "".join(self._pieces(tokens, shown))
-        with _library(BundleError, "the tokenizer cannot decode what the model wrote", "download it again"):
+        try:  # twice for each token that is written: no context manager
             text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
             return self._bytes.decode(tokens) if self._bytes is not None and "\ufffd" in text else text
+        except BaseException as error:
+            _refuse(error, BundleError, "the tokenizer cannot decode what the model wrote", "download it again")
 
     def _pieces(self, tokens: Sequence[int], shown: Set[int]) -> Iterator[str]:
         """Write special tokens by their names, and what is between them as text."""
@@ -164,6 +166,11 @@ def _library(kind: type[EdgespecError], what: str, hint: str | None = None) -> I
     except EdgespecError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise kind(f"{what}: {first_line(error)}", hint) from error
+        _refuse(error, kind, what, hint)
+
+
+def _refuse(error: BaseException, kind: type[EdgespecError], what: str, hint: str | None) -> NoReturn:
+    """Raise as ``kind`` what the tokenizers library raises: plain Exceptions, and panics, which are none."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    raise kind(f"{what}: {first_line(error)}", hint) from error
