@@ -22,6 +22,8 @@ TEXT, WHOLE, NUMBER, FLAG, NULL, ANY = (
     {"type": kind} for kind in ("string", "integer", "number", "boolean", "null", "object")
 )
 FILE: Shape = {"type": "string", "contentMediaType": "application/octet-stream"}
+# an event of a stream, whose data is JSON, or [DONE]
+EVENT: Shape = {"type": "object", "properties": {"event": TEXT, "data": TEXT}, "required": ["data"]}
 
 
 def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
@@ -91,7 +93,7 @@ def _get(what: str, schema: str | None, kind: str = "application/json", paramete
 def _post(what: str, asked: str, answer: str, stream: bool = True, error: str = "Failure") -> Shape:
     whole = _answer(what, "application/json", answer)
     if stream:
-        whole["content"]["text/event-stream"] = {"schema": TEXT}
+        whole["content"]["text/event-stream"] = {"schema": EVENT}
     made: Shape = {
         "summary": what,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
