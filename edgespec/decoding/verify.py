@@ -136,17 +136,16 @@ class Accept:
         least = min(self.epsilon, self.delta * math.exp(-entropy))
         return lambda token: math.log(p[token]) if p[token] > least else None
 
-    def alike(self, rows: RowSampler, row: int, guess: int) -> NDArray[np.int64]:
+    def alike(self, rows: RowSampler, row: int, guess: int) -> NDArray[np.int64] | tuple[()]:
         """Tokens that a guess stands for beside itself: the nearest ones of at most ``delta`` together; no other rule
         has any.
         """
         if self.rule != "lantern" or self.near is None:
-            return _NONE
+            return ()  # a round of every rule asks, and looks for a token in it
         found = self.near(guess)[: self.k]
         return found[np.cumsum(rows.chances(row)[found]) <= self.delta]
 
 
-_NONE = np.empty(0, np.int64)
 EXACT = Accept()
 
 
