@@ -24,7 +24,8 @@ if "onnxruntime" in sys.modules and os.environ.get("ORT_DISABLE_TELEMETRY", "0")
     )
 os.environ.update(_SILENT)
 
-__version__ = "0.1.0"
+from edgespec.version import __version__  # noqa: E402 (after the environment is set)
+
 __all__ = [
     "Audio",
     "EdgespecError",

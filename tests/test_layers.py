@@ -1,20 +1,14 @@
-"""Layers import lower ones only, no import cycles, no long files, and the core imports nothing but itself."""
+"""Layers import lower ones only, there are no import cycles, and the core imports nothing but itself."""
 
 from __future__ import annotations
 
-import ast
-import re
-import subprocess
-
 import pytest
 
-from edgespec.drafters.registry import METHODS
 from tools import structure
 
 FOUND = structure.modules()
 CORE = {"edgespec.decoding", "edgespec.formulas", "edgespec.errors"}
 """What ports to other languages mirror: it imports numpy and itself."""
-LONGEST = 500  # lines of a file
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +21,7 @@ def test_all_parts_are_looked_at(graph: dict[str, set[str]]) -> None:
     for module in ("edgespec.decoding.loop", "edgespec.cli.run", "edgespec.export.architectures.llama"):
         assert module in FOUND
     assert "edgespec.runtimes.slots.slot" in graph["edgespec.runtimes.opening"]
-    assert {structure.layer(module) for module in FOUND} == {*structure.LAYERS, ""}
+    assert {structure.layer(module) for module in FOUND} == {*structure.LAYERS, "edgespec"}
 
 
 def test_cycles_are_seen() -> None:
@@ -74,40 +68,3 @@ def test_auto_knows_nothing_of_the_planners_speeds(graph: dict[str, set[str]]) -
                 reached |= (more := graph[todo.pop()] - reached)
                 todo += more
             assert not reached & {f"edgespec.planning.{name}" for name in ("costs", "prediction", "traffic")}, module
-
-
-def test_no_file_is_long() -> None:
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=structure.ROOT, capture_output=True, text=True, check=True)
-    paths = {name: structure.ROOT / name for name in listed.stdout.splitlines()}
-    sizes = {name: structure.lines(path) for name, path in paths.items() if path.exists() and not path.is_symlink()}
-    assert {name: size for name, size in sizes.items() if size > LONGEST} == {}
-
-
-def test_files_of_the_core_stay_few() -> None:
-    """Those that a reader of the algorithm, or of an export, has to find the way among."""
-    root = structure.ROOT
-    assert len(list((root / "edgespec/decoding").glob("*.py"))) <= 12
-    methods = {method.builder.split(":")[0].rpartition(".")[2] for method in METHODS.values()}
-    shared = {path.stem for path in (root / "edgespec/drafters").glob("*.py")} - methods
-    assert len(shared) <= 8, shared  # a method is one file; these serve several
-    assert len([folder for folder in (root / "export").iterdir() if (folder / "__init__.py").is_file()]) <= 11
-
-
-FENCED = re.compile(r"(?i)(?<![a-z])(swift|skip_search|resume[ds]?|paradecode|combs?|lossy)(?![a-z])")
-"""Methods that stay behind a drafter's hooks: the path of every request does not know them."""
-
-
-@pytest.mark.parametrize("package", ["decoding", "control", "engine"])
-def test_methods_stay_behind_their_hooks(package: str) -> None:
-    for path in (structure.ROOT / "edgespec" / package).glob("*.py"):
-        assert not FENCED.findall(path.read_text("utf-8")), path.name
-
-
-def test_a_round_is_one_function_of_one_screen() -> None:
-    """It proposes, runs the pass, verifies and commits itself, and is watched by three calls at most."""
-    tree = ast.parse((structure.ROOT / "edgespec/decoding/loop.py").read_text("utf-8"))
-    (decode,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "decode")
-    assert (decode.end_lineno or 0) - decode.body[1].lineno < 45  # body[0] is its docstring
-    called = [ast.unparse(node.func) for node in ast.walk(decode) if isinstance(node, ast.Call)]
-    assert {"guard.propose", "run", "verify", "target.keep"} <= set(called)
-    assert sum(name.startswith("stats.") for name in called) <= 3

@@ -116,11 +116,12 @@ def test_the_source_archive_is_complete(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         links = [member.name for member in archive.getmembers() if member.issym()]
-    sources = {f"runtimes/native/{path.name}" for path in (ROOT / "runtimes" / "native").iterdir()
+    sources = {f"edgespec/runtimes/native/{path.name}" for path in (ROOT / "edgespec" / "runtimes" / "native").iterdir()
                if path.suffix in (".cpp", ".h", ".inl")}  # fmt: skip
     assert sources <= names
     assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "edgespec/__init__.py",
-            "export/bundle/model.py", "runtimes/slots/slot.py", "configs/laptop-1b-chat.json",
+            "edgespec/export/bundle/model.py", "edgespec/runtimes/slots/slot.py",
+            "edgespec/configs/laptop-1b-chat.json",
             "edgespec/builtin/shakespeare/model.safetensors"} <= names  # fmt: skip
     assert not links  # what they point to is there as it is
     assert not [name for name in names if name.endswith((".so", ".dylib", ".pyc", ".onnx"))]

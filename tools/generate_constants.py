@@ -1,7 +1,7 @@
 """Write what C++ and Kotlin share with Python: ``python -m tools.generate_constants``, after a change of any of it.
 
-The numbers live in Python alone: in ``runtimes/files/formats.py``, or where each is used.  A test checks both files
-(``tests/tools/test_constants.py``).
+The numbers live in Python alone: in ``edgespec/runtimes/files/formats.py``, or where each is used.  A test checks both
+files (``tests/tools/test_constants.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 from edgespec.runtimes.text.languages import LISTED, MEMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADER = ROOT / "runtimes" / "native" / "constants.h"
+HEADER = ROOT / "edgespec" / "runtimes" / "native" / "constants.h"
 KOTLIN = ROOT / "android_demo/edgespec/src/main/kotlin/dev/edgespec/runtimes/Constants.kt"
 NOTE = "// Written by `python -m tools.generate_constants` from Python's constants: not to be edited."
 LOOKED_UP = ("r8", "r32")  # kinds of rows that are looked up and not multiplied by: int8 with a scale a row, float32

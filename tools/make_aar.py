@@ -38,7 +38,7 @@ NEEDED = (
     ("ai.djl.android:tokenizer-native", "tokenizers", "runtime"),
     ("com.google.code.gson:gson", "gson", "runtime"),
 )
-TOKENIZER = "libedgespec_tokenizer.so"  # runtimes/tokenizer, in the place of DJL's
+TOKENIZER = "libedgespec_tokenizer.so"  # edgespec/runtimes/tokenizer, in the place of DJL's
 LICENCE = "Apache-2.0"
 
 

@@ -1,4 +1,4 @@
-"""Compute the rotary frequencies that export/architectures/rope.py is tested against, by transformers.
+"""Compute the rotary frequencies that edgespec/export/architectures/rope.py is tested against, by transformers.
 
 Needs torch and transformers:
 

@@ -17,14 +17,14 @@ from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 NEW = 24  # tokens
-PACKAGE = ("edgespec", "export", "runtimes", "configs")
+PACKAGE = "edgespec"
 ALGORITHM = ("edgespec/decoding/", "edgespec/control/", "edgespec/drafters/", "edgespec/formulas/")
 
 
 def own_file(name: str) -> str | None:
     """Name a file of the package as it lies in the checkout; None = another one, as of a virtual environment in it."""
     path = Path(name).resolve()
-    if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in PACKAGE:
+    if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] != PACKAGE:
         return None
     return path.relative_to(ROOT).as_posix()
 

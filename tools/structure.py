@@ -16,24 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HIGH = ("cli", "server", "export", "reports", "engine", "planning")
-LAYERS = (*HIGH, "control", "drafters", "runtimes", "decoding", "formulas")
-"""The layers of the package, the highest first: a layer imports lower ones only."""
+TOP = ("__main__", "cli", "server", "library")
+LAYERS = (*TOP, "export", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding", "formulas",
+          "configs", "errors", "version")  # fmt: skip
+"""The layers of the package, the highest first: a layer imports lower ones only.  Some are one module."""
 
 Graph = Mapping[str, set[str]]
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Find every module by its import name, through the links `edgespec/export` and the like."""
+    """Find every module by its import name."""
     found = {}
-    for folder in ("edgespec", "export", "runtimes", "configs"):
-        prefix = () if folder == "edgespec" else ("edgespec",)
-        for path in sorted((root / folder).rglob("*.py")):
-            inner = path.relative_to(root)
-            if any((root / parent).is_symlink() for parent in inner.parents):
-                continue  # counted where it lies
-            parts = (*prefix, *inner.with_suffix("").parts)
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in sorted((root / "edgespec").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -71,9 +67,8 @@ def package(module: str, found: Mapping[str, Path]) -> str:
 
 
 def layer(module: str) -> str:
-    """Give the layer that a module belongs to: the word after `edgespec.`, or "" for what lies at the top."""
-    words = module.split(".")
-    return words[1] if len(words) > 1 and words[1] in LAYERS else ""
+    """Give the layer that a module belongs to, the word after `edgespec.`; the package itself is named `edgespec`."""
+    return module.split(".")[1] if "." in module else module
 
 
 def between_packages(graph: Graph, found: Mapping[str, Path]) -> dict[str, set[str]]:
@@ -114,10 +109,14 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 
 def upward(graph: Graph) -> list[tuple[str, str]]:
-    """Find the imports of a higher layer from a lower one."""
-    rank = {name: place for place, name in enumerate(LAYERS)}
+    """Find the imports of a higher layer from a lower one.
+
+    Raises:
+        KeyError: a module that is in no layer.
+    """
+    rank = {name: place for place, name in enumerate(("edgespec", *LAYERS))}
     pairs = ((module, other) for module, used in graph.items() for other in sorted(used))
-    return [(a, b) for a, b in pairs if layer(a) and layer(b) and rank[layer(b)] < rank[layer(a)]]
+    return [(a, b) for a, b in pairs if rank[layer(b)] < rank[layer(a)]]
 
 
 def lines(path: Path) -> int:

@@ -36,7 +36,7 @@ android {
     }
 }
 
-// runtimes/tokenizer, built by cargo for every ABI (docs/guides/android.md)
+// edgespec/runtimes/tokenizer, built by cargo for every ABI (docs/guides/android.md)
 val ownTokenizer = listOf("arm64-v8a", "x86_64").all { file("src/main/jniLibs/$it/libedgespec_tokenizer.so").exists() }
 
 dependencies {

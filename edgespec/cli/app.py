@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from edgespec import __version__
+from edgespec.version import __version__
 
 if TYPE_CHECKING:
     from types import FrameType

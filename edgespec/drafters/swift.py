@@ -1,7 +1,7 @@
 """The target drafts for itself, and searches which sub-layers to leave out while it decodes: SWIFT.
 
 Xia et al., arXiv 2410.06916.  No search at export, no training: sets are scored on the tokens just written, over the
-full model's keys and values, in rows after the slot's own (``export/measuring/acceptance.py`` explains the technique).
+full model's keys and values, in rows after the slot's own (the technique: ``edgespec/export/measuring/acceptance.py``).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec import __version__
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planning.budget import prompt_limit
@@ -28,6 +27,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
 from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows, OwnRows
 from edgespec.runtimes.slots.shared import Model
+from edgespec.version import __version__
 
 if TYPE_CHECKING:
     from typing import TypeGuard

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec import __version__
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.ngram_stores import NGramStore
@@ -44,6 +43,7 @@ from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
+from edgespec.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgespec import __version__
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, Wanted
@@ -33,6 +32,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.ort.session import default_threads
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.version import __version__
 
 WORTH = 1.0  # seconds: what is read again in less is not written
 LEAST = 64  # tokens that a file must have more than the slot

@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgespec import __version__
 from edgespec.errors import EdgespecError, ProfileError
 from edgespec.planning.budget import available_memory, system_file
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
@@ -29,6 +28,7 @@ from edgespec.runtimes.files.staged import write_staged
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.ort.session import default_threads, processors
+from edgespec.version import __version__
 
 BUSY = 1.5  # from this spread of equal passes on, something else ran on the machine
 OTHERS = 0.2  # share of the processors: from here on, what others take shows in the times

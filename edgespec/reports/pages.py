@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from edgespec import __version__
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine, Prompt, given_tokens
@@ -27,6 +26,7 @@ from edgespec.reports.bench import BASELINE, MethodFigures
 from edgespec.reports.measuring import pass_over
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.staged import write_staged
+from edgespec.version import __version__
 
 
 class Foreign(BaseModel):

@@ -13,7 +13,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgespec import __version__
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
@@ -32,6 +31,7 @@ from edgespec.runtimes.files.images import ImagePart, SeenVector
 from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.images.image import proof_picture
 from edgespec.runtimes.ort.native_library import native_library
+from edgespec.version import __version__
 
 T = TypeVar("T")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32

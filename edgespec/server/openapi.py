@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec import __version__
 from edgespec.runtimes.files.sound import SoundPart
 from edgespec.server.apis import APIS, Api
 from edgespec.server.audio import PATHS, AudioRequest, Kind
@@ -16,6 +15,7 @@ from edgespec.server.reading import Known
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
 from edgespec.server.scheduler import Limits
 from edgespec.server.speech import KINDS
+from edgespec.version import __version__
 
 Shape = dict[str, Any]
 TEXT, WHOLE, NUMBER, FLAG, NULL, ANY = (

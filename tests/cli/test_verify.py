@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from edgespec import __version__
 from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.verify import Accept, RowSampler
@@ -20,6 +19,7 @@ from edgespec.reports import proof as running
 from edgespec.runtimes.files import checked
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.ort.native_library import native_library
+from edgespec.version import __version__
 from tests.cli.conftest import Command, export
 from tests.conftest import TARGET
 from tests.support.wide import wide_bundle

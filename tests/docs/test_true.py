@@ -44,7 +44,7 @@ def test_the_report_names_its_extra() -> None:
 
 
 def test_instruction_sets() -> None:
-    files = {path.stem.removeprefix("isa_") for path in (ROOT / "runtimes/native").glob("isa_*.cpp")}
+    files = {path.stem.removeprefix("isa_") for path in (ROOT / "edgespec/runtimes/native").glob("isa_*.cpp")}
     (row,) = re.findall(r"^\| `EDGESPEC_ISA` \|.*", text_of("CONTRIBUTING.md"), re.M)
     assert set(re.findall(r"`(\w+)`", row)) - {"EDGESPEC_ISA"} == files
     assert section("CONTRIBUTING.md", "The native library")

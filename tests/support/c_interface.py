@@ -1,4 +1,4 @@
-"""The C interface of native bundles (runtimes/native/edgespec.h), through ctypes."""
+"""The C interface of native bundles (edgespec/runtimes/native/edgespec.h), through ctypes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Windows:
         _run("cmake", "--preset", "windows-from-linux", "-B", str(build), *chosen)
         _run("cmake", "--build", str(build), "--parallel", "2")
         self.library = build / "edgespec.dll"
-        self._objects = sorted(map(str, build.glob("CMakeFiles/edgespec.dir/runtimes/native/*.obj")))
+        self._objects = sorted(map(str, build.glob("CMakeFiles/edgespec.dir/edgespec/runtimes/native/*.obj")))
         headers = Path(_run(MINGW, "-print-file-name=include/c++").strip())
         self._flags = (*COMMON, "--target=x86_64-w64-mingw32", f"-isystem{headers}",
                        f"-isystem{headers / 'x86_64-w64-mingw32'}")  # fmt: skip

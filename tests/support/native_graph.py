@@ -58,7 +58,7 @@ def levels(values: Floats) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # [n, k] 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a pass, each [n]: see the plan's lines in runtimes/native/ops.cpp."""
+    """Rows of a pass, each [n]: see the plan's lines in edgespec/runtimes/native/ops.cpp."""
 
     position: Sequence[int]
     visible: Sequence[int]
@@ -144,7 +144,7 @@ class Node:
 
     Args:
         folder: where its graph goes.
-        program: the steps, as in runtimes/native/steps.inl.
+        program: the steps, as in edgespec/runtimes/native/steps.inl.
         weights: what the steps name.
         hidden: width of hidden states.
         threads: of the session.

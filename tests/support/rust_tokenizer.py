@@ -1,4 +1,4 @@
-"""The tokenizer behind a C interface (runtimes/tokenizer): built by cargo, and called through ctypes."""
+"""The tokenizer behind a C interface (edgespec/runtimes/tokenizer): built by cargo, and called through ctypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upper four of 8 bits are chosen for too (export/quantization/planes.py)."""
+"""The upper four of 8 bits are chosen for too (edgespec/export/quantization/planes.py)."""
 
 import numpy as np
 import pytest

@@ -70,7 +70,7 @@ def unpack(packed: Packed, data: NDArray[np.uint8], tiles: slice = slice(None)) 
     return packed.unpack(data[: packed.nbytes], tiles, low)
 
 
-# -- an independent reader: one number at a time, by the words of runtimes/native/layout.h -----------------------------
+# -- an independent reader: one number at a time, by the words of edgespec/runtimes/native/layout.h ------------------
 
 
 def scalar_weight(packed: Packed, data: bytes, row: int, k: int) -> tuple[int, float] | float:

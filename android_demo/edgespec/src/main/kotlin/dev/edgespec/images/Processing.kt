@@ -4,7 +4,7 @@ import dev.edgespec.runtimes.*
 import kotlin.math.*
 
 /*
- * From a picture to what a vision tower reads, as runtimes/images/processing.py does it: Idefics 3 (arXiv 2408.12637), SmolVLM
+ * From a picture to what a vision tower reads, as edgespec/runtimes/images/processing.py does it: Idefics 3 (arXiv 2408.12637), SmolVLM
  * (arXiv 2504.05299), LFM2-VL (arXiv 2511.23404), InternVL 3 (arXiv 2504.10479).
  */
 

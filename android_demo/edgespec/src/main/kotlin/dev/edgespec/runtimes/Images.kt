@@ -2,7 +2,7 @@ package dev.edgespec.runtimes
 
 import dev.edgespec.images.Picture
 
-/* What a manifest says of a model that reads pictures, as runtimes/files/images.py does, of the kinds that are read here. */
+/* What a manifest says of a model that reads pictures, as edgespec/runtimes/files/images.py does, of the kinds that are read here. */
 
 private val KINDS = listOf("idefics3", "lfm2-vl", "internvl")
 

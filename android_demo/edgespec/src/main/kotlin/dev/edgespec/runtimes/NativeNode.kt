@@ -6,7 +6,7 @@ import java.nio.ByteBuffer
 
 /* Graphs of native operators without ONNX Runtime: the library maps their weights and runs their only node. */
 
-/** The library's C interface (runtimes/native/jni.cpp). */
+/** The library's C interface (edgespec/runtimes/native/jni.cpp). */
 internal object NativeNode {
     external fun version(): Int
     external fun open(path: ByteArray, threads: Int): Long

@@ -15,7 +15,7 @@ import javax.crypto.spec.SecretKeySpec
 
 /*
  * Prompts that were read, on the disk: what passes left of their tokens, in blocks that the next process finds.  Names and
- * files are those of Python (runtimes/files/prompts.py says what is in them), of a text that is nobody's in particular.
+ * files are those of Python (edgespec/runtimes/files/prompts.py says what is in them), of a text that is nobody's in particular.
  */
 
 const val PROMPT_BLOCK = 256 // tokens of a whole block

@@ -15,7 +15,7 @@ internal interface Tokenizer : AutoCloseable {
 }
 
 /**
- * Our own library (runtimes/tokenizer), which takes the place of DJL's where the system finds it under its name: packaged
+ * Our own library (edgespec/runtimes/tokenizer), which takes the place of DJL's where the system finds it under its name: packaged
  * in the app, or on a JVM's `java.library.path`.
  */
 internal object NativeTokenizer {

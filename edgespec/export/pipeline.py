@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec import __version__
 from edgespec.drafters.registry import SPECULATIVE, needing
 from edgespec.export.architectures.llamagen import CAPTIONS
 from edgespec.export.bundle.drafter import drafter_bytes, write_drafter
@@ -49,6 +48,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
+from edgespec.version import __version__
 
 _SMALL = 0.2  # of the target's bytes: a larger draft has the target's format
 

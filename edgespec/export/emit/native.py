@@ -1,6 +1,6 @@
 """From a trace to the program of one ``Decoder`` node of native operators.
 
-The node's attribute is a program, one step a line (runtimes/native/steps.inl); its inputs are the weights,
+The node's attribute is a program, one step a line (edgespec/runtimes/native/steps.inl); its inputs are the weights,
 memory-mapped and used in place.  Operations are fused while they are written down: a norm waits for the matrices that
 read it, a matrix for what happens to its product.  The plan of the weight file stores what the program names.
 

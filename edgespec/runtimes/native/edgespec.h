@@ -145,7 +145,7 @@ EDGESPEC_API int edgespec_heads(edgespec_cache* cache, int32_t group, const floa
 
 /* Passes of the node itself, for callers that keep the books of texts as edgespec's Python and Kotlin do.  Any native
  * graph has them: encoders, decoders over them, drafters that read their target's keys (since version 2).  Inputs and
- * outputs, their types and what they mean: runtimes/native/node.h. */
+ * outputs, their types and what they mean: edgespec/runtimes/native/node.h. */
 enum {
   EDGESPEC_NODE_PLAN,
   EDGESPEC_NODE_ROWS,

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec import __version__
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.cache import ORIGIN, cache_folder, describe, is_gone, keep_within, touch
@@ -31,6 +30,7 @@ from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.files.sealed import read_sealed, user_key
 from edgespec.runtimes.files.staged import remove_stale, staged
 from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
+from edgespec.version import __version__
 
 MADE_AS = f"{__version__}-1"  # a conversion of another version is not used
 _TILES = 256  # tiles converted at a time: bounds the memory

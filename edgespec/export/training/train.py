@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 
-from edgespec import __version__
 from edgespec.errors import TrainingError
 from edgespec.export.training.blocks import Blocks
 from edgespec.export.training.data import TOGETHER, Order, greedy_texts, orders, write_texts
@@ -34,6 +33,7 @@ from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.until import run_until
 from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
+from edgespec.version import __version__
 
 LEARNERS: dict[Method, type[Learner]] = {
     "medusa": Medusa,

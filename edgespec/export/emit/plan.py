@@ -45,8 +45,8 @@ HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two fo
 def converted_name(operators: str) -> str:
     """Name the weight file in the layout of these operators, where the bundle has the other layout.
 
-    No bundle has a file of that name, so nobody reads the wrong layout; ``runtimes/files/repack.py`` makes it in the
-    cache.
+    No bundle has a file of that name, so nobody reads the wrong layout; ``edgespec/runtimes/files/repack.py`` makes it
+    in the cache.
     """
     return f"model.{operators}.data"
 

@@ -1,5 +1,5 @@
 /* Text to tokens and back from C, and from whatever can call C: Hugging Face's tokenizers, by the tokenizer.json of a
- * bundle.  A library of its own (runtimes/tokenizer, a Rust crate), beside that of passes (edgespec.h).
+ * bundle.  A library of its own (edgespec/runtimes/tokenizer, a Rust crate), beside that of passes (edgespec.h).
  *
  * Functions that can fail return 0, or 1 and `edgespec_tokenizer_error` says why; no panic leaves the library, and
  * nothing is written to stdout or stderr.  A tokenizer may be used by several threads at once, a stream by one.  Texts

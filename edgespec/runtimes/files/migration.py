@@ -6,7 +6,7 @@ well: there the runtime reads both.
 2 -> 3:
 
 * Graphs of stock operators call their inputs ``input_ids`` and ``position_ids``; before, ``ids`` and ``pos``.  Slots
-  look at a graph's inputs (``runtimes/slots/shared.py``).
+  look at a graph's inputs (``edgespec/runtimes/slots/shared.py``).
 * Graphs of the operators whose layout the bundle does not have name a weight file that is not there, ``converted``.
   Before, they named the one that is there, and whoever opened them outside edgespec read the wrong layout.
 

@@ -1,4 +1,4 @@
-"""The program of a ``Decoder`` node (runtimes/native/steps.inl): steps, buffers, gates and weights.
+"""The program of a ``Decoder`` node (edgespec/runtimes/native/steps.inl): steps, buffers, gates and weights.
 
 A program is written from shapes alone, and the plan stores what it names, in that order.  ``native_graph`` reads the
 small tensors and puts the node down.

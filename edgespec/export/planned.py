@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from edgespec import __version__
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError, UnsupportedModel
@@ -52,6 +51,7 @@ from edgespec.runtimes.files.manifest import (
     TokenizerFacts,
 )
 from edgespec.runtimes.text.chat import TEMPLATE_FILE
+from edgespec.version import __version__
 
 UNWRITTEN = "a draft"  # stands for one where the options must name one
 

@@ -93,7 +93,7 @@ def _installed() -> Path | None:
     beside = Path(__file__).resolve().parents[1] / "native" / NAME
     if beside.is_file():
         return beside
-    if not (Path(__file__).resolve().parents[2] / "CMakeLists.txt").is_file():
+    if not (Path(__file__).resolve().parents[3] / "CMakeLists.txt").is_file():
         return None  # a whole installation: a library elsewhere belongs to another one
     for entry in sys.path:
         found = Path(entry or ".") / "edgespec" / "runtimes" / "native" / NAME

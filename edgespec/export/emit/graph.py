@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MICROSOFT = "com.microsoft"
-EDGESPEC = "edgespec"  # runtimes/native
+EDGESPEC = "edgespec"  # edgespec/runtimes/native
 OPSET = 23  # RMSNormalization and RotaryEmbedding as operators
 IR_VERSION = 11
 FLOAT, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # of onnx, which planning does without
