@@ -224,7 +224,7 @@ def _make(model: str, progress: Progress) -> Path:
 def _chosen(model: str) -> tuple[Any, str]:
     """Choose (format, reason): the fastest that fits this machine's memory; a ``BudgetError``: none does."""
     from edgespec.export.options import ExportOptions
-    from edgespec.export.planned import planned_bundle
+    from edgespec.export.planned import PlannedSource, planned_bundle
     from edgespec.planning.budget import available_memory, show_bytes
     from edgespec.planning.plan import Option, PlanRequest, make_plan
     from edgespec.planning.profiles import latest_profile
@@ -232,8 +232,11 @@ def _chosen(model: str) -> tuple[Any, str]:
 
     profile = latest_profile()
     try:
+        source = PlannedSource(model)
         found = [
-            Option(planned_bundle(ExportOptions(model, format=form)), model, ("--format", form), profile=profile)
+            Option(
+                planned_bundle(ExportOptions(model, format=form), source), model, ("--format", form), profile=profile
+            )
             for form in FORMATS
             if form != "w8a8"  # its text differs from the model's by more than rounding weights
         ]

@@ -93,14 +93,15 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
 def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
     from edgespec.export.options import ExportOptions
-    from edgespec.export.planned import planned_bundle, possible_methods
+    from edgespec.export.planned import PlannedSource, planned_bundle, possible_methods
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import latest_profile
 
     draft, context, text_only = options["draft"], options["context"], options["text_only"]
     how: dict[str, Any] = {name: options[name] for name in ("draft", "context", "revision", "text_only")}
+    opened = PlannedSource(source, options["revision"])
     how["methods"] = options["methods"] or (
-        *possible_methods(source, options["revision"], text_only),
+        *possible_methods(opened, text_only),
         *(needing("draft") if draft else ()),
     )
     command = [*(("--context", str(context)) if context else ()), *(("--text-only",) if text_only else ())]
@@ -108,7 +109,7 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     profile = latest_profile(options["threads"], options["device"]) if here else None
     found = []
     for form in options["formats"] or FORMATS:
-        planned = planned_bundle(ExportOptions(source, format=form, **how))
+        planned = planned_bundle(ExportOptions(source, format=form, **how), opened)
         needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}
         found.append(Option(planned, source, ("--format", form, *command), needs, profile))
     return found

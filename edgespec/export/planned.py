@@ -6,7 +6,7 @@ said under ``provenance.assumed``, and left out where a number would be a guess:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -14,7 +14,7 @@ from typing import cast
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures import Architecture
+from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.refused import NotText
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import approximations, remedies, traits
@@ -23,7 +23,8 @@ from edgespec.export.bundle.model_part import (
     check_devices,
     check_layers,
     check_operators,
-    open_described,
+    described_source,
+    limited,
     open_draft,
 )
 from edgespec.export.bundle.writer import GENAI, genai_config
@@ -36,7 +37,7 @@ from edgespec.export.measuring.planned_heads import assumed_draft, assumed_draft
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.source.source import resolve
+from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import begin_and_ends, check_sizes, read_if_sound
 from edgespec.export.training.options import LAST_HIDDEN
 from edgespec.runtimes.files.formats import LEARNT, Attention
@@ -56,11 +57,40 @@ from edgespec.version import __version__
 UNWRITTEN = "a draft"  # stands for one where the options must name one
 
 
-def planned_bundle(options: ExportOptions) -> Manifest:
+class PlannedSource:
+    """A model that bundles are planned for: its files are opened once, whatever is asked of it.
+
+    Raises:
+        ExportError: nothing of that name.
+    """
+
+    def __init__(self, model: str, revision: str | None = None) -> None:
+        self.path = resolve(model, revision, weights=False)
+        self._opened: Checkpoint | None = None
+
+    def architecture(self, context: int | None = None, text_only: bool = False) -> Architecture:
+        """Open the model, or the error of an export for an architecture that edgespec does not emit."""
+        return _opened(self.path, context, text_only, self._source)
+
+    @property
+    def tokenizer_bytes(self) -> int:
+        """About the size of a tokenizer.json that was left out when the model was opened; 0 = it is there."""
+        return self._opened.tokenizer_bytes if self._opened else 0
+
+    def _source(self, path: Path) -> Checkpoint:
+        self._opened = self._opened or described_source(path)
+        return self._opened.copied()
+
+
+def planned_bundle(options: ExportOptions, source: PlannedSource | None = None) -> Manifest:
     """Return what ``edgespec export`` with these options would write; where to is of no use here.
 
     A draft, a drafter and heads that are not named are such as ``edgespec train`` makes, or as others publish them; the
     first attention is the default, as if it had passed its gate.  Of a hub model no weights are fetched.
+
+    Args:
+        options: of the export.
+        source: the model that they name, if it is open already.
 
     Returns a manifest without measurements: ``provenance.planned`` is true, and ``provenance.assumed`` lists what is
     not there yet.
@@ -73,8 +103,8 @@ def planned_bundle(options: ExportOptions) -> Manifest:
                     drafter=UNWRITTEN if set(drafters_apart()) & set(options.methods) else None)  # fmt: skip
     wanted, choice = given.wanted(), options.choice
     layout = options.layout
-    path = resolve(name, options.revision, weights=False)
-    arch = _opened(path, options.context, options.text_only)
+    source = source or PlannedSource(name, options.revision)
+    path, arch = source.path, source.architecture(options.context, options.text_only)
     check_devices(arch, options.devices)
     limit_images(arch, options.image_rows)
     check_layers(wanted, arch.facts)
@@ -92,7 +122,7 @@ def planned_bundle(options: ExportOptions) -> Manifest:
     target.for_devices(options.devices, skip if SELF_SPEC in wanted else None)
     draft = _planned_draft(arch, options, assumed) if drafts else None
     models = {"target": target, "draft": draft, "drafter": drafter}
-    files, estimated = copied_files(arch.source.path, arch.facts.vocab)
+    files, estimated = copied_files(arch.source.path, arch.facts.vocab, source.tokenizer_bytes)
     for model in models.values():
         files |= model.files() if model else {}
     if SELF_SPEC in wanted and not skip.whole:
@@ -166,35 +196,43 @@ def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[s
     return draft
 
 
-def possible_methods(model: str, revision: str | None = None, text_only: bool = False) -> tuple[str, ...]:
+def possible_methods(source: PlannedSource, text_only: bool = False) -> tuple[str, ...]:
     """List the methods that a model can have without a draft; an encoder-decoder has no drafter."""
-    arch = _opened(resolve(model, revision, weights=False), None, text_only)
+    arch = source.architecture(None, text_only)
     if arch.encoder is not None:
         few = arch.facts.layers < 3  # see check_layers
         heads = () if arch.encoder.input_width else LAST_HIDDEN
         return (*(name for name in needing("text", "layers") if not (few and METHODS[name].searches)), *heads)
-    return (*needing("text", "layers", "heads"), possible_drafter(model, revision, text_only))
+    return (*needing("text", "layers", "heads"), _possible_drafter(arch))
 
 
-def possible_drafter(model: str, revision: str | None = None, text_only: bool = False) -> str:
+def possible_drafter(source: PlannedSource, text_only: bool = False) -> str:
     """Return the method whose drafter a model can have.
 
     ``mtp`` if its config.json speaks of that layer, ``assistant`` of Gemma 4, else ``eagle``.
     """
-    arch = _opened(resolve(model, revision, weights=False), None, text_only)
+    return _possible_drafter(source.architecture(None, text_only))
+
+
+def _possible_drafter(arch: Architecture) -> str:
     if has_mtp(arch):
         return MTP
     return next((name for name, kind in PUBLISHED.items() if kind.usual_for(arch)), EAGLE)
 
 
-def _opened(path: Path, context: int | None, text_only: bool = False) -> Architecture:
+def _opened(
+    path: Path,
+    context: int | None,
+    text_only: bool = False,
+    source: Callable[[Path], Checkpoint] = described_source,
+) -> Architecture:
     """Open the model, or the error of an export for an architecture that edgespec does not emit."""
     if _holds_graph(path):
         raise UnsupportedModel(
             f"{path}: is an export of optimum, whose graphs cannot be planned", "export it, and plan with the bundle"
         )
     try:
-        return open_described(path, context, text_only)
+        return limited(architecture(source(path), text_only), context)
     except NotText:
         raise
     except UnsupportedModel as error:

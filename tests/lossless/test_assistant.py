@@ -14,7 +14,7 @@ from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import possible_drafter
+from edgespec.export.planned import PlannedSource, possible_drafter
 from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.assistant import write_assistant, write_target
@@ -54,7 +54,7 @@ def test_assistants_are_lossless(native: None, tmp_path: Path, form: Format) -> 
 
 def test_a_plan_by_the_configuration(tmp_path: Path) -> None:
     model = hf.write_reference_checkpoint(tmp_path / "model", "gemma4_shared")
-    assert possible_drafter(str(model)) == "assistant"
+    assert possible_drafter(PlannedSource(str(model))) == "assistant"
     planned = plan_of(model, methods=["assistant"])
     assert planned.drafter is not None
     assert planned.drafter.facts.hidden == 64

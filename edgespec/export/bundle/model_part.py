@@ -108,9 +108,12 @@ def sense_of(arch: Architecture) -> ImagePart | SoundPart | None:
 
 def open_described(path: Path, context: int | None, text_only: bool = False) -> Architecture:
     """As ``open_model``; of a folder without weights what its config.json describes, which cannot be exported."""
-    if ConfigOnly.suits(path):
-        return limited(architecture(ConfigOnly.open(path), text_only), context)
-    return open_model(path, context, text_only=text_only)
+    return limited(architecture(described_source(path), text_only), context)
+
+
+def described_source(path: Path) -> Checkpoint:
+    """Open what says how a model is built: not its tokenizer, and of a folder without weights its config.json alone."""
+    return ConfigOnly.open(path) if ConfigOnly.suits(path) else Checkpoint.open(path, tokenizer=False)
 
 
 def limited(arch: Architecture, context: int | None) -> Architecture:

@@ -80,15 +80,21 @@ def model_files(part: ModelPart, plans: Plans, encoders: Sequence[NativePlan] = 
     return files
 
 
-def copied_files(folder: Path, vocab: int) -> tuple[dict[str, int], bool]:
-    """Return what an export copies, and whether the size of tokenizer.json is an estimate."""
+def copied_files(folder: Path, vocab: int, tokenizer: int = 0) -> tuple[dict[str, int], bool]:
+    """Return what an export copies, and whether the size of tokenizer.json is an estimate.
+
+    Args:
+        folder: of the model.
+        vocab: tokens that it has.
+        tokenizer: about the size of a tokenizer.json that is not there; 0 = guessed by the vocabulary.
+    """
     names = [*TOKENIZER_FILES, SPECIAL_TOKENS_FILE]
     names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
     files = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
     if find_templates(folder, read_object(folder / "tokenizer_config.json")):
         files[CHAT_FILE] = CHAT_BYTES
     assumed = TOKENIZER not in files
-    return ({TOKENIZER: TOKENIZER_BYTES * vocab} if assumed else {}) | files, assumed
+    return ({TOKENIZER: tokenizer or TOKENIZER_BYTES * vocab} if assumed else {}) | files, assumed
 
 
 def entries(files: Mapping[str, int]) -> dict[str, FileEntry]:
@@ -131,6 +137,7 @@ class PlannedModel:
         spec = ModelSpec(choice.format, head=choice.head, gated=gated, draft=heads is None, prefix=prefix,
                          layout=layout, plan=self.plan, head_vocab=tokens)  # fmt: skip
         self._plans = storage_plans(arch, choice.format, choice.head, self.plan)
+        self._alone: int | None = None  # bytes of the model without its heads, where it has some
         quantizer = choice.quantizer.name if choice.quantizer else None
         self._encoders = encoder_plans(arch, spec)
         low = self._encoders[ENCODER].low_bytes if ENCODER in self._encoders else 0
@@ -147,7 +154,12 @@ class PlannedModel:
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""
-        return model_bytes(self.arch, self.choice, self.layout, self.plan)
+        whole = self._plans[self.layout].end
+        if self.plan is None or self.plan.only:
+            return whole, 0
+        if self._alone is None:
+            self._alone = weight_bytes(self.arch, self.choice.format, self.choice.head, self.layout)
+        return self._alone, whole - self._alone
 
 
 def first_tokens(rows: int, arch: Architecture, option: str) -> NDArray[np.int64]:  # [rows]
@@ -174,8 +186,9 @@ def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: 
     def size(plan: HeadPlan | None) -> int:
         return weight_bytes(arch, choice.format, choice.head, layout, plan, choice.fine)
 
-    alone = size(plan if plan is None or plan.only else None)
-    return alone, size(plan) - alone
+    if plan is None or plan.only:
+        return size(plan), 0
+    return (alone := size(None)), size(plan) - alone
 
 
 def encoder_bytes(arch: Architecture, choice: WeightChoice) -> dict[str, int]:

@@ -291,15 +291,10 @@ BEGIN = ("llama-bpe", "llama3", "llama-v3")  # BOS, unless the file says otherwi
 
 def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
     """Return the tokenizer.json of a GGUF file."""
-    kind = metadata.get("tokenizer.ggml.model")
-    kinds = {"gpt2": _byte_level, "llama": _sentencepiece, UGM: _sentencepiece}
-    if kind not in kinds:
-        raise UnsupportedModel(
-            f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(kinds)}", BESIDE
-        )
+    check_tokenizer(file, metadata)
     tokens, types = _tokens(file, metadata)
     try:
-        described = kinds[kind](file, metadata, tokens, types)
+        described = KINDS[metadata["tokenizer.ggml.model"]](file, metadata, tokens, types)
         # control tokens are special; text that is a user-defined one is never cut
         kept = (CONTROL, UNKNOWN, USER_DEFINED)
         added = {at: (token, its) for at, (token, its) in enumerate(zip(tokens, types, strict=True)) if its in kept}
@@ -311,6 +306,32 @@ def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
     except Exception as error:  # of settings of unexpected types
         raise ExportError(f"{file}: its tokenizer is damaged: {error}", BESIDE) from error
     return described
+
+
+def check_tokenizer(file: Path, metadata: Metadata) -> None:
+    """Refuse a tokenizer that cannot be described, without describing it.
+
+    Raises:
+        ExportError: no tokens.
+        UnsupportedModel: an unknown kind, or an unknown way to cut a text.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in KINDS:
+        raise UnsupportedModel(
+            f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(KINDS)}", BESIDE
+        )
+    _tokens(file, metadata)
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if KINDS[kind] is _byte_level and name not in SPLITS:
+        raise UnsupportedModel(
+            f"{file}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported: {', '.join(SPLITS)}",
+            BESIDE,
+        )
+
+
+def tokenizer_bytes(metadata: Metadata) -> int:
+    """Estimate the size of the tokenizer.json that ``describe_tokenizer`` would make."""
+    return TOKEN_BYTES[metadata["tokenizer.ggml.model"]] * len(metadata["tokenizer.ggml.tokens"])
 
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
@@ -342,11 +363,6 @@ def _tokens(file: Path, metadata: Metadata) -> tuple[list[str], list[int]]:
 
 def _byte_level(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in SPLITS:
-        raise UnsupportedModel(
-            f"{file}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported: {', '.join(SPLITS)}",
-            BESIDE,
-        )
     vocab, merges = {token: number for number, token in enumerate(tokens)}, metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ExportError(f"{file}: has no tokenizer.ggml.merges", BESIDE)
@@ -394,3 +410,9 @@ def _ends(metadata: Metadata, tokens: list[str]) -> tuple[str | None, str | None
         tokens[int(bos)] if bos is not None and _begins(metadata) else None,
         tokens[int(eos)] if eos is not None and ends else None,
     )
+
+
+KINDS = {"gpt2": _byte_level, "llama": _sentencepiece, UGM: _sentencepiece}
+"""What describes a tokenizer, by llama.cpp's name of its kind."""
+TOKEN_BYTES = {"gpt2": 75, "llama": 127, UGM: 60}
+"""Bytes of tokenizer.json a token: in those of Qwen 2.5 and Gemma 3, each with its merges; a piece and its score."""

@@ -22,7 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.gguf_config import Metadata, describe_tokenizer, gguf_config, hf_name, tokenizer_settings
+from edgespec.export.source.gguf_config import (
+    Metadata,
+    check_tokenizer,
+    describe_tokenizer,
+    gguf_config,
+    hf_name,
+    tokenizer_bytes,
+    tokenizer_settings,
+)
 from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -120,10 +128,15 @@ BESIDE = ("generation_config.json", "calibration.txt")
 ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message
 
 
-def write_small_files(folder: Path, file: Path, metadata: Metadata, config: dict[str, Any]) -> list[str]:
+def write_small_files(
+    folder: Path, file: Path, metadata: Metadata, config: dict[str, Any], tokenizer: bool = True
+) -> list[str]:
     """Write what a model folder holds besides weights; returns notes.
 
     A tokenizer.json beside the GGUF file is taken instead of the file's own tokenizer.
+
+    Args:
+        tokenizer: whether the file's own tokenizer is written too; else it is only checked whether it can be.
     """
     notes = []
     _write(folder / "config.json", config)
@@ -135,7 +148,10 @@ def write_small_files(folder: Path, file: Path, metadata: Metadata, config: dict
         notes.append(f"the tokenizer is {TOKENIZER[0]} beside the file, not the file's own")
         taken = (*TOKENIZER, *BESIDE)
     else:
-        _write(folder / TOKENIZER[0], describe_tokenizer(file, metadata))
+        if tokenizer:
+            _write(folder / TOKENIZER[0], describe_tokenizer(file, metadata))
+        else:
+            check_tokenizer(file, metadata)
         _write(folder / TOKENIZER[1], tokenizer_settings(metadata))
     for name in taken:
         if (file.parent / name).is_file():
@@ -200,8 +216,11 @@ class GgufTensor:
         return values - np.float32(self.plus) if self.plus else values
 
 
-def open_gguf(file: Path) -> Opened:
+def open_gguf(file: Path, tokenizer: bool = True) -> Opened:
     """Open a GGUF file: its tensors stay where they are, configuration and tokenizer are written to a temporary folder.
+
+    Args:
+        tokenizer: whether tokenizer.json is written, which takes seconds for a large vocabulary.
 
     Raises:
         ExportError: damaged, of an architecture, a type or a tokenizer that is not supported, or the package gguf is
@@ -210,12 +229,22 @@ def open_gguf(file: Path) -> Opened:
     package = _package(file)
     metadata, entries = read_gguf_header(file)
     try:
-        return _opened(file, metadata, entries, package)
+        return _opened(file, metadata, entries, package, tokenizer)
     except NONSENSE as error:
         raise ExportError(f"{file}: its metadata cannot be understood: {error!r}", TRUNCATED) from error
 
 
-def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], package: Any) -> Opened:
+def is_quantized(path: Path) -> bool:
+    """Whether a model is a GGUF file, or a folder of one, whose weights have fewer than 16 bits."""
+    files = [path] if path.suffix == ".gguf" else [] if any(path.glob("*.safetensors")) else sorted(path.glob("*.gguf"))
+    if not files or not files[0].is_file():
+        return False
+    package = _package(files[0])
+    kinds = {package.GGMLQuantizationType(entry.kind).name for entry in read_gguf_header(files[0])[1].values()}
+    return bool(kinds - PLAIN)
+
+
+def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], package: Any, tokenizer: bool) -> Opened:
     _refuse(file, metadata)
     stored = {name: _stored(file, name, entry, package) for name, entry in entries.items()}
     config = gguf_config(file, metadata, stored)
@@ -226,11 +255,12 @@ def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], packag
     temporary = Temporary()
     folder = temporary.path / file.name
     folder.mkdir()
-    notes = write_small_files(folder, file, metadata, config)
+    notes = write_small_files(folder, file, metadata, config, tokenizer)
     kinds = sorted({package.GGMLQuantizationType(tensor.kind).name for tensor in stored.values()} - PLAIN)
     if kinds:
         notes = [f"the file is quantized ({', '.join(kinds)}): {LOSS}", *notes]
-    return Opened(folder, config, tensors, notes, temporary)
+    left_out = not (folder / TOKENIZER[0]).is_file()
+    return Opened(folder, config, tensors, notes, temporary, tokenizer_bytes(metadata) if left_out else 0)
 
 
 def _package(file: Path) -> Any:

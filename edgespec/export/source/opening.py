@@ -18,18 +18,21 @@ from edgespec.export.source.widened import is_widened, widen
 BESIDE = ("config.json", "generation_config.json", "calibration.txt")  # what else is read from a model's folder
 
 
-def open_source(path: Path) -> Opened:
+def open_source(path: Path, tokenizer: bool = True) -> Opened:
     """Open a folder or a .gguf file.
+
+    Args:
+        tokenizer: whether the tokenizer of a .gguf file is needed.
 
     Raises:
         ExportError: nothing that can be read; the message says why.
     """
     if path.suffix == ".gguf" and path.is_file():
-        return open_gguf(path)
+        return open_gguf(path, tokenizer)
     if is_adapter(path) and ((path / WEIGHTS).is_file() or not (path / "config.json").is_file()):
         return open_adapter(_base(path), path)
     if file := _only_gguf(path):
-        return open_gguf(file)
+        return open_gguf(file, tokenizer)
     return _open_folder(path)
 
 

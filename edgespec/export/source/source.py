@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -110,19 +111,24 @@ class Checkpoint(Opened):
     """Weights and configuration of a source model, read one tensor at a time."""
 
     @classmethod
-    def open(cls, path: Path, adapter: Path | None = None) -> Checkpoint:
+    def open(cls, path: Path, adapter: Path | None = None, tokenizer: bool = True) -> Checkpoint:
         """Open a model folder or a .gguf file; quantized weights are converted when they are read.
 
         Args:
             path: the model; an adapter's folder stands for its base and the adapter.
             adapter: folder of a LoRA adapter to merge into it.
+            tokenizer: whether the tokenizer of a .gguf file is needed.
 
         Raises:
             ExportError: no or broken config.json, weights that are not there, only pickles, or quantized in a way that
                 is not supported.
         """
-        opened = open_source(path) if adapter is None else open_adapter(open_source(path), adapter)
-        return cls(**vars(opened))
+        opened = open_source(path, tokenizer)
+        return cls(**vars(opened if adapter is None else open_adapter(opened, adapter)))
+
+    def copied(self) -> Checkpoint:
+        """Return another view of the same files: an architecture changes its configuration and adds notes."""
+        return type(self)(self.path, deepcopy(self.config), self.tensors, [*self.notes], self.temporary)
 
     @cached_property
     def index(self) -> dict[str, Path]:
@@ -183,8 +189,8 @@ class ConfigOnly(Checkpoint):
         return not any(next(path.glob(pattern), None) for pattern in WEIGHT_FILES)
 
     @classmethod
-    def open(cls, path: Path, adapter: Path | None = None) -> ConfigOnly:
-        """Read the folder's config.json; an adapter changes no shape.
+    def open(cls, path: Path, adapter: Path | None = None, tokenizer: bool = True) -> ConfigOnly:
+        """Read the folder's config.json; an adapter changes no shape, and no tokenizer is read.
 
         Raises:
             ExportError: not a JSON object.

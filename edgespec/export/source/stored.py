@@ -66,6 +66,7 @@ class Opened:
     tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)  # what is stored, by Hugging Face name
     notes: list[str] = field(default_factory=list, repr=False)  # what the user should know about how it is read
     temporary: Temporary | None = field(default=None, repr=False)  # where ``path`` is, if it is a temporary folder
+    tokenizer_bytes: int = 0  # about the size of a tokenizer.json that was not asked for; 0 = it is there, or unknown
 
 
 def span(part: slice | None, length: int) -> tuple[int, int]:
