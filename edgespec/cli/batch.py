@@ -185,7 +185,7 @@ def _line(engine: Engine, number: int, at: int, text: str, decides: bytes) -> Li
         if not (seed is None or isinstance(seed, int)) or isinstance(seed, bool):
             raise InvalidRequest(f"line {at}: seed is {seed!r}: expected a whole number")
         if "messages" in item:
-            tokens = engine.codec.chat(item["messages"])
+            tokens = engine.codec.chat(engine.codec.adapted(item["messages"]), nulls=True)
         elif isinstance(item["prompt"], str) and item["prompt"].strip():
             tokens = engine.codec.encode(item["prompt"])
         else:

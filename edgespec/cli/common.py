@@ -184,8 +184,7 @@ loading_options = group(
     check_option,
 )
 prompt_cache_option = group(COMMON, option("--no-prompt-cache", "Do not use the prompt cache on disk.", bool))
-length_option = group(COMMON, option("--max-new-tokens", "The most tokens to write.", COUNT, 128))
-sampling_options = group(
+sampling_default_options = group(
     "Sampling",
     option("--temperature", "Sampling temperature; 0 is greedy.  [default: the model's own, else 0]", float),
     option("--top-k", "Draw from the k most likely tokens; 0 is off.  [default: the model's own, else 0]", int),
@@ -200,6 +199,11 @@ sampling_options = group(
         "Divide the logits of tokens that the text has already; 1 is off.  [default: the model's own, else 1]",
         float,
     ),
+)
+length_option = group(COMMON, option("--max-new-tokens", "The most tokens to write.", COUNT, 128))
+sampling_options = group(
+    "Sampling",
+    sampling_default_options,
     option("--seed", "Seed of sampling: the same seed gives the same text.", int),
     option("--stop", "Text that ends the output; may be repeated.", multiple=True),
 )

@@ -12,6 +12,7 @@ import click
 
 from edgespec.cli.common import (
     PATH,
+    SAMPLING,
     GroupedCommand,
     emit_json,
     group,
@@ -22,6 +23,7 @@ from edgespec.cli.common import (
     option,
     progress,
     prompt_cache_option,
+    sampling_default_options,
 )
 from edgespec.cli.images import image_rows_option
 from edgespec.runtimes.process import one_arena
@@ -64,6 +66,7 @@ FORMAT = click.Choice(list(FORMATS))
     option("--no-log", "Do not log requests on stderr.", bool),
     option("--share-prefixes", "Share cached prompts between clients, who may notice it.", bool),
 )
+@sampling_default_options
 @group(
     "Limits",
     image_rows_option,
@@ -133,6 +136,7 @@ def command(
             calls=options["tool_format"],
             idle=idle,
             pictures=str(options["image_folder"] or ""),
+            sampling={name: options[name] for name in SAMPLING if options[name] is not None},
         )
         names = list(models.all)
         first = models.all[names[0]]

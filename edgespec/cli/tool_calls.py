@@ -175,7 +175,8 @@ def answer_shape(codec: TextCodec, conversation: Conversation, question: Any) ->
 
     template = choose_template(codec.templates, conversation.tools)
     asked = [*conversation.messages, *([{"role": "user", "content": question}] if question is not None else [])]
-    prompt = codec.write_chat(apart(asked)[0], conversation.tools, options=conversation.options)
+    messages = codec.adapted(apart(asked)[0], conversation.tools)
+    prompt = codec.write_chat(messages, conversation.tools, options=conversation.options, nulls=True)
     return AnswerShape.of(template, prompt, conversation.tools or ())
 
 

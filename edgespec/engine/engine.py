@@ -207,9 +207,11 @@ class Engine(LoadedBundle):
         Raises:
             InvalidRequest: the template refuses them, or an image cannot be read here.
         """
-        if not has_images(messages):
-            return self.codec.chat(messages, tools, **how)
-        return self.reader().chat(self.codec, messages, tools, **how)
+        seen = has_images(messages)
+        messages = self.codec.adapted(messages, tools)
+        if not seen:
+            return self.codec.chat(messages, tools, nulls=True, **how)
+        return self.reader().chat(self.codec, messages, tools, nulls=True, **how)
 
     def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> list[int]:
         """Put rows of images where a text has tokens that stand for them; see ``Images.place``.

@@ -114,8 +114,11 @@ class Images:
     def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any) -> Placed:
         """Encode a conversation with images, or recordings; arguments as of ``TextCodec.chat``."""
         plain, held = apart(messages, self.kind)
-        text = codec.write_chat(plain, tools, **how)
-        return self._encode(codec, text, [self.of(one) for one in held], False)
+        written = codec.render_chat(plain, tools, also=self.part.words.placeholder, **how)
+        images = [self.of(one) for one in held]
+        texts = self._texts(images)
+        written = written.changed(lambda text: expanded(text, self.part.words, texts))
+        return self.place(codec.encode_chat(written), images)
 
     def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> Placed:
         """Encode one part with text before and behind it, in which special tokens are written out; on no disk."""
@@ -133,10 +136,14 @@ class Images:
         return Image.of(given)
 
     def _encode(self, codec: TextCodec, text: str, images: Sequence[Any], special: bool, keep: bool = True) -> Placed:
+        text = expanded(text, self.part.words, self._texts(images))
+        return self.place(codec.encode(text, special=special), images, keep=keep)
+
+    def _texts(self, images: Sequence[Any]) -> list[str]:
+        """List what stands for images, or recordings, in a text."""
         if other := {image.kind for image in images} - {self.kind}:
             raise InvalidRequest(f"got {KINDS[other.pop()]}, and this model reads text and {self.kind} alone")
-        texts = [image.text(self.part) for image in images]
-        return self.place(codec.encode(expanded(text, self.part.words, texts), special=special), images, keep=keep)
+        return [image.text(self.part) for image in images]
 
     def place(
         self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None, keep: bool = True

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.text.answer import AnswerReader
+from edgespec.runtimes.text.byte_tokens import REPLACEMENT
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.runtimes.text.codec import TextCodec
@@ -20,11 +21,15 @@ SAID = ("method_requested", "method_used", "reason", "lossless", "exact", "unpro
 
 @dataclass(frozen=True)
 class Scored:
-    """A token's piece and log-probability, and those of the likeliest tokens in its place."""
+    """A token's piece, log-probability and bytes, and those of the likeliest tokens in its place.
+
+    Bytes put together are the text, also where a token is a part of a character.
+    """
 
     text: str
     logprob: float
-    likeliest: list[tuple[str, float]]
+    likeliest: list[tuple[str, float, bytes]]
+    bytes: bytes
 
 
 @dataclass
@@ -99,8 +104,11 @@ class Choice:
         told = zip(chunk.pieces, item.logprobs, item.tokens, item.top_logprobs, strict=False)
         for text, value, token, likely in told:
             before, codec = self._last, self.codec
-            named = [(codec.continuation(before, [one]), score) for one, score in likely] if codec else []
-            found.append(Scored(text, value, named))
+            named = _named(codec, before, likely) if codec else []
+            own = text.encode("utf-8", "replace")
+            if codec and (REPLACEMENT in text or REPLACEMENT in codec.decode([token])):
+                own = codec.token_bytes(token)
+            found.append(Scored(text, value, named, own))
             self._last = [*before[-7:], token]
         return found
 
@@ -150,6 +158,23 @@ class Choice:
         if thoughts := self._all("reasoning"):
             made["reasoning_content"] = thoughts
         return made | ({"tool_calls": calls} if calls else {})
+
+
+def _named(
+    codec: TextCodec, before: Sequence[int], likely: Sequence[tuple[int, float]]
+) -> list[tuple[str, float, bytes]]:
+    """Name tokens by their texts, parts of characters by their bytes, and equal texts by the vocabulary's names."""
+    found: dict[str, tuple[float, bytes]] = {}
+    for token, score in likely:
+        name = codec.continuation(before, [token])
+        own = name.encode("utf-8", "replace")
+        if REPLACEMENT in name:
+            own = codec.token_bytes(token)
+            name = "bytes:" + "".join(f"\\x{value:02x}" for value in own)
+        if not name or name in found:
+            name = codec.token_name(token)
+        found[name if name not in found else f"token_id:{token}"] = score, own
+    return [(name, *rest) for name, rest in found.items()]
 
 
 class Used(NamedTuple):

@@ -91,10 +91,10 @@ class Access:
 class _Routes:
     """What is answered."""
 
-    def __init__(self, models: Models, access: Access) -> None:
+    def __init__(self, models: Models, access: Access, log: Callable[[str], None] | None) -> None:
         self.served, self.access = models, access
         known = [model.known for model in models.all.values()]
-        self.readers = Readers(known)
+        self.readers = Readers(known, log)
         self.description = describe(known, models.limits, bool(access.keys))
         self.started = int(time.time())
 
@@ -128,7 +128,8 @@ class _Routes:
     async def models(self, request: Request) -> Response:
         self.access.client(request)
         found = [self._described(name) | {"edgespec": model.about} for name, model in self.served.all.items()]
-        return JSONResponse({"object": "list", "data": found})
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": found} | ends)
 
     async def model(self, request: Request) -> Response:
         self.access.client(request)
@@ -220,7 +221,7 @@ class _Routes:
         return found
 
     def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self.started, "owned_by": "edgespec"}
+        return self.served.all[name].described(self.started)
 
 
 def _unknown(wanted: str) -> Failure:
@@ -239,7 +240,7 @@ def make_app(
         log: takes a line for each request; None = none is written.
     """
     access, limits = access or Access(), models.limits
-    routes = _Routes(models, access)
+    routes = _Routes(models, access, log)
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:

@@ -78,7 +78,8 @@ class CompletionWriter(Writer):
 
     def _logprobs(self, found: Sequence[Scored], offset: int) -> Body | None:
         offsets = [offset + sum(len(one.text) for one in found[:at]) for at in range(len(found))]
-        likeliest = [dict(one.likeliest) for one in found] if any(one.likeliest for one in found) else None
+        named = [{name: score for name, score, _ in one.likeliest} for one in found]
+        likeliest = named if any(named) else None
         tokens, values = [one.text for one in found], [one.logprob for one in found]
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": likeliest, "text_offset": offsets}
 
@@ -112,11 +113,11 @@ class ChatWriter(CompletionWriter):
 
     def _logprobs(self, found: Sequence[Scored], offset: int) -> Body | None:
         tokens = [
-            _token(one.text, one.logprob) | {"top_logprobs": [_token(*other) for other in one.likeliest]}
+            _token(one.text, one.logprob, one.bytes) | {"top_logprobs": [_token(*other) for other in one.likeliest]}
             for one in found
         ]
         return {"content": tokens, "refusal": None}
 
 
-def _token(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
+def _token(text: str, value: float, own: bytes) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": list(own)}

@@ -56,6 +56,9 @@ class Guard:
         wanted = FORM if scope["path"].startswith(FORMS) else JSON
         if scope["method"] == "POST" and kinds[-1].partition(";")[0].strip().lower() != wanted:
             return Failure(f"expected a body of Content-Type: {wanted}", 415)
+        codings = ",".join(headers.get(b"content-encoding", [])).strip().lower()
+        if codings not in ("", "identity"):
+            return Failure(f"a body of Content-Encoding {codings[:80]!r}: send it as it is, without compression", 415)
         return None
 
     def _known(self, host: str) -> bool:

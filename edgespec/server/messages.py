@@ -13,32 +13,31 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, extension
 from edgespec.server.errors import MESSAGES, Failure
+from edgespec.server.pictures import as_parts, parts
 from edgespec.server.pictures import part as picture
-from edgespec.server.pictures import parts
 from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_STOPS,
     MOST_TOOLS,
     NO_TOOLS,
-    TEXT_AND_PICTURES,
     ChatRequest,
     Count,
+    Described,
     Sampled,
     Stop,
-    Strict,
 )
 from edgespec.server.writer import Body, Writer, as_json, sse
 
-Blocks = str | list[dict[str, Any]]
+Blocks = str | list[Any]
 HEADER = "x-anthropic-"  # begins a block that a client writes for the service's accounts
 _CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class Turn(Strict):
+class Turn(Described):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: Blocks | None = None
 
 
 class MessagesRequest(Sampled):
@@ -76,29 +75,25 @@ class MessagesRequest(Sampled):
             "chat_template_kwargs": None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
         }
         if isinstance(form := output.get("format"), dict):
-            made["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
+            made["response_format"] = form
         if choice := self.tool_choice:
             named = {"type": "function", "function": {"name": choice.get("name")}}
             made["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")), "?")
             made["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
         chat = ChatRequest.model_validate(made)
         last = made["messages"][-1]
-        return chat.how(continued=last["role"] == "assistant" and bool(last["content"]), at_most=True)
+        return chat.goes_on(last["role"] == "assistant" and bool(last["content"]))
 
     def _messages(self) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
         if system := _system(self.system or ""):
             made.append({"role": "system", "content": system})
-        names: dict[str, str] = {}  # of tools, by the id of a call
         for turn in self.messages:
-            blocks = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content
-            said = _assistant(blocks, names) if turn.role == "assistant" else _user(blocks, names)
-            if turn.role != "system":
-                made += said
-            elif made and made[-1]["role"] == "user":  # few templates know such turns
-                _append(made[-1], f"\n\n{_text(blocks)}")
+            blocks = as_parts(turn.content)
+            if turn.role == "system":
+                made.append({"role": "system", "content": _text(blocks)})
             else:
-                made.append({"role": "user" if made else "system", "content": _text(blocks)})
+                made += _assistant(blocks) if turn.role == "assistant" else _user(blocks)
         return made
 
 
@@ -112,24 +107,19 @@ def _system(content: Blocks) -> str:
     """Join blocks of instructions; without the client's own header, which is another one in every request."""
     if isinstance(content, str):
         return content
-    return _text([block for block in content if not str(block.get("text")).startswith(HEADER)])
+    return _text([one for one in content if not (_kind(one) == "text" and str(one.get("text")).startswith(HEADER))])
 
 
-def _text(content: Blocks) -> str:
-    """Join blocks of text."""
-    if isinstance(content, str):
-        return content
-    if all(isinstance(block.get("text"), str) and block.get("type") == "text" for block in content):
-        return "\n\n".join(block["text"] for block in content)
-    kinds = ", ".join(sorted({str(block.get("type"))[:40] for block in content} - {"text"}))
-    raise InvalidRequest(f"content of type {kinds or 'text without a text'}: expected text", TEXT_AND_PICTURES)
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
 
 
-def _append(message: dict[str, Any], text: str) -> None:
-    if isinstance(message["content"], str):
-        message["content"] += text
-    else:
-        message["content"].append({"type": "text", "text": text})
+def _text(content: Any) -> Any:
+    """Join blocks, if all of them are text; of others, ``said`` of a chat tells what is wrong with them."""
+    blocks = parts(content, "image", _picture)
+    if isinstance(blocks, list) and all(_kind(one) == "text" and isinstance(one.get("text"), str) for one in blocks):
+        return "\n\n".join(one["text"] for one in blocks)
+    return blocks
 
 
 def _picture(block: dict[str, Any]) -> dict[str, Any]:
@@ -143,28 +133,25 @@ def _picture(block: dict[str, Any]) -> dict[str, Any]:
     raise InvalidRequest(f"an image with a source of type {kind!r}: expected base64, with media_type and data")
 
 
-def _user(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _user(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Write what tools gave, and then what was said."""
+    said = [block for block in blocks if _kind(block) != "tool_result"]
     for block in blocks:
-        if block.get("type") == "tool_result":
-            call = str(block.get("tool_use_id"))
-            named = {"name": names[call]} if call in names else {}
-            yield {"role": "tool", "tool_call_id": call, "content": _text(block.get("content") or ""), **named}
-    if said := [block for block in blocks if block.get("type") != "tool_result"]:
-        yield {"role": "user", "content": parts(said, "image", _picture, _text)}
+        if _kind(block) == "tool_result":
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _text(block.get("content"))}
+    if said or not blocks:
+        yield {"role": "user", "content": _text(said)}
 
 
-def _assistant(blocks: Sequence[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _assistant(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Write what the model said, thought and called."""
     texts, thoughts, calls = [], "", []
     for block in blocks:
-        if (kind := block.get("type")) == "tool_use":
-            id_, name = str(block.get("id")), str(block.get("name"))
-            names[id_] = name
-            function = {"name": name, "arguments": block.get("input") or {}}
-            calls.append({"id": id_, "type": "function", "function": function})
+        if (kind := _kind(block)) == "tool_use":
+            function = {"name": str(block.get("name")), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "thinking":
-            thoughts += str(block.get("thinking", ""))
+            thoughts += str(block.get("thinking") or "")
         elif kind != "redacted_thinking":
             texts.append(block)
     made: dict[str, Any] = {"role": "assistant", "content": _text(texts) or None}

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from edgespec.server.reading import Known
 from edgespec.server.scheduler import Limits
 from edgespec.server.stored import Stored
 
-TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
 LOOK = 0.1  # seconds between two looks whether there is room
 SWEEP = 2.0  # seconds between two looks whether a model was not asked for
 
@@ -58,6 +58,7 @@ class Model:
         tokens: most new ones of a text.
         calls: how it writes calls of tools; None = as its template says.
         pictures: folder whose pictures requests may name; empty = none.
+        sampling: fields of ``SamplingParams`` for requests that do not choose, before what the model says itself.
 
     Attributes:
         jobs: its requests; None = it is not loaded.
@@ -70,13 +71,20 @@ class Model:
     """
 
     def __init__(
-        self, name: str, folder: Path, options: LoadOptions, tokens: int, calls: str | None, pictures: str = ""
+        self,
+        name: str,
+        folder: Path,
+        options: LoadOptions,
+        tokens: int,
+        calls: str | None,
+        pictures: str = "",
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self.name, self.folder, self.options = name, folder, options
         self.manifest = manifest = options.seen(complete(read_manifest(folder)))
         self.run = options.resolve(manifest)
-        sampling = own_sampling(manifest.sampling, temperature=TEMPERATURE)
-        plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
+        own = replace(own_sampling(manifest.sampling), **(sampling or {}))
+        plain = {key: value for key, value in asdict(own).items() if isinstance(value, (int, float, str))}
         vocab, eos = manifest.target.facts.vocab, tuple(manifest.tokenizer.eos)
         source = manifest.target.source
         text, most = (manifest.text, source.most) if source and source.kind == "text" else (None, 0)
@@ -98,6 +106,25 @@ class Model:
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
         self.loading: asyncio.Future[None] | None = None
+
+    def described(self, created: int) -> dict[str, Any]:
+        """Say what ``/v1/models`` says of it in the words of OpenAI's and Anthropic's APIs.
+
+        Args:
+            created: when the server began, in seconds since 1970.
+        """
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "edgespec",
+            "type": "model",
+            "display_name": self.name,
+            "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z"),
+            "lifecycle": "active",
+            "max_input_tokens": self.run.context,
+            "max_tokens": self.known.tokens,
+        }
 
     @property
     def about(self) -> dict[str, Any]:
@@ -154,10 +181,11 @@ class Models:
         calls: str | None = None,
         idle: float | None = None,
         pictures: str = "",
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self.options, self.limits, self.shared, self.idle = options or LoadOptions(), limits or Limits(), shared, idle
         self.all = {
-            name: Model(name, folder, self.options, self.limits.tokens, calls, pictures)
+            name: Model(name, folder, self.options, self.limits.tokens, calls, pictures, sampling)
             for name, folder in bundles.items()
         }
         self.stored, self.metrics = Stored(), Metrics(list(self.all), self._figure)

@@ -43,10 +43,10 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
         made["properties"]["model"] = name | {"title": "Model"}
         for field in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if field in made["properties"] and not issubclass(asked, MessagesRequest):
-                most = {**WHOLE, "minimum": 1, "maximum": limits.tokens}
-                made["properties"][field] = _or_null(most) | {"default": None}
+                made["properties"][field] = _or_null({**WHOLE, "minimum": 1}) | {"default": None}
         schemas[asked.__name__] = made
     bounds = (
+        f"A text has at most {limits.tokens} tokens, also where more are asked for. "
         f"A body has at most {limits.body} bytes and {MOST_LEVELS} levels, prompts x n are at most {MOST_TEXTS} texts, "
         f"a grammar or a schema at most {MOST_GRAMMAR} characters, token ids are below {vocab}."
     )
@@ -150,7 +150,7 @@ def _or_null(shape: Shape) -> Shape:
     return _either(shape, NULL)
 
 
-def _const(value: str) -> Shape:
+def _const(value: str | bool) -> Shape:
     return {"const": value}
 
 
@@ -167,7 +167,9 @@ _HOW = _object(
 
 def _answers(name: Shape) -> Shape:
     """Shapes of what is answered."""
-    model = {"id": name, "object": _const("model"), "created": WHOLE, "owned_by": TEXT}
+    model = {"id": name, "object": _const("model"), "type": _const("model"), "lifecycle": _const("active")}
+    model |= _each(TEXT, "owned_by", "display_name", "created_at")
+    model |= _each(WHOLE, "created", "max_input_tokens", "max_tokens")
     own = _object(
         methods=_list(TEXT),
         context=WHOLE,
@@ -204,7 +206,12 @@ def _answers(name: Shape) -> Shape:
     return {
         "Health": _object(status=_const("ok"), running=WHOLE, waiting=WHOLE),
         "Model": _object(**model),
-        "Models": _object(object=_const("list"), data=_list(_object(**model, edgespec=own))),
+        "Models": _object(
+            object=_const("list"),
+            data=_list(_object(**model, edgespec=own)),
+            has_more=_const(False),
+            **_each(name, "first_id", "last_id"),
+        ),
         "Completion": whole("text_completion", {"text": TEXT}, scored),
         "ChatCompletion": whole("chat.completion", {"message": message}, _object(content=_list(token), refusal=NULL)),
         "Failure": _object(error=_object(message=TEXT, type=TEXT, param=_or_null(TEXT), code=_or_null(TEXT))),

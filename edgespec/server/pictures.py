@@ -25,6 +25,7 @@ from edgespec.runtimes.images.image import Image
 from edgespec.runtimes.images.processing import process
 from edgespec.runtimes.images.prompt import expanded
 from edgespec.runtimes.images.reading import Pixels, from_base64, from_data_url, read
+from edgespec.server.requests import TEXTS
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -44,17 +45,18 @@ def part(url: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def parts(
-    content: Any, kind: str, picture: Callable[[dict[str, Any]], dict[str, Any]], text: Callable[[Any], str]
-) -> str | list[dict[str, Any]]:
-    """Write what a message says for a chat: one text, or where it has pictures, parts of type ``kind``, its parts."""
-    if not isinstance(content, list) or not any(_is(one, kind) for one in content):
-        return text(content)
-    return [picture(one) if _is(one, kind) else {"type": "text", "text": text([one])} for one in content]
+def parts(content: Any, kind: str, picture: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Write what a message says for a chat: pictures, which are parts of type ``kind``, as chats have them."""
+    return [picture(one) if _is(one, kind) else one for one in content] if isinstance(content, list) else content
 
 
 def _is(one: Any, *kinds: str) -> bool:
     return isinstance(one, dict) and one.get("type") in kinds
+
+
+def as_parts(content: Any) -> list[Any]:
+    """List the parts of what a message says."""
+    return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
 
 
 def has_pictures(content: Any) -> bool:
@@ -107,7 +109,7 @@ class Opener:
         made: list[dict[str, Any]] = []
         for one in content:
             kind = one.get("type") if isinstance(one, dict) else None
-            if kind == "text" and isinstance(one.get("text"), str):
+            if kind in TEXTS and isinstance(one.get("text"), str):
                 made.append({"type": "text", "text": one["text"]})
             elif kind == self.kind == "image_url":
                 made.append({"type": "image", "image": self._opened(one.get("image_url"))})

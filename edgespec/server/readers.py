@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from edgespec.server.errors import Busy, Failure, Stopped
 from edgespec.server.queues import OneByOne, answer, refuse
 from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
 
+MOST_NOTED = 256  # fields that are logged
 SMALL = 1 << 14  # bytes of a small request
 QUICK, SLOW = 2, 6  # seconds of processor time for a small one, and for others
 WAIT = 60.0  # seconds of the clock, where processor time is not limited
@@ -56,10 +57,12 @@ class Readers:
 
     Args:
         models: that may be asked.
+        log: takes a line for each field that is not known; None = none is written.
     """
 
-    def __init__(self, models: Sequence[Known]) -> None:
+    def __init__(self, models: Sequence[Known], log: Callable[[str], None] | None = None) -> None:
         self._known = {known.name: known for known in models}
+        self._log, self._noted = log or (lambda _: None), set[tuple[str, str]]()
         self._small = _Lane(models, QUICK, False)
         self._large = _Lane(models, SLOW, True)
 
@@ -102,7 +105,15 @@ class Readers:
             found, prompts = await self._small.ask(client, kind, body, earlier)
         if found.get("elsewhere"):
             found, prompts = await self._large.ask(client, kind, body, earlier)
+        self._note(kind, found.pop("unknown", ()))
         return found, prompts
+
+    def _note(self, kind: Kind, names: Iterable[str]) -> None:
+        """Log fields that are not known, each once."""
+        for name in names:
+            if (kind, name) not in self._noted and len(self._noted) < MOST_NOTED:
+                self._noted.add((kind, name))
+                self._log(f"{APIS[kind].path}: ignored the field {name!r}, which this server does not know")
 
 
 class _Lane:

@@ -36,7 +36,7 @@ from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
-from edgespec.server.apis import APIS, Kind
+from edgespec.server.apis import APIS, Kind, Request, fields_of
 from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.errors import Failure, failure, misread
@@ -50,6 +50,7 @@ COMPLETION_TOKENS = 16  # what the API writes where a completion does not say ho
 MEMORY = 3 << 29  # bytes that the process may have
 HEAD = struct.Struct("<IBQQ")  # before a request: seconds, its kind, bytes of its body, and of what it goes on from
 TRIM_EVERY = 5.0  # seconds between two times that what large requests took goes back to the system
+MOST_UNKNOWN = 16  # names of fields of one request that are told
 STARTING = 60  # seconds of processor time to open a tokenizer
 
 
@@ -187,9 +188,11 @@ class Reader:
             EdgespecError: it cannot be answered; the message says why.
             ValidationError: a field that is none, or outside its bounds.
         """
-        form = APIS[kind].request
-        made = {name: value for name, value in parsed(body).items() if name not in form.ignored}
-        sent = form.model_validate(made)
+        made, unknown = fields_of(kind, parsed(body))
+        found, prompts = self._read(kind, APIS[kind].request.model_validate(made), earlier)
+        return found | {"unknown": unknown[:MOST_UNKNOWN]}, prompts
+
+    def _read(self, kind: Kind, sent: Request, earlier: bytes) -> tuple[dict[str, Any], list[array[int]]]:
         if isinstance(sent, EmbeddingRequest):
             return _texts(self._tokens(sent.model), sent)
         if isinstance(sent, ImageRequest):

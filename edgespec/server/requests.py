@@ -41,13 +41,24 @@ CHOSEN = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "top_
 Source = Annotated[str, StringConstraints(max_length=MOST_GRAMMAR)]
 
 
+# types of parts of messages: text, and thoughts
+TEXTS = ("text", "input_text", "output_text", "refusal")
+THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
+
+
 class Strict(BaseModel):
     """An object whose fields are all known, and of their own types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(Strict):
+class Described(Strict):
+    """An object that clients may say more of, which changes nothing of an answer, such as how it is cached."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class StreamOptions(Described):
     """How a stream ends."""
 
     include_usage: bool = False
@@ -154,13 +165,14 @@ class Asked(Sampled):
         found = [Grammar.regex(own.regex)] if own.regex is not None else []
         found += [Grammar.lark(own.lark)] if own.lark is not None else []
         kind = form.get("type", "text")
-        if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
-            schema = form["json_schema"].get("schema") or {}
-            if not isinstance(schema, dict):
-                raise InvalidRequest(f"a schema that is {type(schema).__name__}: expected an object")
-            found.append(Grammar.json_schema(schema))
-        elif kind == "json_object":
-            found.append(Grammar.json_schema({"type": "object"}))
+        if kind in ("json_schema", "json_object"):
+            schema = _schema(form)
+            if schema is None and kind == "json_schema":
+                raise InvalidRequest(
+                    "response_format of type json_schema has no schema: expected one under json_schema.schema",
+                    "json_object takes any object",
+                )
+            found.append(Grammar.json_schema({"type": "object"} if schema is None else schema))
         elif kind != "text":
             raise InvalidRequest(
                 f"response_format of type {str(kind)[:80]!r}: expected text, json_object or json_schema with a schema"
@@ -184,8 +196,9 @@ class Asked(Sampled):
         if self.edgespec.show_drafts and not self.stream:
             raise InvalidRequest("show_drafts without stream: expected true for both", "guesses are shown as they come")
         tokens = default if self.most_tokens is None else self.most_tokens
-        if not 1 <= tokens <= most:
-            raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}, this server's limit")
+        if tokens < 1:
+            raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}")
+        tokens = min(tokens, most)  # clients send what their usual models give
         own = self.edgespec
         said = self.model_dump(include=set(CHOSEN), exclude_none=True)
         said |= own.model_dump(include=set(CHOSEN), exclude_none=True)
@@ -200,6 +213,16 @@ class Asked(Sampled):
             "top_logprobs": self.likeliest or 0,
             "acceptance": own.acceptance or ("rejection" if self.seed is None else "coupled"),
         }
+
+
+def _schema(form: dict[str, Any]) -> dict[str, Any] | None:
+    """Find the schema of a ``response_format``, which some clients write without ``json_schema`` around it."""
+    inner = form.get("json_schema")
+    found = inner.get("schema") if isinstance(inner, dict) else None
+    found = form.get("schema") if found is None else found
+    if found is not None and not isinstance(found, dict):
+        raise InvalidRequest(f"a schema that is {type(found).__name__}: expected an object")
+    return found
 
 
 class CompletionRequest(Asked):
@@ -231,12 +254,6 @@ def several(given: Any) -> list[str | list[int]]:
     return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-class Described(Strict):
-    """An object that clients may say more of, which changes nothing of an answer, such as how it is cached."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
 class Function(Described):
     """A function that the model may call."""
 
@@ -253,20 +270,20 @@ class Tool(Described):
     function: Function
 
 
-class FunctionName(Strict):
+class FunctionName(Described):
     """Which function is to be called."""
 
     name: Name
 
 
-class NamedTool(Strict):
+class NamedTool(Described):
     """A tool that is to be called."""
 
     type: Literal["function"] = "function"
     function: FunctionName
 
 
-class Prediction(Strict):
+class Prediction(Described):
     """A text that is expected: guesses for every method."""
 
     type: Literal["content"] = "content"
@@ -295,7 +312,6 @@ class ChatRequest(Asked):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
     _continued: bool = PrivateAttr(False)
-    _at_most: bool = PrivateAttr(False)
 
     @property
     def likeliest(self) -> int | None:
@@ -312,17 +328,21 @@ class ChatRequest(Asked):
         return bool(self.tool_choice) and self.tool_choice not in ("auto", "none")
 
     @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is told of; None = the request has none."""
+        if self.tools is None or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    @property
     def continued(self) -> bool:
         """Whether the answer goes on with the last message."""
         return self._continued
 
-    def how(self, continued: bool, at_most: bool) -> ChatRequest:
-        """Say what the fields of a chat cannot: whether the answer goes on with the last message, and more tokens than
-        the server gives are as many as it gives."""
-        self._continued, self._at_most = continued, at_most
+    def goes_on(self, continued: bool) -> ChatRequest:
+        """Say what no field of a chat can: whether the answer goes on with the last message."""
+        self._continued = continued
         return self
 
     def changes(self, most: int, default: int) -> dict[str, Any]:
-        if self._at_most and self.max_completion_tokens is not None:
-            self.max_completion_tokens = min(self.max_completion_tokens, most, default)
         return super().changes(most, default) | {"prediction": self.prediction.text if self.prediction else None}

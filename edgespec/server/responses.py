@@ -19,7 +19,6 @@ from edgespec.server.requests import (
     MOST_MESSAGES,
     MOST_TOOLS,
     NO_TOOLS,
-    TEXT_AND_PICTURES,
     ChatRequest,
     Count,
     Name,
@@ -79,7 +78,7 @@ class ResponsesRequest(Sampled):
         )
         form = (self.text or {}).get("format")
         if isinstance(form, dict) and form.get("type") != "text":
-            made["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
+            made["response_format"] = form
         return ChatRequest.model_validate(made)
 
     def conversation(self, earlier: bytes = b"") -> list[dict[str, Any]]:
@@ -120,7 +119,7 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
     turn = made[-1] if made and made[-1]["role"] == "assistant" else None
     if kind == "message":
         role = str(item.get("role"))
-        text = parts(item.get("content"), "input_image", lambda one: picture(one.get("image_url")), _text)
+        text = _content(item.get("content"))
         if role not in _ROLES:
             raise InvalidRequest(f"a message of role {role[:80]!r}: expected {', '.join(_ROLES)}")
         if role == "assistant" and turn and turn.get("content") is None and "tool_calls" not in turn:
@@ -135,10 +134,7 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
         else:
             made.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
-        id_ = item.get("call_id")
-        calls = [call for message in made for call in message.get("tool_calls", ()) if call["id"] == id_]
-        named = {"name": calls[0]["function"]["name"]} if calls else {}
-        made.append({"role": "tool", "tool_call_id": id_, "content": _text(item.get("output")), **named})
+        made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
     elif kind == "reasoning":
         thoughts = _text(item.get("content") or item.get("summary") or "")
         made.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
@@ -148,12 +144,17 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
         )
 
 
+def _content(content: Any) -> Any:
+    """Write what an item says as a message of a chat has it."""
+    return parts(content, "input_image", lambda one: picture(one.get("image_url")))
+
+
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") in _TEXTS for one in content):
         return "".join(str(one.get("text", "")) for one in content)
-    raise InvalidRequest("an item's content is neither text nor parts of text", TEXT_AND_PICTURES)
+    raise InvalidRequest("a reasoning item's content is neither text nor parts of text")
 
 
 def _tools(tool: dict[str, Any], namespace: str | None = None) -> Iterator[dict[str, Any]]:

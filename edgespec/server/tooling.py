@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +11,10 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.images.prompt import apart
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
-from edgespec.runtimes.text.chat import choose_template
+from edgespec.runtimes.text.chat import REASONING, choose_template
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.server.pictures import Given, Sight, has_pictures
-from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, ChatRequest, NamedTool
+from edgespec.server.pictures import Given, Sight, as_parts, has_pictures
+from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, TEXTS, THOUGHTS, ChatRequest, NamedTool
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,16 @@ def plan_chat(
         InvalidRequest: no template, one that refuses the conversation, pictures that cannot be read, or tools that
             cannot be asked for.
     """
-    offered = asked.tools if asked.tool_choice != "none" else None
-    if asked.forces_call and not offered:
+    tools = asked.offered
+    if asked.forces_call and not tools:
         raise InvalidRequest("tool_choice asks for a call, and there are no tools")
-    tools = None if offered is None else [tool.model_dump(exclude_none=True) for tool in offered]
     called = [tool["function"] for tool in tools or ()]
     messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
     goes_on = asked.continued
-    prompt = codec.write_chat(
-        messages, tools, options=_options(asked), generation_prompt=not goes_on, continue_final=goes_on
-    )
+    place = sight.sense.words.placeholder if sight else ""
+    how = {"nulls": True, "options": _options(asked), "generation_prompt": not goes_on, "continue_final": goes_on}
+    written = codec.render_chat(messages, tools, also=place, **how)
+    prompt = written.text
     template = choose_template(codec.templates, tools)
     shape = AnswerShape.of(template, prompt, called, asked.edgespec.tool_format or calls, asked.edgespec.reasoning)
     special = codec.special_ids(shape.markers)
@@ -70,8 +69,9 @@ def plan_chat(
             if not called:
                 raise InvalidRequest(f"tool_choice names {name!r}, and no tool is called so")
         grammar = calls_grammar(shape, called, not single and not isinstance(asked.tool_choice, NamedTool), special)
-    text = prompt if sight is None else sight.written(prompt, pictures)
-    return codec.encode(text, special=False), Plan(shape, grammar, tuple(special), single, pictures)
+    if sight is not None:
+        written = written.changed(lambda text: sight.written(text, pictures))
+    return codec.encode_chat(written), Plan(shape, grammar, tuple(special), single, pictures)
 
 
 def _options(asked: ChatRequest) -> dict[str, Any]:
@@ -88,56 +88,77 @@ def _options(asked: ChatRequest) -> dict[str, Any]:
 def said(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> list[dict[str, Any]]:
     """Write the messages for the model's template.
 
-    Parts of text are joined; beside pictures they stay apart.  Arguments of calls are objects, as templates want them.
-    What developers say is the system's word where the template does not know them, and such messages at the beginning
-    are one.
+    Parts of text are joined; beside pictures they stay apart.  Parts that are thoughts are the message's thoughts.
+    Pictures that a tool gave are the user's, behind what it said.  The rest is as the template wants it
+    (``TextCodec.adapted``), and messages of the system at the beginning are one.
 
     Raises:
         InvalidRequest: a part that is no text, or a picture or a recording that this model does not read.
     """
     made: list[dict[str, Any]] = []
-    developers = "developer" in "".join(codec.templates.values())
     opener = sight.opener() if sight else None
+    seen: list[dict[str, Any]] = []  # pictures that tools gave
     for message in asked.messages:
         content: Any = message.get("content")
+        role = message.get("role")
+        if seen and role != "tool":
+            if role == "user":
+                content = [*seen, *as_parts(content)]
+            else:
+                made.append({"role": "user", "content": opener.parts(seen) if opener else ""})
+            seen = []
         if has_pictures(content):
-            if opener is None or message.get("role") != "user":
+            if opener is None or role not in ("user", "tool"):
                 hint = TEXT_ALONE if opener is None else "pictures and recordings are read in messages of the user"
                 raise InvalidRequest("a message has a picture or a recording: expected text", hint)
-            made.append(message | {"content": opener.parts(content)})
-            continue
-        one = message | {"content": plain(content)}
-        if one.get("role") == "developer" and not developers:
-            one["role"] = "system"
-        if isinstance(calls := one.get("tool_calls"), list):
-            one["tool_calls"] = [_with_object(call) for call in calls]
-        if one.get("role") == "system" and len(made) == 1 and made[0].get("role") == "system":
-            made[0]["content"] = "\n\n".join(text for text in (made[0]["content"], one["content"]) if text)
-        else:
-            made.append(one)
-    return made
+            if role == "user":
+                made.append(message | {"content": opener.parts(content)})
+                continue
+            seen += [one for one in content if has_pictures([one])]
+            content = [one for one in content if not has_pictures([one])]
+        text, thoughts = plain(content, TEXT_ALONE if sight is None else TEXT_AND_PICTURES)
+        if not text and isinstance(refusal := message.get("refusal"), str):
+            text = refusal
+        known = any(message.get(name) for name in REASONING)
+        made.append(message | {"content": text} | ({"reasoning_content": thoughts} if thoughts and not known else {}))
+    if seen and opener:
+        made.append({"role": "user", "content": opener.parts(seen)})
+    return _one_system(codec.adapted(made, asked.offered))
 
 
-def _with_object(call: Any) -> Any:
-    """Copy a call with its arguments as an object, where they are one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
-        return call
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return call
-    return call | {"function": function | {"arguments": found}} if isinstance(found, dict) else call
+def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join what the system says at the beginning."""
+    count = next((at for at, one in enumerate(messages) if one.get("role") != "system"), len(messages))
+    texts = [one.get("content") for one in messages[:count]]
+    if count < 2 or not all(isinstance(text, str) for text in texts):
+        return messages
+    return [messages[0] | {"content": "\n\n".join(text for text in texts if text)}, *messages[count:]]
 
 
-def plain(content: Any) -> str | None:
-    """Join parts of text.
+def plain(content: Any, hint: str = TEXT_ALONE) -> tuple[str | None, str]:
+    """Join parts of text -> the text, and the thoughts among them.
 
     Raises:
-        InvalidRequest: a part that is no text.
+        InvalidRequest: a part that is no text; ``hint``: what the model reads.
     """
     if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    raise InvalidRequest("a message's content is neither text nor parts of type text", TEXT_AND_PICTURES)
+        return content, ""
+    text, thoughts = "", ""
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in TEXTS and isinstance(said := part.get("refusal" if kind == "refusal" else "text"), str):
+            text += said
+        elif kind in THOUGHTS:
+            thoughts += _thought(part)
+        else:
+            named = f"a part of type {str(kind)[:80]!r}" if kind else f"content of type {type(part).__name__}"
+            raise InvalidRequest(f"a message has {named}: expected text, or parts of type text", hint)
+    return text, thoughts
+
+
+def _thought(part: dict[str, Any]) -> str:
+    """Read a part that is a thought: a text, or parts of text, as Mistral's API has it."""
+    said = next((part[name] for name in ("thinking", "reasoning", "text") if name in part), "")
+    if isinstance(said, list):
+        return "".join(str(one.get("text", "")) for one in said if isinstance(one, dict))
+    return str(said)

@@ -367,13 +367,14 @@ def kept(body: Body, form: type[MessagesRequest | ResponsesRequest]) -> Body:
 
 
 def test_what_a_template_is_given(chat_bundle: Path) -> None:
-    """The client's header, which is never the same, is left out; words of the system between turns are the user's."""
+    """The client's header, which is never the same, is left out; this template knows the system between turns."""
     codec = TextCodec(chat_bundle)
     claude = said(MessagesRequest.model_validate(kept(CLAUDE, MessagesRequest)).asked(), codec)
-    assert [one["role"] for one in claude] == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert [one["role"] for one in claude] == ["system", "user", "system", "assistant", "tool", "tool", "user"]
     assert claude[0]["content"] == f"You help in a terminal.\n\n{LONG}"
-    assert claude[1]["content"].endswith("Fix the test.\n\n<total_tokens>900 tokens left</total_tokens>")
-    assert [one["name"] for one in claude[3:5]] == ["Read", "Bash"]
+    assert claude[1]["content"].endswith("Fix the test.")
+    assert claude[2]["content"] == "<total_tokens>900 tokens left</total_tokens>"
+    assert [one["name"] for one in claude[4:6]] == ["Read", "Bash"]
     codex = said(ResponsesRequest.model_validate(kept(CODEX, ResponsesRequest)).asked(), codec)
     assert [one["role"] for one in codex] == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
     assert codex[0]["content"].startswith(LONG)

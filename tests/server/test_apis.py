@@ -165,7 +165,7 @@ def test_a_message_that_is_begun_goes_on(claude: anthropic.Anthropic) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs no tools itself"),
         ({"tool_choice": {"type": "tool", "name": "Write"}}, "names 'Write'"),
         ({"tool_choice": {"type": "best"}}, "tool_choice"),
-        ({"extra_body": {"colour": "red"}}, "colour"),
+        ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"extra_body": {"edgespec": {"show_drafts": True}, "stream": True}}, "show_drafts"),
     ],
@@ -309,7 +309,7 @@ def test_a_stored_response_is_gone_on_from(client: openai.OpenAI, server: Served
         ({"input": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
         ({"tools": [{"type": "file_search"}]}, "runs no tools itself"),
         ({"background": True}, "background"),
-        ({"extra_body": {"colour": "red"}}, "colour"),
+        ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json"),
     ],
 )
 def test_errors_of_responses(client: openai.OpenAI, change: dict[str, Any], message: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from edgespec.errors import ExportError
 from edgespec.export.tokenizers.facts import Described, bpe_model, tokenizer_json
 from edgespec.export.tokenizers.sentencepieces import NEVER, describe_sentencepiece, read_sentencepiece
-from edgespec.export.tokenizers.vocabulary import AddedToken, byte_texts, place, read_vocab, surround
+from edgespec.export.tokenizers.vocabulary import AddedToken, place, read_vocab, surround
+from edgespec.runtimes.text.byte_tokens import byte_texts
 from edgespec.runtimes.text.special import read_object
 
 PIECES = "sentencepiece.bpe.model"

@@ -12,8 +12,9 @@ from pathlib import Path
 from edgespec.errors import ExportError
 from edgespec.export.tokenizers.facts import Described
 from edgespec.export.tokenizers.sentencepieces import merges
-from edgespec.export.tokenizers.vocabulary import AddedToken, byte_texts, describe_byte_level, place, surround
+from edgespec.export.tokenizers.vocabulary import AddedToken, describe_byte_level, place, surround
 from edgespec.runtimes.files.json_file import read_json
+from edgespec.runtimes.text.byte_tokens import byte_texts
 
 TEKKEN = "tekken.json"
 AGAIN = "download it again"

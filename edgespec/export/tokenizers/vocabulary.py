@@ -60,13 +60,6 @@ def describe_byte_level(
     )
 
 
-def byte_texts() -> Sequence[str]:
-    """Characters that stand for the bytes in byte-level vocabularies as GPT-2's: printable ones, and more."""
-    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    more = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printed else next(more)) for byte in range(256)]
-
-
 def read_byte_level(folder: Path, config: dict[str, Any], model_type: str | None) -> Described:
     """tokenizer.json, without added tokens and BOS, of a folder with vocab.json and merges.txt.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +58,22 @@ class ByteTokens:
             size = _character(data[at : at + 4])
             yield from run[at : at + size] if size else [REPLACEMENT]
             at += size or 1
+
+
+def bytes_of(name: str) -> bytes:
+    """Bytes that the name of a token stands for, in sentencepiece's way (<0xE2>) or GPT-2's; none = neither."""
+    if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
+        return bytes.fromhex(match[1])
+    values = {char: value for value, char in enumerate(byte_texts())}
+    return bytes(values[char] for char in name) if all(char in values for char in name) else b""
+
+
+@lru_cache(maxsize=1)
+def byte_texts() -> tuple[str, ...]:
+    """Characters that stand for the bytes in byte-level vocabularies as GPT-2's: printable ones, and more."""
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    more = iter(range(0x100, 0x200))
+    return tuple(chr(byte if byte in printed else next(more)) for byte in range(256))
 
 
 def _character(data: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
 from edgespec.runtimes.text.call_syntax import (
@@ -71,7 +71,9 @@ def _pairs(source: Source, name: str, open_: str, close: str, end: str) -> Readi
             yield from source.spaces()
             yield from source.skip("<arg_value>")
         source.write(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _tagged_value(source, types.get(key, ""), "</arg_value>" if open_ == "<arg_key>" else "</parameter>")
+        close_value = "</arg_value>" if open_ == "<arg_key>" else "</parameter>"
+        others = (open_,) if end == "</tool_call>" else (open_, end)
+        yield from _tagged_value(source, types.get(key, ""), close_value, others)
         separator = ", "
         yield from source.spaces()
         first = yield from source.which((open_, end, "</tool_call>"))
@@ -79,8 +81,11 @@ def _pairs(source: Source, name: str, open_: str, close: str, end: str) -> Readi
     source.end()
 
 
-def _tagged_value(source: Source, type_: str, close: str) -> Reading:
-    """Read a value up to its closing tag; a line end after the tag and one before it are no part of it."""
+def _tagged_value(source: Source, type_: str, close: str, others: Sequence[str]) -> Reading:
+    """Read a value up to its closing tag; a line end after the tag and one before it are no part of it.
+
+    Models leave that tag out: one of ``others``, which may stand behind it, ends the value as well.
+    """
     lines = close == "</parameter>"
     if lines:
         yield from source.may("\r")
@@ -90,10 +95,12 @@ def _tagged_value(source: Source, type_: str, close: str) -> Reading:
     if type_ == "string":
         source.write('"')
         write = lambda text: source.write(escaped(text))  # noqa: E731  as the other one
-    found = yield from source.until((f"\n{close}", close) if lines else (close,), write, within=True)
+    ends = (close, *others)
+    found = yield from source.until((*(f"\n{end}" for end in ends if lines), *ends), write, within=True)
     if not found:
         raise NoCall
-    yield from source.skip(found)
+    if found.strip() == close:
+        yield from source.skip(found)
     source.write('"' if type_ == "string" else _guessed("".join(pieces)))
 
 

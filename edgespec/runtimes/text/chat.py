@@ -71,6 +71,7 @@ def render(
     options: Mapping[str, Any] | None = None,
     generation_prompt: bool = True,
     continue_final: bool = False,
+    nulls: bool = False,
 ) -> str:
     """Render a conversation and return its text.
 
@@ -82,11 +83,12 @@ def render(
         options: whatever else the template knows, such as ``enable_thinking``.
         generation_prompt: end with what stands before an answer.
         continue_final: end within the last message, which the model is to go on with; then without generation prompt.
+        nulls: the template sees fields that are null, as ``ChatForm.write`` left them; else they are not there.
 
     Raises:
         InvalidRequest: no messages, values that are no plain data, or a template that refuses them.
     """
-    given, schemas, extra = _messages(messages), _plain(tools), _plain(dict(options or {}))
+    given, schemas, extra = _messages(messages, nulls), _plain(tools), _plain(dict(options or {}))
     if taken := [name for name in extra if name in RESERVED]:
         raise InvalidRequest(f"{taken[0]!r} is no option of a template", "give messages and tools as such")
     if tools is not None and not all(isinstance(tool, dict) for tool in schemas):
@@ -108,7 +110,7 @@ def render(
     return _cut(text) if continue_final else text
 
 
-def _messages(messages: Sequence[Message]) -> list[Message]:
+def _messages(messages: Sequence[Message], nulls: bool) -> list[Message]:
     """Fresh copies, without keys of no value, and thoughts under the names that templates know."""
     if not messages:
         raise InvalidRequest("expected a conversation of at least one message, got none")
@@ -116,8 +118,8 @@ def _messages(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"expected messages as dicts with role and content, got {type(message).__name__}")
-        made = {key: value for key, value in _plain(dict(message)).items() if value is not None}
-        thoughts = next((made[key] for key in REASONING if key in made), None)
+        made = {key: value for key, value in _plain(dict(message)).items() if nulls or value is not None}
+        thoughts = next((made[key] for key in REASONING if made.get(key) is not None), None)
         if thoughts is not None:
             made = {"thinking": thoughts, **made, "reasoning_content": thoughts}
         found.append(made)

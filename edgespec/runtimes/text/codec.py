@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,8 +15,10 @@ from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 from edgespec.runtimes.text.apart import try_tokenizer
-from edgespec.runtimes.text.byte_tokens import ByteTokens
+from edgespec.runtimes.text.byte_tokens import REPLACEMENT, ByteTokens, bytes_of
 from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render
+from edgespec.runtimes.text.chat_forms import ChatForm
+from edgespec.runtimes.text.control_tokens import ChatText, ControlTokens
 from edgespec.runtimes.text.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
 
 if TYPE_CHECKING:
@@ -77,13 +80,7 @@ class TextCodec:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with ``special`` whatever the tokenizer puts around it (BOS)."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # how Python holds bytes that are no text
-            raise InvalidRequest(
-                f"the prompt cannot be encoded: character {error.start}, {text[error.start]!r}, is no text",
-                "expected UTF-8",
-            ) from error
+        _check(text)
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
@@ -123,6 +120,17 @@ class TextCodec:
         known = list(before[-8:])
         return self.decode([*known, *tokens])[len(self.decode(known)) :]
 
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes of one token, which may be a part of a character; none for a special token."""
+        name = self.tokenizer.id_to_token(token)
+        if name is None or REPLACEMENT not in (text := self.decode([token])):
+            return b"" if name is None else text.encode()
+        return bytes_of(name) or text.encode()
+
+    def token_name(self, token: int) -> str:
+        """Name of a token in the vocabulary."""
+        return self.tokenizer.id_to_token(token) or f"token_id:{token}"
+
     def token_id(self, name: str | None) -> int | None:
         """Id of a token by its name; None if there is none of that name."""
         return None if name is None else self.tokenizer.token_to_id(name)
@@ -132,13 +140,54 @@ class TextCodec:
         return special_name(self.config, self._special, key)
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
-        """Tokens of ``write_chat``, ready for the answer."""
-        return self.encode(self.write_chat(messages, tools, **how), special=False)
+        """Tokens of ``write_chat``, ready for the answer; special tokens in what people wrote are text."""
+        return self.encode_chat(self.render_chat(messages, tools, **how))
 
     def write_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> str:
         """Render a conversation by the model's own template; arguments as for ``chat.render``."""
-        names = {key: name for key in NAMED if (name := self.special(key)) is not None}
-        return render(choose_template(self.templates, tools), messages, tools, names=names, **how)
+        return render(choose_template(self.templates, tools), messages, tools, names=self._names, **how)
+
+    def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, also: str = "", **how: Any
+    ) -> ChatText:
+        """Render a conversation as ``write_chat``, for ``encode_chat``.
+
+        Args:
+            messages, tools, **how: as of ``write_chat``.
+            also: a text that nobody may write but the template, such as the place of an image.
+        """
+        with _library(InvalidRequest, "the prompt cannot be encoded"):
+            messages, tools, mark = self.control.hide(messages, tools, also)
+        return ChatText.of(self.write_chat(messages, tools, **how), mark)
+
+    def encode_chat(self, written: ChatText) -> list[int]:
+        """Token ids of what a template wrote, in which special tokens that people wrote are text."""
+        _check(written.marked)
+        with _library(InvalidRequest, "the prompt cannot be encoded"):
+            return self.control.encode(written)
+
+    def adapted(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Message]:
+        """Write a history in the forms that the model's template wants; render it with ``nulls``."""
+        return ChatForm.of(choose_template(self.templates, tools), self._names).write(messages)
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The tokens that nobody may write but the template."""
+        return ControlTokens(self.tokenizer, self.templates.values())
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {key: name for key in NAMED if (name := self.special(key)) is not None}
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # how Python holds bytes that are no text
+        raise InvalidRequest(
+            f"the prompt cannot be encoded: character {error.start}, {text[error.start]!r}, is no text",
+            "expected UTF-8",
+        ) from error
 
 
 def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:

@@ -12,7 +12,8 @@ import pytest
 
 from edgespec.errors import ExportError
 from edgespec.export.tokenizers.files import open_codec
-from edgespec.export.tokenizers.vocabulary import TEKKEN, byte_texts
+from edgespec.export.tokenizers.vocabulary import TEKKEN
+from edgespec.runtimes.text.byte_tokens import byte_texts
 
 SPECIAL = ["<unk>", "<s>", "</s>", "[INST]"]
 TEXTS = ["the theatre then", "Überraschung über 12 Brücken", "  안녕 world!\n", "ththth", "[INST]the</s>"]
