@@ -19,6 +19,7 @@ from edgespec.planning.profiles import manifest_hash, read_profile
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.pairs import VARIABLE
 from tests.android.writes import LENGTH, write_golden
 from tests.conftest import PROMPTS
 from tests.support import arm64, golden
@@ -29,6 +30,7 @@ from tools import make_apk as apk
 from tools.network import left_in, network_calls, traced
 
 # tokens on an emulated arm64 core, where starting Java is what takes time; all the rest by tests/support/agreement.py
+PAIRED = ("ar", "ngram", "self-spec", "medusa", "blockwise", "paradecode")
 ON_ARM, CORE = 8, "cortex-a76"
 ARM_GREEDY, ARM_SEEDED = ("ngram", "speculative", "medusa"), ("self-spec", "blockwise", "paradecode")
 LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so", "libtokenizers.so"}
@@ -78,6 +80,22 @@ def check_profile(bundle: Path, file: Path) -> None:
     assert done.exit_code == 0, done.output
     run = json.loads(done.stdout)["candidates"][0]
     assert profile.busy or run["speed"]["basis"] == "calibrated"
+
+
+@pytest.mark.usefixtures("native")
+def test_lone_rows_of_stock_operators_go_as_pairs(bundles: Callable[..., Path], tmp_path: Path) -> None:
+    """As on processors where a pass of one row takes another kernel; the texts are Python's."""
+    need_maven()
+    requests = [({"method": name, **more}, PROMPTS[0]) for name in PAIRED for more in ({}, SEEDED)]
+    made = serve(bundles("stock", "int4"), "stock", requests, LENGTH)
+    golden = tmp_path / "golden.json"
+    golden.write_text(json.dumps({"bundles": [made]}), "utf-8")
+    library = native_library().path
+    assert library is not None
+    own = f"-Donnxruntime.native.onnxruntime.path={same_onnxruntime(tmp_path)}"
+    code, said = replay(golden, library, ["env", f"{VARIABLE}=1", "java", own])
+    assert code == 0, said
+    assert f"{LENGTH * len(requests)} tokens of {len(requests)} requests" in said
 
 
 @pytest.mark.usefixtures("native")

@@ -81,6 +81,7 @@ class Engine internal constructor(
             store?.require(codec.vocabularySha256(), codec.vocabSize)
             val graph = operators.graph(manifest.target, strict)
             model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv, onOnnxRuntime)
+            if (!strict) model.pairs = false // the graph with gates is also the strict one
             val source = manifest.target.source
             val open: Opener = { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv, onOnnxRuntime) }
             encoding = source?.let { Encoding(bundle, open) }

@@ -149,6 +149,7 @@ class Model(
     internal val keyTables: Bound
     internal var inserted: RowsOfPictures? = null // where rows of pictures are found; null = it sees [instead] in their place
     internal var instead = 0
+    internal var pairs: Boolean? = null // of stock graphs in strict mode: whether a lone row goes as a pair; null = not known yet
     /** Columns of what a pass may begin with. */
     val givenSize: Int get() = runner.givenSize
     private val held = HashMap<String, Bound>()

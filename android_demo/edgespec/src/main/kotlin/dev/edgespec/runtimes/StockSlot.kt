@@ -13,6 +13,7 @@ private const val HIDE = -1e30f // finite, so that a row that hides everything c
  */
 class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context) {
     private val facts = model.facts
+    private val fewest = if (model.graph.padded && needsPairs(model)) 2 else 1 // rows of a pass, and of an LM head
     private val extra = if (model.graph.padded) 1 else 0 // dummy rows of a pass in which attention may be left out
     private val least = minOf(model.graph.leastLength, facts.context + model.part.headroom) // tokens of attention
     private val io = model.runner.binding()
@@ -80,11 +81,15 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     override fun embed(tokens: IntArray): FloatArray = layers(0, 0, null, 0) { outside(tokens, 1, 1, columns, true).hidden!!.copy() }
 
     /** A pass in which no layer takes part: nothing of the cache is read or written. */
-    private fun outside(tokens: IntArray, wanted: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
+    private fun outside(tokens: IntArray, wanted: Int, heads: Int, columns: Int, hidden: Boolean): Pass {
         chooseRows(0, wanted)
-        seeAll(tokens.size + extra, capacity)
-        return launch(tokens, null, 0, tokens.size + extra, rows, columns, hidden)
+        val count = fed(tokens.size) + extra
+        seeAll(count, capacity)
+        return launch(tokens, null, 0, count, wanted, columns, hidden, heads)
     }
+
+    /** How many rows a pass or an LM head gets for [n]: two for one where lone rows go as pairs. */
+    private fun fed(n: Int) = if (n == 1) fewest else n
 
     override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
         pending = IntArray(n)
@@ -106,7 +111,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         gateHeads.bytes.put(at, 1)
         gateLm.bytes.put(0, 0)
         try {
-            val logits = layers(0, 0, hidden, rows) { outside(IntArray(rows), rows, which.count * rows, headSize, false).logits }
+            val logits = layers(0, 0, hidden, rows) { outside(IntArray(rows), rows, which.count, headSize, false).logits }
             return Pass(logits, best = if (top > 0) bestOfRows(logits, headTokens, top) else null)
         } finally {
             gateHeads.bytes.put(at, 0)
@@ -136,8 +141,9 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         gateEmbed.bytes.put(0, if (look) 1 else 0)
         try {
             if (hidden != null) {
-                val bound = model.buffer("hidden_in", Dtype.FLOAT, 1, rows, model.givenSize)
-                bound.floats.duplicate().put(hidden, 0, rows * model.givenSize)
+                val bound = model.buffer("hidden_in", Dtype.FLOAT, 1, fed(rows), model.givenSize)
+                val given = bound.floats.duplicate().put(hidden, 0, rows * model.givenSize)
+                if (fed(rows) > rows) given.put(hidden, (rows - 1) * model.givenSize, model.givenSize)
                 io.input("hidden_in", bound)
             }
             return run()
@@ -185,7 +191,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, visible: IntArray? = null, exact: Boolean = false,
         hidden: Boolean = false,
     ): Pass {
-        val count = maxOf(tokens.size + extra, least - past) // rows of attention, some of which are dummies
+        val count = maxOf(fed(tokens.size) + extra, least - past) // rows of attention, some of which are dummies
         needRoom(past + count)
         val width = if (exact) past + count else capacity
         if (parents == null) seeAll(count, width)
@@ -194,28 +200,31 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         return launch(tokens, positions, past, count, if (rows < 0) 1 else rows, columns, hidden || (keepHidden && model.graph.hidden))
     }
 
-    /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows]. */
-    private fun launch(tokens: IntArray, positions: IntArray?, past: Int, count: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
+    /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows] of each of [heads]. */
+    private fun launch(
+        tokens: IntArray, positions: IntArray?, past: Int, count: Int, rows: Int, columns: Int, hidden: Boolean, heads: Int = 1,
+    ): Pass {
         val n = tokens.size
-        model.give(io, "input_ids", 1, n) { tokens[it] }
+        val (width, reached) = fed(n) to fed(rows)
+        model.give(io, "input_ids", 1, width) { tokens[minOf(it, n - 1)] }
         model.give(io, "position_ids", 1, count) { positions?.get(it) ?: (past + it) }
         seqlens.ints.put(0, past + count - 1)
-        val logits = model.buffer("logits", Dtype.FLOAT, 1, rows, columns)
+        val logits = model.buffer("logits", Dtype.FLOAT, 1, heads * reached, columns)
         io.output("logits", logits)
-        val stream = if (hidden) model.buffer("hidden", Dtype.FLOAT, 1, n, hiddenSize) else null
+        val stream = if (hidden) model.buffer("hidden", Dtype.FLOAT, 1, width, hiddenSize) else null
         io.output("hidden", stream)
         val wide = model.part.tapped.size * hiddenSize
         val wanted = wide > 0 && model.graph.hidden && (keepAuxHidden || auxHiddenSink != null)
-        val auxHidden = if (wanted) model.buffer("taps", Dtype.FLOAT, 1, n, wide) else null
+        val auxHidden = if (wanted) model.buffer("taps", Dtype.FLOAT, 1, width, wide) else null
         if (wide > 0) io.output("taps", auxHidden)
         io.run()
         return Pass(
-            model.matrix(logits, rows, columns), stream?.let { model.matrix(it, n, hiddenSize) }, null,
+            model.matrix(logits, heads * rows, columns, if (reached > rows) reached * columns else columns), stream?.let { model.matrix(it, n, hiddenSize) }, null,
             auxHidden?.let { model.matrix(it, n, wide) },
         )
     }
 
-    private fun chooseRows(first: Int, count: Int) = model.give(io, "rows", count) { first + it }
+    private fun chooseRows(first: Int, count: Int) = model.give(io, "rows", fed(count)) { first + minOf(it, count - 1) }
 
     /** Let [count] rows see all before them, in a cache of so many tokens. */
     private fun seeAll(count: Int, width: Int) {
