@@ -18,6 +18,7 @@ from edgespec.cli.common import (
     print_table,
     table_console,
 )
+from edgespec.engine.exactness import EXACT, NEAR_TIES
 from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import BLOCK_FORMATS
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart, SkipSetPart
     from edgespec.runtimes.files.operators import OperatorChoice
+    from edgespec.runtimes.slots.cpu import StockRows
 
 
 @click.command("info")
@@ -57,7 +59,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     operators = {
         "active": choice.kind,
         "reason": choice.reason,
-        "exact_rows": True if choice.kind == "native" else tried,
+        "exact_rows": True if choice.kind == "native" else tried and tried != "differ",
         "layout": manifest.target.layout,
         "repacked_bytes": sum(repacked_bytes(bundle, part, opened.checked) for part in manifest.models),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
@@ -74,8 +76,8 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
             console.print(f"note: {note}", markup=False)
 
 
-def _rows(manifest: Manifest, choice: OperatorChoice, tried: bool | None) -> list[tuple[str, str]]:
-    """List what a bundle is, a row each; ``tried``: whether its rows were found exact with stock operators here."""
+def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -> list[tuple[str, str]]:
+    """List what a bundle is, a row each; ``tried``: how its rows are exact with stock operators here."""
     from edgespec.drafters.skip_sets import stored_sets
     from edgespec.reports.advice import quality_words
     from edgespec.runtimes.files.kv import state_bytes
@@ -161,9 +163,10 @@ def _show_methods(console: Console, manifest: Manifest) -> None:
             console.print(f"{name}: {part.notes}", markup=False)
 
 
-_ROWS = {
-    True: "exact: the same bits in every pass on this machine",
-    False: "approximate: bits differ from pass to pass on this machine, so texts may differ at near-ties",
+_ROWS: dict[StockRows | None, str] = {
+    "alone": f"{EXACT}: the same bits in every pass on this machine",
+    "pairs": f"{EXACT}: the same bits in every pass on this machine, where a lone row is computed as a pair",
+    "differ": f"{NEAR_TIES}: bits differ from pass to pass on this machine",
     None: "tried when it is first opened here",
 }
 _SHOWN = ("model", "traits", "notes", "approximations", "golden")  # of the provenance, elsewhere

@@ -124,6 +124,8 @@ class LoadedBundle:
         self._stock = on_cpu and self.operators.kind == "stock" and target.origin == "edgespec"
         if self._stock and self.strict and model.graph.padded:
             self._rows_exact = stock_rows_exact(bundle, model)
+        elif share is None and on_cpu and not self.strict:
+            model.pairs = False  # the graph with gates is also the strict one
         self._times: Times = {}
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values that were computed beside a source are of no use beside another one

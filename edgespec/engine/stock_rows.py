@@ -1,4 +1,4 @@
-"""Whether rows of strict stock graphs have the same bits in every pass: tried once a machine, and kept in the cache."""
+"""How rows of strict stock graphs get the same bits in every pass: tried once a machine, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
-from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, depths_exact
+from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, StockRows, try_rows
+from edgespec.runtimes.slots.pairs import VARIABLE
 from edgespec.runtimes.slots.shared import Model
 
 SEALED = "rows"  # what the record of them is sealed for
-_KERNELS = ("ORT_GQA_DISABLE_FLASH_ATTENTION",)  # variables by which ONNX Runtime chooses attention's
+# variables that change what is found: ONNX Runtime's choice of attention's kernels, and how lone rows go
+_KERNELS = ("ORT_GQA_DISABLE_FLASH_ATTENTION", VARIABLE)
 
 
 def stock_rows_exact(bundle: Bundle, model: Model) -> bool:
-    """Whether they have, of a strict graph; what was found before on this machine is taken from the cache."""
+    """Tell whether rows of a strict graph have the same bits in every pass, and set ``model.pairs`` so that they have.
+
+    An earlier result of this machine is taken from the cache.
+    """
     key, known = _key(bundle, model.threads), _known()
     if key not in known:
-        known[key] = depths_exact(model)
+        known[key] = try_rows(model)
         with suppress(OSError):  # no cache: it is tried again next time
             write_sealed(_file(), SEALED, known)
-    return known[key]
+    model.pairs = known[key] == "pairs"
+    return known[key] != "differ"
 
 
-def tried_rows(bundle: Bundle, threads: int) -> bool | None:
+def tried_rows(bundle: Bundle, threads: int) -> StockRows | None:
     """Return what was found of the bundle's strict graph on this machine; None = it was not tried."""
     return _known().get(_key(bundle, threads))
 
@@ -51,9 +58,9 @@ def _file() -> Path:
     return cache_folder() / "rows.json"
 
 
-def _known() -> dict[str, bool]:
+def _known() -> dict[str, StockRows]:
     try:
         found = read_sealed(_file(), SEALED)
     except (OSError, ValueError):  # absent, damaged or somebody else's: it is tried again
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, bool)}
+    return {key: value for key, value in found.items() if value in get_args(StockRows)}

@@ -71,7 +71,8 @@ def made_by(engine: LoadedBundle) -> dict[str, str]:
     if kind == "native":
         return {"operators": kind}
     machine = this_machine()
-    return {"operators": kind, "processor": machine.processor, "onnxruntime": machine.onnxruntime}
+    made = {"operators": kind, "processor": machine.processor, "onnxruntime": machine.onnxruntime}
+    return made | ({"rows": "pairs"} if engine.model.pairs else {})
 
 
 def why_free(engine: LoadedBundle) -> str:

@@ -11,7 +11,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.emit import pieces
 from edgespec.planning.profiles import this_machine
-from edgespec.runtimes.slots.cpu import depths_exact
+from edgespec.runtimes.slots.cpu import depths_exact, try_rows
+from edgespec.runtimes.slots.pairs import VARIABLE
 from edgespec.runtimes.slots.shared import Model
 from tests.support.wide import stock_model, wide_bundle
 
@@ -35,8 +36,13 @@ def opened(folder: Path, **options: object) -> Engine:
     return load(folder, threads=1, operators="stock", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 256])
-def test_the_probe_agrees_with_every_pass(tmp_path: Path, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_agrees_with_every_pass(
+    tmp_path: Path, head_dim: int, pairs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pairs:
+        monkeypatch.setenv(VARIABLE, "1")
     assert depths_exact(stock_model(tmp_path, head_dim, "fp32", 1))
     monkeypatch.setattr(pieces, "WHOLE_SUM", 1 << 20)
     (tmp_path / "without").mkdir()
@@ -61,11 +67,11 @@ def test_one_of_today_is_exact_and_is_tried_once(
     folder = wide_bundle(tmp_path / "today")
     tried: list[int] = []
 
-    def counted(model: Model) -> bool:
+    def counted(model: Model) -> str:
         tried.append(1)
-        return depths_exact(model)
+        return try_rows(model)
 
-    monkeypatch.setattr("edgespec.engine.stock_rows.depths_exact", counted)
+    monkeypatch.setattr("edgespec.engine.stock_rows.try_rows", counted)
     (own_cache / "rows.json").unlink(missing_ok=True)
     for _ in range(2):
         with opened(folder) as engine:
@@ -87,7 +93,7 @@ def test_a_record_of_somebody_else_is_no_record(older: Path, own_cache: Path) ->
     opened(older).close()
     file = own_cache / "rows.json"
     known = json.loads(file.read_text("utf-8"))
-    forged = {key: True if value is False else value for key, value in known.items()}
+    forged = {key: "alone" if value == "differ" else value for key, value in known.items()}
     assert forged != known
     file.write_text(json.dumps(forged), "utf-8")
     with opened(older) as engine:

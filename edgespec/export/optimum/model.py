@@ -148,7 +148,9 @@ class ForeignModel:
 
         def exact(part: ModelPart) -> bool:
             try:
-                return rows_exact(open_slot(Model(folder, part, "strict", writing.threads)))
+                model = Model(folder, part, "strict", writing.threads)
+                model.pairs = False  # the graph itself is to see to it
+                return rows_exact(open_slot(model))
             except BundleError:  # a graph that cannot be changed so
                 return False
 

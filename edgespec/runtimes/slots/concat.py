@@ -5,7 +5,8 @@ own concatenation.  Rows that do not stay (refused guesses, a dummy row) are cro
 pass, which copies what stays once.
 
 Strict mode (docs/runtime.md): attention of one row goes through other kernels than that of several.  The strict graph
-sees to it; a *padded* one gets a dummy row behind the real ones in every pass instead.  Whether a row then has the same
+sees to it; a *padded* one gets a dummy row behind the real ones in every pass instead, and so does any strict graph
+on a machine where a lone row still has other bits (``pairs.py``).  Whether a row then has the same
 bits in all passes depends on the graph: ``cpu.rows_exact`` says it.
 """
 
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.slots.pairs import needs_pairs
 from edgespec.runtimes.slots.shared import Bound, Model
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Ids, Rows, Slot
 
+STRICT = "strict"  # the graph whose rows are to have the same bits in every pass
 INTEGER, FLOAT = "tensor(int64)", "tensor(float)"
 _PAST = re.compile(r"past(?:_key_values)?[._](\d+)[._](key|value)")
 _PRESENT = re.compile(r"present(?:_key_values)?[._](\d+)[._](key|value)")
@@ -129,7 +132,8 @@ class ConcatSlot(Slot):
         except ValueError as error:
             raise BundleError(f"{model.folder / model.graph.file}: the graph {error}", "export it again") from error
         self.chunk = max(1, min(PREFILL_CHUNK, LARGEST_LOGITS // self.columns))
-        self._extra = int(model.graph.padded)
+        pairs = model.name == STRICT and needs_pairs(model, lambda: ConcatSlot(model, reserve=1))
+        self._extra = int(model.graph.padded or pairs)
         self._io = model.session.io_binding()
         self._halves: list[dict[str, Rows]] = [{}, {}]  # flat buffers, by the name of the past
         self._now = 0  # which half holds the slot's keys and values

@@ -6,12 +6,14 @@ Strict mode rests on the latter; machines differ, so it is tried.
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.runtimes.slots.concat import ConcatSlot
 from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.pairs import forced_pairs
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.slots.stock import StockSlot
@@ -21,6 +23,8 @@ PREFIX = 24  # fewest tokens of context
 # nothing is known of a graph that optimum made: more is tried, and across 64 tokens, where sums of wide heads change
 FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 62
 DEPTHS = (14, 30, 62, 126, 254, 510)  # tokens before passes of stock operators that cross a power of two
+# how a lone row gets the bits that it has among others: as it is, as a pair (pairs.py), or not at all
+StockRows = Literal["alone", "pairs", "differ"]
 _MOST_BYTES = 8 << 20  # of keys and values for that
 
 
@@ -69,9 +73,11 @@ def depths_exact(model: Model) -> bool:
     """
     facts, random, longest = model.facts, np.random.default_rng(7), max(SIZES)
     most = max(72, min(facts.context, _MOST_BYTES // (8 * facts.layers * facts.kv_heads * facts.head_dim)))
-    depths = [depth for depth in DEPTHS if depth + longest <= min(most, facts.context)] or [0]
+    slot = StockSlot(model, reserve=1)  # which tries whether lone rows go as pairs, unless that is known
+    earlier = int(bool(model.pairs))  # a lone row's pass is one row longer, and crosses one token before
+    depths = [depth - earlier for depth in DEPTHS if depth + longest <= min(most, facts.context)] or [0]
     tokens = random.integers(0, facts.vocab, depths[-1] + longest).tolist()
-    slot = StockSlot(model, reserve=len(tokens))
+    slot.reserve(len(tokens))
     for depth in depths:
         for array in slot.take_up(tokens[:depth], depth):  # [kv_heads, depth, head_dim]
             array[:] = random.standard_normal(array.shape, np.float32)
@@ -82,6 +88,17 @@ def depths_exact(model: Model) -> bool:
             if [_digest(row) for row in slot.forward(text[:size]).logits] != plain[:size]:
                 return False
     return True
+
+
+def try_rows(model: Model) -> StockRows:
+    """Find out how rows of a strict stock graph get the same bits in every pass; ``model.pairs`` is set to it."""
+    forced = forced_pairs()
+    for pairs in (False, True) if forced is None else (forced,):
+        model.pairs = pairs
+        if depths_exact(model):
+            return "pairs" if pairs else "alone"
+    model.pairs = bool(forced)
+    return "differ"
 
 
 def _one_by_one(slot: Slot, text: NDArray[np.int64]) -> list[bytes]:  # [n]

@@ -3,11 +3,14 @@
 Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
 place; ``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an
 output that is not bound means that the cache is silently not written.
+
+Where a lone row would have other bits than one among others, no pass of a strict graph and no LM head has one row
+(``pairs.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.slots.pairs import needs_pairs
 from edgespec.runtimes.slots.shared import Bound, Model, inputs_of, own_pages
 from edgespec.runtimes.slots.slot import Ids, Rows, Slot, best_of, depths_of
 
@@ -28,7 +32,9 @@ class StockSlot(Slot):
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         facts = model.facts
-        self._extra = int(model.graph.padded)  # dummy rows of a pass in which attention may be left out
+        pairs = model.graph.padded and needs_pairs(model, lambda: StockSlot(model, reserve=1))
+        self._fewest = 2 if pairs else 1  # rows of a pass, and of an LM head
+        self._extra = int(model.graph.padded)  # dummy rows of attention in a pass that may leave it out
         self._least = min(model.graph.least_length or 0, facts.context + model.part.headroom)  # tokens of attention
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}  # what each name is bound to now
@@ -69,7 +75,7 @@ class StockSlot(Slot):
 
     def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
         past, n = len(self.tokens), len(tokens)
-        count = n + self._dummies(past, n)
+        count = self._attended(past, n)
         self._need_room(past + count)
         self._set_gates(skip)
         try:
@@ -81,28 +87,23 @@ class StockSlot(Slot):
                 elif row < n:
                     mask[row, : visible[row]] = 0
                 mask[row, past + row] = 0
-            self._attach("rows", "hypotheses_rows", (n,), np.int64)[:] = np.arange(n)
             self._total[...] = past + count
             positions = np.append(visible + depths_of(parents.tolist()), [past + n] * (count - n))
-            return self._launch(tokens, positions, past, (n, self.columns), count, self._says_hidden)
+            return self._launch(tokens, positions, past, range(n), count, self._says_hidden)
         finally:
             self._set_gates(None)
 
     # -- parts of the model ------------------------------------------------------------------------------------------
 
     def embed(self, tokens: Ids) -> Rows:
-        count = len(tokens) + self._extra
         with self._layers(0, 0, None):
-            self._attach("rows", "rows", (1,), np.int64)[:] = 0
-            self._attach("bias", "zero_bias", (1, 1, count, self.capacity), np.float32)
-            self._total[...] = self.capacity
-            hidden = self._launch(tokens, None, 0, (1, self.columns), count, hidden=True).hidden
+            hidden = self._launch_outside(tokens, [0], hidden=True).hidden
         assert hidden is not None
         return hidden.copy()
 
     def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
         tokens = np.zeros(len(inputs), np.int64)
-        self._attach("hidden_in", "hidden_in", (1, *inputs.shape), np.float32)[0] = inputs
+        self._feed_hidden(inputs)
         above = None if parents is None else parents.tolist()
         self._pending, self._gate_embed[...] = (tokens.tolist(), above), not recycled
         try:
@@ -131,15 +132,10 @@ class StockSlot(Slot):
         self._gate_heads[at], self._gate_lm[...] = True, False
         try:
             with self._layers(0, 0, hidden):
-                # nothing of the cache is read or written
-                self._attach("rows", "rows", (r,), np.int64)[:] = np.arange(r)
-                self._attach("bias", "zero_bias", (1, 1, r + self._extra, self.capacity), np.float32)
-                self._total[...] = self.capacity
-                shape = which.count * r, self._head_size
-                logits = self._launch(np.zeros(r, np.int64), None, 0, shape, r + self._extra).logits
+                logits = self._launch_outside(np.zeros(r, np.int64), range(r), which.count, self._head_size).logits
         finally:
             self._gate_heads[at], self._gate_lm[...] = False, True
-        logits = logits.reshape(which.count, r, self._head_size)
+        logits = logits.reshape(which.count, -1, self._head_size)[:, :r]
         return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
 
     def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
@@ -165,7 +161,7 @@ class StockSlot(Slot):
         on = (layers >= first) & (layers < last)
         self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = on, on, hidden is None
         if hidden is not None:
-            self._attach("hidden_in", "hidden_in", (1, *hidden.shape), np.float32)[0] = hidden
+            self._feed_hidden(hidden)
         try:
             yield
         finally:
@@ -209,13 +205,17 @@ class StockSlot(Slot):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _dummies(self, past: int, n: int) -> int:
-        """How many rows attention has beyond the ``n`` of a pass after ``past`` tokens."""
-        return max(self._extra, self._least - past - n)
+    def _attended(self, past: int, n: int) -> int:
+        """Count the rows that attention has in a pass of ``n`` after ``past`` tokens: some of them are dummies."""
+        return max(self._rows_run(n) + self._extra, self._least - past)
+
+    def _rows_run(self, n: int) -> int:
+        """Count the rows that a pass or an LM head gets for ``n``: two for one where lone rows go as pairs."""
+        return max(n, self._fewest) if n else 0
 
     def _fill(self, chunk: Ids) -> Rows | None:
         past, n = len(self.tokens), len(chunk)
-        total = past + n + self._dummies(past, n)  # exact: attention's scratch space has a row of it per head and token
+        total = past + self._attended(past, n)  # exact: attention's scratch space has a row of it per head and token
         return self._run(chunk, past, rows=self.model.part.min_rows, total=total).aux_hidden
 
     def _run(
@@ -229,7 +229,7 @@ class StockSlot(Slot):
         hidden: bool = False,
     ) -> Pass:
         n = len(tokens)
-        count = n + self._dummies(past, n)
+        count = self._attended(past, n)
         self._need_room(past + count)
         self._total[...] = width = total or self.capacity
         if parents is None:
@@ -237,34 +237,74 @@ class StockSlot(Slot):
             positions = None
         else:
             positions = self._tree(parents, past, count, width)
-        shape = self._choose_rows(rows, n), self.columns
-        return self._launch(tokens, positions, past, shape, count, hidden or self._says_hidden)
+        wanted = [n - 1] if rows < 0 else range(rows)
+        return self._launch(tokens, positions, past, wanted, count, hidden or self._says_hidden)
+
+    def _launch_outside(
+        self, tokens: Ids, wanted: Sequence[int], heads: int = 1, columns: int | None = None, hidden: bool = False
+    ) -> Pass:
+        """Run a pass that has no layer: nothing of the cache is read or written; see ``_launch``."""
+        count = self._rows_run(len(tokens)) + self._extra
+        self._attach("bias", "zero_bias", (1, 1, count, self.capacity), np.float32)
+        self._total[...] = self.capacity
+        return self._launch(tokens, None, 0, wanted, count, hidden, heads, columns)
 
     def _launch(
         self,
         tokens: Ids,  # [n]
         positions: Ids | None,  # [count]
         past: int,
-        shape: tuple[int, int],
+        wanted: Sequence[int],
         count: int,
         hidden: bool = False,
+        heads: int = 1,
+        columns: int | None = None,
     ) -> Pass:
-        """Everything but mask and rows is bound and written here; attention has ``count`` rows, logits ``shape``."""
-        self._attach("input_ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
+        """Run a pass whose mask and given rows are bound.
+
+        Args:
+            tokens: the rows.
+            positions: of all rows of attention; None = one after the other.
+            past: tokens before them.
+            wanted: rows that reach the LM head, of which there are ``heads`` with ``columns`` each.
+            count: rows of attention.
+            hidden: give the residual stream of all rows.
+
+        Returns logits [rows, columns] of the wanted rows. Several heads give [heads * rows run, columns], the first
+        head's first, and a lone row of each is followed by its double.
+        """
+        n, rows = len(tokens), len(wanted)
+        fed, reached = self._rows_run(n), self._rows_run(rows)
+        ids = self._attach("input_ids", "ids", (1, fed), np.int64)[0]
+        ids[:n] = tokens
+        if n < fed:
+            ids[n:] = tokens[-1]
         pos = self._attach("position_ids", "pos", (1, count), np.int64)
         pos[0] = np.arange(past, past + count) if positions is None else positions
         self._seqlens[0] = past + count - 1
-        logits = self._bind_output("logits", (1, *shape))
+        chosen = self._attach("rows", "rows", (reached,), np.int64)
+        chosen[:rows] = wanted
+        if rows < reached:
+            chosen[rows:] = wanted[-1]
+        logits = self._bind_output("logits", (1, heads * reached, columns or self.columns))[0]
         stream: Rows | None = None
         if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
-            stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
+            stream = self._bind_output("hidden", (1, fed, self.model.facts.hidden))[0, :n]
         states: Rows | None = None
         if tapped := self.model.part.tapped:
-            wanted = self.model.graph.hidden and (self.keep_aux_hidden or self.aux_hidden_sink is not None)
-            if wanted or "taps" in self._bound:
-                states = self._bind_output("taps", (1, len(tokens), len(tapped) * self.model.facts.hidden))[0]
+            wants = self.model.graph.hidden and (self.keep_aux_hidden or self.aux_hidden_sink is not None)
+            if wants or "taps" in self._bound:
+                states = self._bind_output("taps", (1, fed, len(tapped) * self.model.facts.hidden))[0, :n]
         self.model.run_bound(self._io)
-        return Pass(logits[0], stream if hidden else None, aux_hidden=states)
+        return Pass(logits if heads > 1 else logits[:rows], stream if hidden else None, aux_hidden=states)
+
+    def _feed_hidden(self, rows: Rows) -> None:  # [n, columns]
+        """Bind rows that a pass begins with instead of tokens."""
+        fed = self._rows_run(len(rows))
+        given = self._attach("hidden_in", "hidden_in", (1, fed, rows.shape[1]), np.float32)[0]
+        given[: len(rows)] = rows
+        if len(rows) < fed:
+            given[len(rows) :] = rows[-1]
 
     def _bind_output(self, name: str, shape: tuple[int, ...]) -> Rows:
         bound = self.model.buffer(name, shape, np.float32)
@@ -273,12 +313,6 @@ class StockSlot(Slot):
             self._bound[name] = bound
         array: Rows = bound.array
         return array
-
-    def _choose_rows(self, rows: int, n: int) -> int:
-        """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""
-        wanted = self._attach("rows", "rows", (1 if rows < 0 else rows,), np.int64)
-        wanted[:] = n - 1 if rows < 0 else np.arange(rows)
-        return len(wanted)
 
     def _tree(self, parents: list[int], past: int, count: int, width: int) -> Ids:
         """Bind the mask of a tree; returns the rows' positions [count]."""
