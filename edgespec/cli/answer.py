@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.engine.exactness import EXACT, NEAR_TIES
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import parse_json, read_json
 
@@ -61,7 +62,14 @@ def _same(result: Result) -> str:
         return "lossy as asked for"
     if not result.stats.drafted:
         return ""
-    return "same text" if result.exact else "lossless"
+    if result.exact:
+        return "same text"
+    return NEAR_TIES if result.stats.exact else "lossless"  # sampled by another rule
+
+
+def _ties(result: Result) -> str:
+    """Why a text is not exact although its method is."""
+    return f", {NEAR_TIES}" if result.exact is False and result.lossless and result.stats.exact else ""
 
 
 def _method(result: Result) -> str:
@@ -74,7 +82,7 @@ def result_lines(result: Result) -> list[str]:
     return [
         f"result       {summary(result)}",
         f"method       {_method(result)}: {result.reason}",
-        f"text         lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}",
+        f"text         lossless: {_yes(result.lossless)}, {EXACT}: {_yes(result.exact)}{_ties(result)}",
         *(f"unproven     {reason}" for reason in result.unproven),
         *stats_lines(result.stats),
     ]

@@ -32,6 +32,7 @@ from edgespec.cli.common import (
     table_console,
 )
 from edgespec.drafters.registry import AR
+from edgespec.engine.exactness import NEAR_TIES
 from edgespec.planning.budget import show_bytes
 from edgespec.reports.advice import label, row_names
 
@@ -182,7 +183,8 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
         emit_json(about | found)
     else:
         ask = {name: ask_words(one.bundle.manifest) for name, one in engines.items()}
-        _show(rows, _padded(engine), engine.strict, settings.accept.approximations, busy, ask)
+        exact = all(one.exact_rows for one in engines.values())
+        _show(rows, _padded(engine), exact, settings.accept.approximations, busy, ask)
         if options["verbose"]:
             _explain(rows, engine.strict, advice)
     if report:
@@ -261,9 +263,7 @@ def _same_text(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) 
         return f"UNPROVEN: {'; '.join(unproven)}"
     if strict and not all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:]):
         return "ANOTHER TEXT: see `edgespec verify`"
-    return f"same text in {'all' if same == runs else f'{same} of'} {runs} runs" + (
-        "" if strict else ", up to near-ties"
-    )
+    return f"same text in {'all' if same == runs else f'{same} of'} {runs} runs" + ("" if strict else f"; {NEAR_TIES}")
 
 
 def _padded(engine: Engine) -> bool:

@@ -25,6 +25,7 @@ from edgespec.cli.common import (
     table_console,
     threads_option,
 )
+from edgespec.engine.exactness import EXACT, NEAR_TIES
 
 if TYPE_CHECKING:
     from edgespec.planning.profiles import Profile
@@ -150,7 +151,7 @@ def _show(profile: Profile, cached: bool, file: Path, output: Path | None) -> No
         )
     console.print(methods)
     console.print(f"weights are read at {profile.bandwidth / 1e9:.1f} GB/s")
-    console.print(f"verified rows have plain decoding's bits here: {'yes' if profile.rows_exact else 'NO'}")
+    console.print(f"rows of a pass, compared with plain decoding's: {EXACT if profile.rows_exact else NEAR_TIES}")
     for note in profile.notes:
         console.print(note)
     if profile.busy:

@@ -23,6 +23,7 @@ from edgespec.cli.common import (
     request_options,
 )
 from edgespec.drafters.registry import AR
+from edgespec.engine.exactness import EXACT, NEAR_TIES
 
 if TYPE_CHECKING:
     from edgespec.reports.proof import MethodProof
@@ -76,7 +77,7 @@ def command(
     for name in wanted:
         engine.choose_for(settings.changed(method=name))
     if engine.strict and not engine.exact_rows:
-        click.echo("rows of this graph depend on their neighbours here: near-ties may differ", err=True)
+        click.echo(f"rows of this graph depend on their neighbors here: {NEAR_TIES}", err=True)
     strict = engine.exact_rows
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
@@ -94,7 +95,7 @@ def command(
     else:
         _show(proofs, strict)
         if of:
-            note = "" if same == of else f": {free}, so near-ties may differ" if free else f": DIFFERENT: {_MUST}"
+            note = "" if same == of else f": {free}, so {NEAR_TIES}" if free else f": DIFFERENT: {_MUST}"
             click.echo(f"golden vectors: {same} of {of} reproduced on this machine{note}")
         kernels = f"native operators {running['native']['version']}" if running["native"] else "stock operators"
         click.echo(f"checked: SHA-256 of {running['files']} files, {show_bytes(running['bytes'])}, {kernels}")
@@ -108,7 +109,7 @@ def command(
 def _show(proofs: list[MethodProof], strict: bool) -> None:
     for proof in proofs:
         near = proof.lossless and not strict
-        word = "exact" if proof.exact else "lossless up to near-ties" if near else "DIFFERENT"
+        word = EXACT if proof.exact else NEAR_TIES if near else "DIFFERENT"
         click.echo(
             f"{proof.method}: {word}: {proof.equal} of {proof.prompts} prompts equal, {proof.tokens} tokens compared"
         )

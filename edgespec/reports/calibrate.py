@@ -170,7 +170,7 @@ class Calibrator:
         self.begun, watch = self.clock(), profiles.Watch()
         engine, manifest = self.engine, self.bundle.manifest
         slot = engine.open_slot()
-        exact = rows_exact(slot)
+        exact = rows_exact(slot) and (not engine.strict or engine.rows_exact())
         self._passes(slot, self._depths())
         self._prefill(slot)
         del slot  # its cache may be as long as the context: one at a time
