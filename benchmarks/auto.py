@@ -49,7 +49,7 @@ class Counter:
 
     def steps(self, engine: Engine) -> float:
         """Plain steps that they take, by what this engine has measured."""
-        times = engine._times
+        times = engine.experience.times
         verify = CostModel(times["verify"], 0.0)
         total = 0.0
         for method, rows, drafted in self.rounds:

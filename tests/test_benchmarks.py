@@ -175,6 +175,14 @@ def test_attention_quality(text: Callable[..., str]) -> None:
     assert table[2].startswith("| f16 | +0.00% 1.000 |")
 
 
+def test_control(figures: Run, small: Path, shared: Path) -> None:
+    short = ("--tokens", 12, "--repeats", 1, "--methods", "self-spec", "--lengths", "1,2", *ONE)
+    found = figures("control", small, "--data", shared / "data", *short, TAIL=4)
+    assert set(found["over_plain"]["auto"]) == {"chat", "code", "summary", "free", "all"}
+    assert found["over_fixed"]["self-spec"]["ratio"] > 0
+    assert len(found["tail"]["each"]) == 4
+
+
 def test_auto(figures: Run, small: Path) -> None:
     found = figures("auto", small, "--requests", 2, "--tokens", 12, "--prompt", 8)
     for part in ("first", "later"):

@@ -138,13 +138,13 @@ def test_results() -> None:
     assert names(Result) == [
         "text", "tokens", "finish", "stats", "method_requested", "method_used", "reason", "lossless", "exact",
         "approximations", "operators", "device", "device_lost", "draft_attention", "logprobs", "peak_bytes",
-        "predicted_bytes", "model_sampling", "unproven", "stop"
+        "predicted_bytes", "model_sampling", "unproven", "stop", "details"
     ]  # fmt: skip
     assert names(Chunk) == ["text", "round", "pieces"]
     assert [name for name in names(Stats) if not name.startswith("_")] == [
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "offered",
-        "accepted_at", "source_rows", "image_rows", "encode_ms", "prefill_ms", "draft_ms", "verify_ms", "other_ms",
-        "dropped_reason", "exact", "lossless",
+        "accepted_at", "source_rows", "image_rows", "encode_ms", "setup_ms", "prefill_ms", "draft_ms", "verify_ms",
+        "other_ms", "dropped_reason", "exact", "lossless",
         "plain_rounds", "drafted_rounds", "work", "recent", "drops", "probes", "fallbacks", "recoveries", "switches",
         "shadow_every", "shadow_checked", "shadow_agreeing", "shadow_first", "width", "expected", "control_plain_ms",
         "draft_steps", "draft_step_cost"

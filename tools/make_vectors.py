@@ -3,13 +3,14 @@
 python tools/make_vectors.py [FOLDER]
 
 Kotlin's runtime is tested against these files (android_demo), and this program against itself: a change of the core
-that changes a vector must be meant.  Rows of logits are not stored where a formula makes them (``row``).
+that changes a vector must be meant.  ``adaptive.json`` and ``controls.json`` are not made here any more: they are of
+the control that Kotlin has, which is an earlier one than Python's.  Rows of logits are not stored where a formula
+makes them (``row``).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,21 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
 from edgespec.decoding.sampling import SamplingParams, support
-from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import Accept, RowSampler, verify
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.predicted import Predicted
 from edgespec.engine.sharing import PrefillBudget
-from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
-from tools.make_control_vectors import controls, guards
 from tools.make_drafter_vectors import confidences, drawing, searches
+from tools.make_guard_vectors import guards
 from tools.make_plan_vectors import plans, turns
 from tools.make_sight_vectors import pictures
 from tools.make_source_vectors import features, languages, rules, sentences
@@ -189,78 +187,6 @@ def ngram() -> Iterator[dict[str, Any]]:
             yield {"text": text, "settings": given, "proposals": found}
 
 
-class _Guesser(Drafter):
-    """Offers as many guesses as it may, of a bucket that a recording names."""
-
-    name = "recorded"
-
-    def __init__(self, cheap: bool, buckets: list[int], chances: list[list[float]]) -> None:
-        self.cheap, self.buckets, self.round = cheap, buckets, -1
-        self.chances, self.stops = chances, bool(chances)  # of the guesses of each round
-
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
-        count = 1
-        while count < budget and not self._weak(count):
-            count += 1
-        return Proposal(np.zeros(count, np.int64), bucket=self.buckets[self.round])
-
-    def _weak(self, depth: int) -> bool:
-        return self.least_gain is not None and math.prod(self.chances[self.round][: depth + 1]) < self.least_gain(depth)
-
-
-def adaptive() -> Iterator[dict[str, Any]]:
-    """Lengths that control chooses on recorded rounds: how many guesses would stand, and what the clock said.
-
-    ``first_ms`` is the first step's alone, of which the fixed costs know (0.2 passes a millisecond).  In the rounds of
-    ``slow``, from the first until before the second, everything takes twice as long.  ``chances``, [round][depth]: of
-    a drafter that stops by itself; none of another one.
-    """
-    for number, (cheap, seeded, fallback, good, first) in enumerate(
-        [(True, True, True, 0.8, 0), (True, True, True, 0.1, 0), (False, True, True, 0.6, 0),
-         (False, True, False, 0.05, 0), (True, False, True, 0.5, 0), (False, False, True, 0.75, 0),
-         (False, False, True, 0.3, 0), (False, False, True, 0.75, 1.5),
-         (False, True, True, 0.75, 1.5), (False, False, True, 0.6, 0), (True, False, True, 0.6, 0),
-         (False, True, True, 0.8, 0), (False, False, True, 0.35, 0), (False, False, False, 0.6, 1.5),
-         (False, False, True, 0.95, 8)]
-    ):  # fmt: skip
-        rng, rounds = np.random.default_rng(number), 240
-        buckets = rng.integers(0, 3, rounds).tolist() if cheap else [0] * rounds
-        stand = rng.geometric(1 - good, rounds) - 1
-        stand[rounds // 2 :] = rng.geometric(1 - min(0.95, good + 0.1), rounds - rounds // 2) - 1
-        draft = rng.uniform(0.5, 1.5, rounds)  # milliseconds of a draft step
-        extra = rng.uniform(0.1, 0.6, rounds)  # of a row beyond the first, of 5 ms
-        chances = rng.uniform(0.5, 1.0, (rounds, 9)).tolist() if number >= 11 else []
-        inner = _Guesser(cheap, buckets, chances)
-        control = Adaptive(inner, CostModel(CURVE, 0.0 if cheap else 0.15, first / 5 or None), 8, fallback)
-        # a seeded text never follows the clock
-        control.begin(DraftRequest([1], SamplingParams(temperature=float(seeded), seed=1), Noise(1)))
-        lengths, slow = [], {9: [60, 110], 10: [100, 240]}.get(number, [0, 0])
-        for at in range(rounds):
-            inner.round = at
-            pace = 2.0 if slow[0] <= at < slow[1] else 1.0
-            proposal = control.propose([1], 1 + at % 8)
-            count = len(proposal)
-            control.observe(proposal, Verdict(range(min(count, int(stand[at]))), 0), NOTHING)
-            drafted = pace * (first * (count > 0) + float(draft[at]) * count)
-            control.timed(proposal, RoundTime(drafted, pace * (5 + float(extra[at]) * count), count + 1))
-            lengths.append(count)
-        yield {
-            "cheap": cheap,
-            "seeded": seeded,
-            "fallback": fallback,
-            "buckets": buckets,
-            "stand": stand.tolist(),
-            "first_ms": first,
-            "slow": slow,
-            "chances": chances,
-            "draft_ms": draft.tolist(),
-            "row_ms": extra.tolist(),
-            "lengths": lengths,
-            "probes": control.probes,
-            "reason": control.reason,
-        }
-
-
 def trees() -> Iterator[dict[str, Any]]:
     """Trees of heads' guesses: the likeliest nodes, and where they lie."""
     rng = np.random.default_rng(9)
@@ -309,7 +235,6 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "verify": verification,
     "ngram": ngram,
     "predicted": predicted,
-    "adaptive": adaptive,
     "trees": trees,
     "manifests": manifests,
     "plans": plans,
@@ -318,7 +243,6 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "drawing": drawing,
     "confidences": confidences,
     "searches": searches,
-    "controls": controls,
     "guards": guards,
     "rules": rules,
     "languages": languages,

@@ -84,6 +84,7 @@ def result_lines(result: Result) -> list[str]:
         f"method       {_method(result)}: {result.reason}",
         f"text         lossless: {_yes(result.lossless)}, {EXACT}: {_yes(result.exact)}{_ties(result)}",
         *(f"unproven     {reason}" for reason in result.unproven),
+        *(f"details      {said}" for said in result.details),
         *stats_lines(result.stats),
     ]
 
@@ -104,8 +105,8 @@ def stats_lines(stats: Stats) -> list[str]:
         f"control      fell back {_times(stats.fallbacks)}, came back {_times(stats.recoveries)}",
         *(f"switched     round {at['round']}: {at['from']} to {at['to']}, {at['why']}" for at in stats.switches),
         *(f"dropped      {at['method']} failed in {at['where']}: {at['error']}" for at in stats.drops),
-        f"time         prefill {stats.prefill_ms:.0f} ms, drafts {stats.draft_ms:.0f}, passes {stats.verify_ms:.0f}, "
-        f"other {stats.other_ms:.0f}",
+        f"time         setup {stats.setup_ms:.0f} ms, prefill {stats.prefill_ms:.0f}, drafts {stats.draft_ms:.0f}, "
+        f"passes {stats.verify_ms:.0f}, other {stats.other_ms:.0f}",
     ]
     if stats.shadow_every:
         first = ""

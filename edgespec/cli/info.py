@@ -25,6 +25,7 @@ from edgespec.runtimes.files.formats import BLOCK_FORMATS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgespec.planning.profiles import Profile
     from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart, SkipSetPart
     from edgespec.runtimes.files.operators import OperatorChoice
     from edgespec.runtimes.slots.cpu import StockRows
@@ -44,10 +45,13 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --forget-skip-sets
     """
     from edgespec.drafters.skip_sets import forget_sets
+    from edgespec.engine.known import expected_speeds
     from edgespec.engine.stock_rows import tried_rows
+    from edgespec.planning.profiles import find_profile
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.files.operators import choose_operators
     from edgespec.runtimes.files.repack import repacked_bytes
+    from edgespec.runtimes.options import LoadOptions
     from edgespec.runtimes.ort.session import default_threads
 
     opened = Bundle.open(bundle, check=not no_check)
@@ -64,15 +68,18 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         "repacked_bytes": sum(repacked_bytes(bundle, part, opened.checked) for part in manifest.models),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
     }
+    profile = find_profile(manifest, LoadOptions())
+    speeds = expected_speeds(manifest, profile)
     if as_json:
-        emit_json({"bundle": str(bundle), "operators": operators, "manifest": manifest.model_dump(mode="json")})
+        data = manifest.model_dump(mode="json")
+        emit_json({"bundle": str(bundle), "operators": operators, "expected_speedups": speeds, "manifest": data})
         return
     console = table_console()
     print_table((), _rows(manifest, choice, tried))
-    _show_methods(console, manifest)
+    _show_methods(console, manifest, profile, speeds)
     told = "; ".join(part.notes or "" for part in manifest.methods.values())
     for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
-        if note not in told:
+        if note not in told and not (profile and "no speed is predicted" in note):
             console.print(f"note: {note}", markup=False)
 
 
@@ -143,11 +150,11 @@ def _skipped(skip: SkipSetPart) -> str:
     return skip.words
 
 
-def _show_methods(console: Console, manifest: Manifest) -> None:
-    """Print a table of the methods, and their notes."""
+def _show_methods(console: Console, manifest: Manifest, profile: Profile | None, speeds: Mapping[str, float]) -> None:
+    """Print a table of the methods, with the speeds that method auto starts from, and their notes."""
     from rich.table import Table
 
-    methods = Table("method", "acceptance", "draft cost", "predicted", "parts", box=None)
+    methods = Table("method", "acceptance", "draft cost", "speed-up", "parts", box=None)
     for name, part in manifest.methods.items():
         measured = " ".join(f"{rate:.2f}" for rate in part.measured[0].acceptance) if part.measured else "-"
         parts = _skipped(part.skip) if part.skip else ", ".join(part.heads)
@@ -155,7 +162,9 @@ def _show_methods(console: Console, manifest: Manifest) -> None:
             parts += f" where {part.threshold:.0%} sure"
         cost = f"{part.draft_cost:.2f}" if part.draft_cost is not None else "-"
         cost = cost if part.first_cost is None else f"{part.first_cost:.2f}, then {cost}"
-        gain = f"{part.predicted_speedup:.2f}x" if part.predicted_speedup else "-"
+        how = "assumed" if (part.notes or "").startswith("assumed") else "predicted"
+        how = "calibrated" if profile and name in profile.trials else how
+        gain = f"{speeds[name]:.2f}x {how}" if name in speeds and (profile or part.predicted_speedup) else "-"
         methods.add_row(name, measured, cost, gain, parts or "-")
     console.print(methods)
     for name, part in manifest.methods.items():

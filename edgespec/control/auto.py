@@ -1,9 +1,11 @@
-"""Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it is not faster.
+"""Method auto: the candidate of the highest estimated speed drafts; another takes its place where it is clearly faster.
 
-One candidate is in use at a time, inside adaptive control of its own; the others are neither asked nor told anything,
-and are not even loaded before their turn.  What counts is measured: the tokens of the latest rounds over the plain
-steps they took.  When nothing is faster, the cheap candidate is left looking at the text if that costs next to nothing,
-else decoding is plain, with tries that get rarer.
+One candidate is in use at a time, inside adaptive control of its own; costly others are neither asked nor told
+anything, and are not even loaded before their turn.  All are compared by one estimate, tokens per plain step
+(``Adaptive.speed``): the export's acceptance and prices first, then what the engine's requests have shown.  What the
+one in use gave by the clock corrects its own estimate.  A candidate that was left is not taken up again in the same
+request while another one gains.  A cheap candidate goes on looking at the text, if that takes next to no time: what its
+guesses would have been worth is known without a pass.
 
 Every candidate has a budget of plain steps.  It starts with a few, a small share of every round written is added, and
 what a round of its guessing takes beyond the tokens that it brings is paid from it; what it saves is put back.  At most
@@ -13,13 +15,13 @@ more, by construction, while a candidate that gains has a full budget and is not
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import inf
+from time import perf_counter
 
-from edgespec.control.adaptive import Adaptive, Learned
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.estimator import Pace, pace_after, pace_with
 from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict, Wrapper
 from edgespec.decoding.stats import PLAIN, RoundTime
 from edgespec.decoding.target import Pass
@@ -29,16 +31,17 @@ SHARE = 0.012  # of all rounds: plain steps that looking may cost in the long ru
 CREDIT = 2.5  # plain steps that each candidate starts with
 FULL = 5.0  # most of a budget: what a text that stops gaining can cost at once
 _LEAST = 0.5  # plain steps without which trying again is pointless
-AGAIN, LONGEST_AGAIN = 64, 4096  # rounds before another try; doubled while tries fail
-WINDOW = 64  # rounds that a gain is measured over
-TRIED = 1.0  # predicted speed from which a method is tried: it was predicted from another text
-PAYS = 1.01  # recent gain from which a method is kept
+AGAIN, LONGEST_AGAIN = 96, 4096  # rounds before another try; doubled while tries fail
+TRIED = 1.0  # estimated speed from which a method is tried: it may have been estimated from another text
+PAYS = 1.01  # speed from which a method is kept
 CHECK = 16  # rounds between two judgements
-_SURE = 48  # rounds after which a measured gain is believed
-_FEW = 4  # rounds drafted of ``CHECK`` that count as resting: then there is no gain to wait for
-_RIVAL = 1.1  # how much more than the one in use another candidate must have given
+_FIRST = 32  # rounds in use before a candidate that gains is compared with others
+_RIVAL, _UNTRIED = 1.1, 1.0  # how much more than the one in use another must be estimated at, tried here or not
+_BELIEF = 32.0  # plain steps that the estimate counts as beside what rounds in use gave
+_KEEP = 0.985  # what a round leaves of the weight of older ones
 _OFF = 2.0  # clip a round's measured time to within this factor of the estimate: it was interrupted, or caught up
 _LOOK = 0.25  # most plain steps that looking without a guess is counted as
+_PASSING = 0.01  # of a plain step: a look that takes less is made while another candidate is in use
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Candidate:
     """A method to choose from."""
 
     name: str  # of the method
-    promise: float  # predicted speed over plain decoding
+    promise: float  # estimated speed over plain decoding before its drafter is made
     make: Callable[[], Adaptive]  # builds its drafter, loading what that needs; called at its first turn
     cheap: bool = False  # whether looking without guessing costs next to nothing
     # it must be shown a text from its beginning, so it is not taken up in the middle of a request
@@ -55,21 +58,12 @@ class Candidate:
 
 @dataclass
 class Arm:
-    """What one candidate has shown on a session."""
+    """What an engine knows of a candidate beside its estimate."""
 
-    promise: float  # predicted speed over plain decoding
-    gain: float | None = None  # measured when it was last judged; None = never
     budget: float = CREDIT  # plain steps that it may lose
     until: int = 0  # round before which it is not tried again
     wait: int = AGAIN  # rounds to wait after the next failure
-    out: bool = False  # it failed in this request
-    late: bool = False  # this request began without it, and it cannot follow
     note: str = ""  # why it was left last, in words
-
-    @property
-    def expected(self) -> float:
-        """Speed to expect: the measured gain if it was one, else what was predicted."""
-        return self.gain if self.gain is not None and self.gain >= PAYS else self.promise
 
     @property
     def stake(self) -> float:
@@ -83,11 +77,11 @@ class Arm:
 
     def ready(self, now: int) -> bool:
         """Whether it may be tried."""
-        return not (self.out or self.late) and now >= self.until and not self.exhausted
+        return now >= self.until and not self.exhausted
 
     def past(self, now: int) -> str:
         """Say why it is not ready."""
-        return self.note if self.out or now < self.until else "lost what looking may cost"
+        return self.note if now < self.until else "lost what looking may cost"
 
     def put_off(self, now: int, note: str) -> None:
         """Record a failure: try again later, and later still if that fails too."""
@@ -95,35 +89,17 @@ class Arm:
         self.until = now + self.wait
         self.wait = min(2 * self.wait, LONGEST_AGAIN)
 
-    def kept(self, gain: float) -> None:
-        """Record the gain and reset the wait."""
-        self.gain, self.wait = gain, AGAIN
-
     def pay(self, lost: float) -> None:
         """Take from the budget what a round took beyond its tokens, in plain steps; negative = it gained."""
         self.budget = max(min(self.budget - lost, FULL), -CREDIT)
 
 
 @dataclass
-class Bandit:
-    """Budgets and measured gains of all candidates, and which one is in use."""
+class Arms:
+    """All candidates of an engine's method auto; its sessions share them."""
 
     each: list[Arm]  # in the candidates' order
     now: int = 0  # rounds so far, over all requests
-    active: int | None = None  # which is in use; None = plain decoding
-    # (tokens, plain steps taken, drafted and no probe) of the latest rounds of the one in use
-    window: deque[tuple[int, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    rounds_in_use: int = 0  # its rounds
-
-    @property
-    def gain(self) -> float:
-        """Tokens per plain step over the window: speed against plain decoding's."""
-        steps = sum(took for _, took, _ in self.window)
-        return sum(tokens for tokens, _, _ in self.window) / steps if steps else 1.0
-
-    def drafted(self, latest: int) -> int:
-        """Count those of the ``latest`` rounds of the window that were drafted because it was expected to be faster."""
-        return sum(drafted for _, _, drafted in list(self.window)[-latest:])
 
     def accrue(self) -> None:
         """Count a round: every budget has its share of it."""
@@ -132,19 +108,14 @@ class Bandit:
         for arm in self.each:
             arm.budget = min(arm.budget + share, FULL)
 
-    def ready(self, which: int) -> bool:
-        """Whether a candidate may be tried now."""
-        return self.each[which].ready(self.now)
 
-    def best(self, besides: int | None = None) -> int | None:
-        """Return the candidate to expect most of, of those that may be tried and are not expected to lose."""
-        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= TRIED]
-        return max(ready, key=lambda at: self.each[at].expected, default=None)
+@dataclass
+class InUse:
+    """The candidate in use of a request, and what it gave."""
 
-    def take(self, which: int | None) -> None:
-        """Put another one in use."""
-        self.active, self.rounds_in_use = which, 0
-        self.window.clear()
+    which: int | None = None  # None = plain decoding
+    rounds: int = 0
+    pace: Pace = field(default_factory=Pace)
 
 
 class Auto(Wrapper):
@@ -155,50 +126,49 @@ class Auto(Wrapper):
     clock. Without ``fallback`` the first candidate always drafts, and only a failure makes way for another.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], fallback: bool = True) -> None:
+    def __init__(self, candidates: Sequence[Candidate], fallback: bool = True, arms: Arms | None = None) -> None:
         if not candidates:
             raise ValueError("expected at least one candidate, got none")
         super().__init__([])  # the candidate in use, once it has begun
         self.candidates = list(candidates)
         self.fallback = fallback
+        self.arms = arms or self._fresh()
+        self._arms = self.arms  # this request's
         self._made: dict[int, Adaptive] = {}
-        self._inherited: dict[int, Learned] = {}  # for those that are not made yet
-        self._learned = self._bandit = self._fresh()
-        self._drafter: Adaptive | None = None  # the same
+        self._begun: set[int] = set()  # of them, those that this request has begun
+        self._in_use = InUse()
+        self._drafter: Adaptive | None = None  # of the candidate in use
         self._request = DraftRequest([])
         self._seen = 0  # rounds of this request
         self._tokens = 1  # of the last round
-        self._probe = False  # whether its proposal was one
+        self._budget = 8  # guesses that the last round might have had
+        self._out: set[int] = set()  # failed in this request, or cannot follow it any more
+        self._left: set[int] = set()  # given up in this request for a faster one
+        self._look_ms: dict[int, float] = {}  # of cheap candidates: what looking took lately
         self.entered: list[int] = []
         self.rounds: dict[int, int] = {}
 
-    def _fresh(self) -> Bandit:
-        return Bandit([Arm(candidate.promise) for candidate in self.candidates])
-
-    def learned(self) -> tuple[Bandit, dict[int, Learned]]:
-        return deepcopy(self._learned), {which: made.learned() for which, made in self._made.items()}
-
-    def go_on_from(self, learned: object) -> None:
-        assert isinstance(learned, tuple)
-        self._learned, self._inherited = learned
+    def _fresh(self) -> Arms:
+        return Arms([Arm() for _ in self.candidates])
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def begin(self, request: DraftRequest) -> int | None:
-        """Take up the candidate to expect most of; what earlier requests showed may have left none."""
+        """Take up the candidate of the highest estimate; what earlier requests showed may have left none."""
         self._request = request
-        self._bandit = bandit = self._fresh() if request.params.seeded_rejection else self._learned
-        for arm in bandit.each:
-            arm.out = arm.late = False
+        self._arms = arms = self._fresh() if request.params.seeded_rejection else self.arms
+        self._out, self._left, self._begun = set(), set(), set()
+        self._seen, self.entered, self.rounds, self._look_ms = 0, [], {}, {}
         self._use(None)
-        self._seen, self.entered, self.rounds = 0, [], {}
-        which = self._again() if self.fallback else 0
+        for made in self._made.values():
+            made.start(request)
+        which = self._next() if self.fallback else 0
         if which != 0:
-            first = bandit.each[0]
-            better = which is not None and bandit.ready(0)
-            past = f"in earlier requests {self.candidates[0].name} {first.past(bandit.now)}"
-            why = "which gave more in earlier requests" if better else past
-            self._tell(self.candidates[0].name, which, why)
+            first = arms.each[0]
+            name = self.candidates[0].name
+            past = f"in earlier requests {name} {first.past(arms.now)}"
+            why = "which gave more in earlier requests" if which is not None and first.ready(arms.now) else past
+            self._tell(name, which, why)
         self._take(which)
         return None if which is None else self._enter(which, request.tokens)
 
@@ -209,33 +179,52 @@ class Auto(Wrapper):
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Return what the candidate in use proposes, as far as its budget goes."""
+        self._budget = budget
         self._take_up(tokens)
         drafter = self._drafter
-        if drafter is None:
-            return EMPTY
-        before = drafter.probes
-        proposal = drafter.propose(tokens, budget)
-        self._probe = drafter.probes > before
+        proposal = EMPTY if drafter is None else drafter.propose(tokens, budget)
+        if self.fallback:
+            self._look_on(tokens, budget)
         return proposal
 
     def _take_up(self, tokens: list[int]) -> None:
         """Have the candidate in use ready for the next round, if there is one; now and then look for one."""
-        bandit = self._bandit
-        if bandit.active is None and bandit.now % CHECK == 0 and (which := self._again()) is not None:
+        arms = self._arms
+        if self._in_use.which is None and arms.now % CHECK == 0 and (which := self._next()) is not None:
             self._change(which, "another look")
-        if bandit.active is None:
+        active = self._in_use.which
+        if active is None:
             return
         if self._drafter is None:
-            self._enter(bandit.active, tokens)
+            self._enter(active, tokens)
         assert self._drafter is not None
-        self._drafter.stake = bandit.each[bandit.active].stake if self.fallback else inf
+        self._drafter.stake = arms.each[active].stake if self.fallback else inf
+
+    def _look_on(self, tokens: list[int], budget: int) -> None:
+        """Let cheap candidates that are not in use look at the text, where that takes next to no time."""
+        plain_ms = next((ms for made in self._made.values() if (ms := made.cost.plain_ms)), None)
+        if plain_ms is None or budget < 1 or self._request.params.seeded_rejection:
+            return
+        for at, candidate in enumerate(self.candidates):
+            if not candidate.cheap or at == self._in_use.which or at in self._out:
+                continue
+            if self._look_ms.get(at, 0.0) > _PASSING * plain_ms:
+                self._look_ms[at] = inf  # not again in this request
+                continue
+            start = perf_counter()
+            try:
+                self._begin(at, tokens).look(tokens, budget)
+            except Exception:  # if it is taken up, it fails there, and is counted
+                self._out.add(at)
+            took = 1000 * (perf_counter() - start)
+            self._look_ms[at] = took if at not in self._look_ms else 0.9 * self._look_ms[at] + 0.1 * took
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Let the candidate in use learn from the round."""
         self._tokens = len(verdict.path) + 1
         self._seen += 1
-        active = self._bandit.active
-        self._bandit.accrue()
+        active = self._in_use.which
+        self._arms.accrue()
         if self._drafter is not None and active is not None:
             if len(proposal):
                 self.rounds[active] = self.rounds.get(active, 0) + 1
@@ -249,29 +238,36 @@ class Auto(Wrapper):
 
     def lose(self, why: str) -> bool:
         """Leave the candidate in use, which has failed, out of this request; False = there is no other."""
-        bandit, active = self._bandit, self._bandit.active
+        active = self._in_use.which
         if active is None:
             return False
-        bandit.each[active].out = True
-        bandit.each[active].put_off(bandit.now, why)
-        left = [at for at, arm in enumerate(bandit.each) if not (arm.out or arm.late)]
+        self._out.add(active)
+        self._arms.each[active].put_off(self._arms.now, why)
+        left = [at for at in range(len(self.candidates)) if at not in self._out]
         if not left:
             self._take(None)
             return False
-        self._change(self._again() if self.fallback else left[0], why)
+        self._change(self._next() if self.fallback else left[0], why)
         return True
 
     # -- what is decided -----------------------------------------------------------------------------------------------
+
+    def estimate(self, which: int) -> float:
+        """Estimate the speed of a candidate over plain decoding: the one figure that all are compared by."""
+        made = self._made.get(which)
+        # what earlier requests made must not matter where the text is reproducible
+        unknown = made is None or (self._request.params.seeded_rejection and which not in self._begun)
+        return self.candidates[which].promise if unknown or made is None else made.speed(self._budget)
 
     def _count(self, proposal: Proposal, time: RoundTime) -> None:
         """Add a round of the candidate in use.
 
         The time of a pass that others share is not this request's: expected costs are counted instead.
         """
-        bandit, drafter = self._bandit, self._drafter
+        using, drafter = self._in_use, self._drafter
         assert drafter is not None
-        assert bandit.active is not None
-        mine = bandit.each[bandit.active]
+        assert using.which is not None
+        mine = self._arms.each[using.which]
         took = expected = drafter.price(proposal)
         plain_ms = drafter.cost.plain_ms
         if not time.shared and plain_ms and not drafter.reproducible:
@@ -281,51 +277,89 @@ class Auto(Wrapper):
                 measured = (time.draft_ms + time.verify_ms) / plain_ms
                 took = min(max(measured, took / _OFF), took * _OFF)
         mine.pay(max(took, expected) - self._tokens)  # a clock that is off must not let it look for nothing
-        bandit.window.append((self._tokens, took, len(proposal) > 0 and not self._probe))
-        bandit.rounds_in_use += 1
-        if self.fallback and bandit.rounds_in_use % CHECK == 0:
+        using.pace = pace_after(using.pace, self._tokens, took, _KEEP)
+        using.rounds += 1
+        if self.fallback and using.rounds % CHECK == 0:
             self._judge()
+
+    def gain(self) -> float:
+        """Estimate the speed of the candidate in use, corrected by what its rounds gave."""
+        which = self._in_use.which
+        if which is None:
+            return 1.0
+        return pace_with(Pace(self.estimate(which), 1.0), _BELIEF, self._in_use.pace).speed
 
     def _judge(self) -> None:
         """Go on with the candidate in use, or change."""
-        bandit = self._bandit
-        assert bandit.active is not None
-        mine, gain = bandit.each[bandit.active], bandit.gain
-        name, sure = self.candidates[bandit.active].name, bandit.rounds_in_use >= _SURE
-        if gain >= PAYS and not mine.exhausted:
-            if not sure:
+        using, arms = self._in_use, self._arms
+        assert using.which is not None
+        mine, name, gain = arms.each[using.which], self.candidates[using.which].name, self.gain()
+        spent = mine.exhausted or not self._drafter_affordable()
+        if gain >= PAYS and not spent:
+            if using.rounds < _FIRST:
                 return
-            mine.kept(gain)
-            rival = bandit.best(besides=bandit.active)
-            # what was not tried deserves a look: it was predicted from another text
-            other = None if rival is None else bandit.each[rival]
-            if other is not None and other.expected > gain * (1 if other.gain is None else _RIVAL):
-                self._change(rival, f"which promises {other.expected:.2f}x, {name} gave {gain:.2f}x")
+            if using.pace.speed >= PAYS:
+                mine.wait, mine.note = AGAIN, ""
+            rival = self._best(besides=using.which)
+            if rival is not None and rival not in self._left:
+                factor = _RIVAL if rival in self._made else _UNTRIED
+                other = self.estimate(rival)
+                if other > factor * gain:
+                    self._left.add(using.which)
+                    self._change(rival, f"estimated at {other:.2f}x, {name} at {gain:.2f}x")
             return
-        if not sure and bandit.drafted(CHECK) > _FEW and not mine.exhausted:
-            return  # too early to tell
-        self._give_way(gain)
+        self._give_way(gain, spent)
 
-    def _give_way(self, gain: float) -> None:
-        """Change to the next candidate, or none, where the one in use is not faster."""
-        bandit, active = self._bandit, self._bandit.active
-        assert active is not None
-        mine, candidate = bandit.each[active], self.candidates[active]
-        mine.gain = gain
-        which = bandit.best(besides=active)
-        looking = candidate.cheap and not mine.exhausted  # it may stay where nothing else is to be had
+    def _drafter_affordable(self) -> bool:
+        """Tell whether the candidate in use may stake as much as one guess."""
+        return self._drafter is None or self._drafter.least_stake() <= self._drafter.stake
+
+    def _give_way(self, gain: float, spent: bool = False) -> None:
+        """Change to the next candidate, or none, where the one in use is not faster, or has spent its budget."""
+        using, arms = self._in_use, self._arms
+        assert using.which is not None
+        mine, candidate = arms.each[using.which], self.candidates[using.which]
+        which = self._best(besides=using.which)
+        looking = candidate.cheap and not spent  # it may stay where nothing else is to be had
         if which is None and looking:
             return
-        note = f"did not pay: {gain:.2f}x over {len(bandit.window)} rounds"
+        note = f"did not pay: {gain:.2f}x over {using.rounds} rounds"
+        if gain >= PAYS:
+            note = f"lost what looking may cost in {using.rounds} rounds"
         if not looking:
-            mine.put_off(bandit.now, note)
-        self._change(self._again() if which is None else which, f"as {candidate.name} {note}")
+            mine.put_off(arms.now, note)
+        self._change(self._next() if which is None else which, f"as {candidate.name} {note}")
 
-    def _again(self) -> int | None:
+    def _hope(self, which: int) -> float:
+        """Estimate a candidate's speed; one that did not pay before is owed another look once its time has come.
+
+        One that looks on all the time is owed none: it is known what it would gain.
+        """
+        estimate = self.estimate(which)
+        if self._looks_on(which):
+            return estimate if estimate >= PAYS else 0.0
+        return max(estimate, self.candidates[which].promise) if self._arms.each[which].note else estimate
+
+    def _looks_on(self, which: int) -> bool:
+        return which != self._in_use.which and self._look_ms.get(which, inf) < inf
+
+    def _ready(self, which: int) -> bool:
+        return which not in self._out and self._arms.each[which].ready(self._arms.now)
+
+    def _best(self, besides: int | None = None) -> int | None:
+        """Return the candidate of the highest estimate, of those that may be tried and are not expected to lose."""
+        estimates = {
+            at: found
+            for at in range(len(self.candidates))
+            if at != besides and self._ready(at) and (found := self._hope(at)) >= TRIED
+        }
+        return max(estimates, key=lambda at: estimates[at], default=None)
+
+    def _next(self) -> int | None:
         """Choose what to use: the best, else the cheap candidate, if it is affordable, else plain decoding."""
-        bandit = self._bandit
-        best = bandit.best()
-        cheap = (at for at, one in enumerate(self.candidates) if one.cheap and bandit.ready(at))
+        best = self._best()
+        each = enumerate(self.candidates)
+        cheap = (at for at, one in each if one.cheap and self._ready(at) and not self._looks_on(at))
         return next(cheap, None) if best is None else best
 
     def _change(self, which: int | None, why: str) -> None:
@@ -337,14 +371,25 @@ class Auto(Wrapper):
         switch = {"round": self._seen, "from": left, "to": self._name(which), "why": why}
         self._request.stats.switches.append(switch)
 
-    def _enter(self, which: int, tokens: list[int]) -> int | None:
-        """Load a candidate if it is its first turn, and let it begin -> what ``begin`` returns."""
+    def _begin(self, which: int, tokens: list[int]) -> Adaptive:
+        """Load a candidate if it is its first turn, and let it begin if this request has not begun it."""
         if which not in self._made:
             self._made[which] = self.candidates[which].make()
-            if which in self._inherited:
-                self._made[which].go_on_from(self._inherited.pop(which))
         drafter = self._made[which]
-        known = drafter.begin(replace(self._request, tokens=tokens))
+        if which not in self._begun:
+            self._begun.add(which)
+            drafter.begin(replace(self._request, tokens=tokens))
+        return drafter
+
+    def _enter(self, which: int, tokens: list[int]) -> int | None:
+        """Put a candidate to work -> what its ``begin`` returns."""
+        if which not in self._made:
+            self._made[which] = self.candidates[which].make()
+        drafter, known = self._made[which], None
+        drafter.eager = bool(self._arms.each[which].note)
+        if which not in self._begun or not self.candidates[which].cheap:  # a cheap one may have looked on
+            self._begun.add(which)
+            known = drafter.begin(replace(self._request, tokens=tokens))
         self._use(drafter)
         if which not in self.entered:
             self.entered.append(which)
@@ -352,9 +397,8 @@ class Auto(Wrapper):
 
     def _take(self, which: int | None) -> None:
         """Put a candidate in use; None = plain decoding.  Those that would have had to see its text are out."""
-        self._bandit.take(which)
-        for at, (arm, candidate) in enumerate(zip(self._bandit.each, self.candidates, strict=True)):
-            arm.late = candidate.from_start and at != which
+        self._in_use = InUse(which)
+        self._out |= {at for at, one in enumerate(self.candidates) if one.from_start and at != which}
         self.name = self._name(which)
         self._use(None)
 
@@ -371,7 +415,7 @@ class Auto(Wrapper):
         """The method of most rounds with guesses in this request; without any, the one in use, ``ar`` if none is."""
         if self.rounds:
             return self.candidates[max(self.rounds, key=lambda at: self.rounds[at])].name
-        return AR if self._bandit.active is None else self.name
+        return AR if self._in_use.which is None else self.name
 
     @property
     def used_so_far(self) -> list[str]:
@@ -380,7 +424,16 @@ class Auto(Wrapper):
 
     @property
     def reason(self) -> str:
-        """What was changed, and what the method in use says."""
-        last = self._request.stats.switches[-3:]
-        changes = [f"from round {at['round']} {at['to']}, {at['why']}" for at in last]
-        return "; ".join(filter(None, [*changes, "" if self._drafter is None else self._drafter.reason]))
+        """Say what the method in use decided, or why there is none, in one line."""
+        if self._drafter is not None:
+            return self._drafter.reason
+        return self._request.stats.switches[-1]["why"] if self._request.stats.switches else ""
+
+    @property
+    def details(self) -> list[str]:
+        """What was changed, estimates, and what the method in use adds; a sentence each."""
+        switches = self._request.stats.switches
+        changes = [f"from round {at['round']} {at['to']}, {at['why']}" for at in switches]
+        figures = ", ".join(f"{one.name} {self.estimate(at):.2f}x" for at, one in enumerate(self.candidates))
+        inner = [] if self._drafter is None else self._drafter.details
+        return [*changes, f"estimated speeds: {figures}", *inner]

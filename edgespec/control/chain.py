@@ -58,15 +58,6 @@ class Chain(Wrapper):
         self.inside, self.failed = list(self.proposers), {}
         return super().begin(request)
 
-    def learned(self) -> list[object]:
-        return [drafter.learned() if isinstance(drafter, Wrapper) else None for drafter in self.proposers]
-
-    def go_on_from(self, learned: object) -> None:
-        assert isinstance(learned, list)
-        for drafter, one in zip(self.proposers, learned, strict=True):
-            if one is not None and isinstance(drafter, Wrapper):
-                drafter.go_on_from(one)
-
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Return the first proposal that offers something."""
         self._winner, self._took = None, {}
@@ -113,12 +104,18 @@ class Chain(Wrapper):
 
     @property
     def reason(self) -> str:
-        """What became of every proposer, in words."""
-        words = []
-        for proposer, won in zip(self.proposers, self.won, strict=True):
-            why = self.failed.get(proposer.name) or proposer.reason
-            words.append(f"{proposer.name} won {won} rounds" + (f" ({why})" if why else ""))
-        return "; ".join(words)
+        """How many rounds every proposer won, in one line."""
+        return ", ".join(f"{one.name} won {won} rounds" for one, won in zip(self.proposers, self.won, strict=True))
+
+    @property
+    def details(self) -> list[str]:
+        """What became of every proposer, a sentence each."""
+        said = []
+        for one in self.proposers:
+            more = one.details if isinstance(one, Wrapper) else []
+            words = [self.failed.get(one.name) or one.reason, *more]
+            said += [f"{one.name}: {word}" for word in words if word]
+        return said
 
     def _leave_out(self, drafter: Drafter, why: str) -> None:
         self.inside = [other for other in self.inside if other is not drafter]

@@ -7,7 +7,7 @@ first request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -207,6 +207,8 @@ class Drafter:
     steps_at_once: bool = False  # proposing costs the same however deep the proposal
     chooses: bool = False  # it decides itself, within its budget, how many guesses are worth a row of the pass
     caught_up: bool = True  # false if its last proposal first had to read tokens that it missed while it was not asked
+    # acceptance by bucket and position, to be expected of it where nothing was measured
+    rates: Mapping[int, Sequence[float]] = {}
     stops: bool = False  # it drafts no further where a guess more is expected to gain less than ``least_gain`` says
     # depth -> tokens that a guess after those down to it must gain; control sets it before it asks
     least_gain: Callable[[int], float] | None = None
@@ -305,12 +307,10 @@ class Wrapper(Drafter):
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
         self.tell("timed", proposal, time)
 
-    def learned(self) -> object:
-        """Copy what requests have shown, for a wrapper of the same kind that begins elsewhere; None = nothing."""
-        return None
-
-    def go_on_from(self, learned: object) -> None:
-        """Begin with what another one of its kind has ``learned``."""
+    @property
+    def details(self) -> list[str]:
+        """What it has to say about this request beside ``reason``, a sentence each."""
+        return [said for drafter in self.inside if (said := drafter.reason)]
 
     def lose(self, why: str) -> bool:
         """Go on without the drafter inside that is in use, which has failed; False = there is none left."""

@@ -50,6 +50,7 @@ class Stats:
         source_rows: of an encoder-decoder: tokens, or rows of features, that its encoder was given.
         image_rows: rows of the prompt that are those of images.
         encode_ms: time of encoders, and of what decoders make of their rows.
+        setup_ms: time of making the drafter: loading a draft model, and timing a few passes without a calibration.
         prefill_ms: time of the prefill.
         draft_ms: time of the drafter.
         verify_ms: time of the target passes over proposals (plain ones included).
@@ -89,6 +90,7 @@ class Stats:
     source_rows: int = 0
     image_rows: int = 0
     encode_ms: float = 0.0
+    setup_ms: float = 0.0
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -252,10 +254,10 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         """Return everything for JSON; the keys are stable."""
         names = ("prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "acceptance_rate",
-                 "tokens_per_round", "histogram", "offered", "accepted_at", "prefill_ms", "draft_ms", "verify_ms",
-                 "other_ms", "tokens_per_second", "dropped_reason", "recent", "predicted_speedup", "measured_speedup",
-                 "work_per_token", "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops",
-                 "switches")  # fmt: skip
+                 "tokens_per_round", "histogram", "offered", "accepted_at", "setup_ms", "prefill_ms", "draft_ms",
+                 "verify_ms", "other_ms", "tokens_per_second", "dropped_reason", "recent", "predicted_speedup",
+                 "measured_speedup", "work_per_token", "plain_rounds", "drafted_rounds", "probes", "fallbacks",
+                 "recoveries", "drops", "switches")  # fmt: skip
         found = {name: getattr(self, name) for name in names}
         found |= {name: list(value) for name, value in found.items() if isinstance(value, list)}
         first = None

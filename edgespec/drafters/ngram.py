@@ -28,6 +28,8 @@ from edgespec.runtimes.files.manifest import MethodPart
 
 _LONGEST = 32  # a match is measured no further back
 _BUCKETS = (2, 3, 5, 10, 16)  # match lengths at which the next bucket starts
+# acceptance by bucket and position, where nothing was measured: between plain prose and texts that repeat themselves
+_RATES = dict(enumerate(((0.3, 0.65), (0.5, 0.75), (0.6, 0.8), (0.7, 0.85), (0.75, 0.9), (0.85, 0.93))))
 _SHIFT = 32  # bits of a token in a packed key
 _TOKEN = (1 << _SHIFT) - 1
 _COUNT = (1 << 20) - 1  # low bits of an index entry: how often its only continuation was seen
@@ -47,7 +49,7 @@ class NGram(Drafter):
     cheap = True
 
     def __init__(self, n_min: int = 1, n_max: int = 4, share: float = 0.6, store: NGramStore | None = None) -> None:
-        self.n_min, self.n_max = n_min, n_max
+        self.n_min, self.n_max, self.rates = n_min, n_max, _RATES
         self.share = share
         self.store = store
         self._lead: list[int] = []  # what an encoder-decoder reads: it stands before the text

@@ -22,11 +22,12 @@ from edgespec.engine.images import Images
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
 from edgespec.engine.pool import Places, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
-from edgespec.engine.sessions import Session, Times
+from edgespec.engine.sessions import Experience, Session
 from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.engine.stock_rows import stock_rows_exact
 from edgespec.errors import InvalidRequest
 from edgespec.planning.allowance import Allowance
+from edgespec.planning.profiles import find_profile
 from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
@@ -126,7 +127,7 @@ class LoadedBundle:
             self._rows_exact = stock_rows_exact(bundle, model)
         elif share is None and on_cpu and not self.strict:
             model.pairs = False  # the graph with gates is also the strict one
-        self._times: Times = {}
+        self.experience = Experience(find_profile(manifest, options))
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values that were computed beside a source are of no use beside another one
         wanted = options.prompt_cache and on_cpu and self.encoding is None
@@ -204,7 +205,10 @@ class LoadedBundle:
             return own_choice(proposer_name(settings.proposer))
         stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" else ()
         elsewhere = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
-        choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, (*elsewhere, *stock))
+        # a seeded text is the same before a calibration and after it
+        profile = None if settings.sampling.seeded_rejection else self.experience.profile
+        without = (*elsewhere, *stock)
+        choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, without, profile)
         if self.device != "cpu":
             check_device(self.device, choice)
         if lost := [name for name in choice.methods if name in stock]:
@@ -298,8 +302,8 @@ class LoadedBundle:
 
     def new_session(self, target: Slot | None = None) -> Session:
         """Make a session over a slot; None = a new one."""
-        path, manifest, times = self.bundle.path, self.bundle.manifest, self._times
-        session = Session(path, manifest, self.model, self._draft_model, self.context, times, self.store, target)
+        path, manifest, known = self.bundle.path, self.bundle.manifest, self.experience
+        session = Session(path, manifest, self.model, self._draft_model, self.context, known, self.store, target)
         if self.encoding is not None:
             session.attend_by(self.encoding.attend)
         return session

@@ -9,8 +9,9 @@ from edgespec.control.auto import TRIED
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
+from edgespec.engine.known import expected_speeds
 from edgespec.errors import InvalidRequest
-from edgespec.planning.profiles import export_busy
+from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SamplingPart
 
 LEAST_GAMMA = 6  # of a method that adaptive control runs, where it has none of its own
@@ -52,10 +53,12 @@ def choose_method(
     wanted: str | None,
     drafts: DraftOptions | None = None,
     without: Collection[str] = (),
+    profile: Profile | None = None,
 ) -> MethodChoice:
-    """Choose the wanted method; None or "auto" = what the export predicted to be fastest, and what to try after it.
+    """Choose the wanted method; None or "auto" = what is expected to be fastest, and what to try after it.
 
     A chain where only proposers are named.  ``without``: methods that auto must leave out.
+    ``profile``: a calibration of this machine.
 
     Raises:
         InvalidRequest: the bundle was not exported with that method, or with one of the proposers.
@@ -75,21 +78,22 @@ def choose_method(
                 f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}", _how_to_have(manifest, wanted)
             )
         return _choice(manifest, wanted, "asked for")
-    return _auto(manifest, without)
+    return _auto(manifest, without, profile)
 
 
-def _auto(manifest: Manifest, without: Collection[str]) -> MethodChoice:
-    """Order the candidates by what the export predicted; n-grams last, unless they are predicted to gain."""
-    usable = {name: part for name, part in manifest.methods.items() if name != AR and name not in without}
-    promises = {name: part.predicted_speedup for name, part in usable.items() if part.predicted_speedup}
-    reasons = {name: f"predicted {promise:.2f}x on the exporting machine" for name, promise in promises.items()}
-    if export_busy(manifest.cost):  # it predicted nothing, but knows what is accepted: auto finds out what that gives
-        for name, part in usable.items():
-            if part.measured and name not in promises:
-                promises[name], reasons[name] = TRIED, "not predicted, as the exporting machine was busy"
-    names = sorted((name for name in promises if promises[name] >= TRIED), key=lambda name: -promises[name])[
-        :CANDIDATES
-    ]
+def _auto(manifest: Manifest, without: Collection[str], profile: Profile | None) -> MethodChoice:
+    """Order the candidates by the speed that is expected of them; n-grams last, unless they are expected to gain."""
+    usable = [name for name in manifest.methods if name != AR and name not in without]
+    promises = {name: speed for name, speed in expected_speeds(manifest, profile).items() if name in usable}
+    calibrated = profile.trials if profile else {}
+    reasons = {
+        name: f"calibrated: {promise:.2f}x" if name in calibrated
+        else f"predicted {promise:.2f}x on the exporting machine" if manifest.methods[name].predicted_speedup
+        else f"estimated at {promise:.2f}x: the exporting machine was too busy to predict"
+        for name, promise in promises.items()
+    }  # fmt: skip
+    names = sorted((name for name in promises if promises[name] >= TRIED), key=lambda name: -promises[name])
+    names = names[:CANDIDATES]
     if NGRAM not in names:
         names = [*names[: CANDIDATES - 1], NGRAM]
         if promises.get(NGRAM, 0.0) < TRIED:

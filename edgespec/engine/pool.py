@@ -83,15 +83,8 @@ class SessionPool:
         """Make a session, which begins with what another one of this owner holds of the prompt."""
         with self._lock:
             session = self._make()
-            session.inherit = self._learned
             self._use(session, prompt, owner)
             return session
-
-    def _learned(self, key: tuple[object, ...]) -> object:
-        """Copy what the drafter of these options has learned in the idle session that has one and was used last."""
-        with self._lock:
-            each = (session.learned(key) for session in reversed(self._idle))
-            return next((one for one in each if one is not None), None)
 
     def any(self) -> Session:
         """Take an idle session, or a new one, for a caller that leaves its text as it is."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edgespec.control.auto import Auto
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, Wrapper
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, check_prompt, decode, run_pass
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
@@ -138,11 +138,12 @@ class Stream:
             ends = ends_of_turns(tokens, eos)
             self._take_up(tokens, ends)
             self.target.mark([*ends, session.shared], self._room.admission.checkpoints)
-            how = settings.gamma, settings.adaptive, settings.fallback
+            how, start = (settings.gamma, settings.adaptive, settings.fallback), time.perf_counter()
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)
             else:
                 self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
+            self._stats.setup_ms += 1000 * (time.perf_counter() - start)
         drafter, constraint = self._drafter, self._sampling.constraint
         self._sure: dict[str, Drafter] = {}  # who is asked before the method, by what it is in words
         if constraint is not None and settings.grammar is not None:
@@ -250,6 +251,7 @@ class Stream:
             method_requested=settings.method,
             method_used=used,
             reason=self._reason(),
+            details=self._details(),
             lossless=None if unproven and stats.lossless else stats.lossless,
             exact=None if unproven and exact else exact,
             unproven=unproven,
@@ -419,17 +421,25 @@ class Stream:
         return Chunk("".join(pieces), item, tuple(pieces))
 
     def _reason(self) -> str:
-        parts = [self._choice.reason]
+        """Say in one line what chose the method, and whether drafting pays."""
+        parts = [] if isinstance(self._drafter, Auto) and self._drafter.reason else [self._choice.reason]
         if self._stats.dropped_reason:
             parts.append(f"drafter dropped: {self._stats.dropped_reason}")
         else:
-            if self._draft_attention:
-                parts.append(f"drafts read {self._draft_attention} keys, verification {self._engine.attention.name}")
-            won = zip(self._sure, self._chain.won, strict=False) if self._chain else ()
-            parts += [f"the {name} guessed in {rounds} rounds" for name, rounds in won]
             parts.append(self._drafter.reason)
-            if self._stats.drafted and (speed := self._stats.request_speedup) is not None:
-                parts.append(f"measured {speed:.2f}x in this request")
         if self._lost:
             parts.append(f"went on on the CPU: {self._lost}")
         return "; ".join(filter(None, parts))
+
+    def _details(self) -> list[str]:
+        """Say the rest, a sentence each."""
+        said = [f"chosen: {self._choice.reason}"]
+        if self._draft_attention and not self._stats.dropped_reason:
+            said.append(f"drafts read {self._draft_attention} keys, verification {self._engine.attention.name}")
+        won = zip(self._sure, self._chain.won, strict=False) if self._chain else ()
+        said += [f"the {name} guessed in {rounds} rounds" for name, rounds in won]
+        if isinstance(self._drafter, Wrapper):
+            said += self._drafter.details
+        if self._stats.drafted and (speed := self._stats.request_speedup) is not None:
+            said.append(f"measured {speed:.2f}x in this request")
+        return said

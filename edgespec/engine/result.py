@@ -30,7 +30,8 @@ class Result:
         stats: counters and times.
         method_requested: as asked for; None = the default, auto, was taken.
         method_used: what decoded; of auto the method of most rounds with guesses, else the one in use last.
-        reason: why that method, and whether drafting paid.
+        reason: why that method, and whether drafting paid, in one line.
+        details: what was counted, estimated and changed on the way, a sentence each.
         lossless: the text has the distribution of plain decoding of this bundle; false by another rule of acceptance;
             None: see ``unproven``.
         exact: the text is bit for bit that of plain decoding in strict mode; None: see ``unproven``.
@@ -67,6 +68,7 @@ class Result:
     model_sampling: dict[str, float] = field(default_factory=dict)
     unproven: list[str] = field(default_factory=list)
     stop: str | None = None
+    details: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return self.text
@@ -85,6 +87,7 @@ class Result:
             "method_requested": self.method_requested,
             "method_used": self.method_used,
             "reason": self.reason,
+            "details": self.details,
             "lossless": self.lossless,
             "exact": self.exact,
             "unproven": self.unproven,

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.control.auto import Auto, Candidate
+from edgespec.control.adaptive import Adaptive, Learned
+from edgespec.control.auto import Arm, Arms, Auto, Candidate
 from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter, Proposer, Wrapper
+from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.registry import AR, METHODS, Parts
 from edgespec.engine.encoding import Source
+from edgespec.engine.known import known_rates, known_times, tried
 from edgespec.engine.methods import MethodChoice, own_choice
-from edgespec.formulas.cost import ENOUGH, CostModel, measure
-from edgespec.planning.profiles import export_busy
+from edgespec.formulas.cost import ENOUGH, CostModel, medians, time_turns
+from edgespec.planning.profiles import Profile, export_busy
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
@@ -30,14 +31,26 @@ from edgespec.runtimes.slots.slot import Slot
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
-MOST_DRAFTERS = 32  # drafters and their control, by method and options, that are kept with what they learned
+PRICING = 0.1  # seconds after which no further turn of a measurement of prices begins
+MOST_DRAFTERS = 32  # drafters and their control, by method and options, that a session keeps
+
+
+@dataclass
+class Experience:
+    """What an engine's requests have shown, by method and options; all its sessions share it."""
+
+    profile: Profile | None = None  # a calibration of this machine
+    methods: dict[tuple[object, ...], Learned] = field(default_factory=dict)
+    arms: dict[tuple[object, ...], Arms] = field(default_factory=dict)  # of method auto, by its candidates
+
+    def __post_init__(self) -> None:
+        self.times: Times = known_times(self.profile)  # measured ones join those of the calibration
 
 
 class Session:
     """A target slot, the draft's slot if one is needed, and a drafter per method.
 
-    Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
-    cost is worth keeping.
+    Drafters stay from request to request; what is learned of them belongs to the engine (``experience``).
     """
 
     def __init__(
@@ -47,14 +60,14 @@ class Session:
         model: Model,
         draft: Callable[[str], Model],
         context: int,
-        times: Times,
+        experience: Experience,
         store: NGramStore | None = None,
         target: Slot | None = None,
     ) -> None:
         self._attend: Callable[[str, Slot, Source | None], None] | None = None
         self._source: Source | None = None
         self.attends = False  # whether passes read a source too: texts with the same tokens need not be the same
-        self._manifest, self._draft, self._times = manifest, draft, times
+        self._manifest, self._draft, self._experience = manifest, draft, experience
         # why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here
         self.foreign = ""
         self.restored = 0  # tokens of the text that was taken up with those
@@ -72,8 +85,6 @@ class Session:
         self.on_draft: Callable[[str, Slot], object] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
-        # gives what a drafter made for these options elsewhere has learned, for one that is made here
-        self.inherit: Callable[[tuple[object, ...]], object] = lambda key: None
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def attend_by(self, attend: Callable[[str, Slot, Source | None], None]) -> None:
@@ -119,7 +130,10 @@ class Session:
         """Return the drafter around a caller's proposer; the last one is kept with what was learned of it."""
         if self._own is None or self._own[0] is not proposer or self._own[1:4] != (gamma, adaptive, fallback):
             inner = UserDrafter(proposer, self.target.vocab_size)
-            drafter = self._controlled(own_choice(inner.name), inner, gamma, fallback) if adaptive else inner
+            drafter: Drafter = inner
+            if adaptive:
+                drafter = Adaptive(inner, Learned(self._costs(choice := own_choice(inner.name), inner)),
+                                   gamma or choice.gamma, fallback)  # fmt: skip
             self._own = proposer, gamma, adaptive, fallback, drafter
         return self._own[4]
 
@@ -130,13 +144,17 @@ class Session:
 
         def make() -> Chain:
             bare = [(one, self._bare(one, options)) for one in choice.proposers]
-            return Chain([self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare])
+            if not adaptive:
+                return Chain([inner for _, inner in bare])
+            controlled = [self._controlled(one, inner, gamma, fallback, options) for one, inner in bare]
+            return Chain(controlled)
 
         return self._kept(("chain", named, gamma, adaptive, fallback), make)
 
     def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
         """Return method auto over its candidates; each is loaded at its first turn."""
         promised = tuple((one.name, one.promise) for one in choice.candidates)
+        key = "auto", promised, options, gamma, fallback
 
         def make() -> Auto:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
@@ -144,12 +162,13 @@ class Session:
             for one in choice.candidates:
                 load, needs = partial(self._loaded, one, gamma, fallback, options), METHODS[one.name].needs
                 candidates.append(Candidate(one.name, one.promise, load, needs == "text", needs == "drafter"))
-            return Auto(candidates, fallback)
+            arms = self._experience.arms.setdefault(key, Arms([Arm() for _ in candidates]))
+            return Auto(candidates, fallback, arms)
 
-        return self._kept(("auto", promised, options, gamma, fallback), make)
+        return self._kept(key, make)
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
-        return self._controlled(choice, self._bare(choice, options), gamma, fallback)
+        return self._controlled(choice, self._bare(choice, options), gamma, fallback, options)
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
         """Return the drafter of a method, without control."""
@@ -161,24 +180,22 @@ class Session:
         found = self._made.pop(key, None)
         if found is None:
             found = make()
-            if isinstance(found, Wrapper) and (learned := self.inherit(key)) is not None:
-                found.go_on_from(learned)
         self._made[key] = found
         while len(self._made) > MOST_DRAFTERS:
             del self._made[next(iter(self._made))]
         return found
 
-    def learned(self, key: tuple[object, ...]) -> object:
-        """Copy what the drafter made for these options has learned; None = nothing, or there is none."""
-        made = self._made.get(key)
-        return made.learned() if isinstance(made, Wrapper) else None
-
-    def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
-        """Put a drafter inside new control."""
-        control = Adaptive(inner, self._costs(choice, inner), gamma or choice.gamma, fallback)
-        if choice.part.measured and choice.part.measured[0].acceptance:
-            control.prior = choice.part.measured[0].acceptance[0]
-        return control
+    def _controlled(
+        self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool, options: DraftOptions
+    ) -> Adaptive:
+        """Put a drafter inside control that begins with what the engine has learned of its method."""
+        key, methods = (choice.name, replace(options, proposers=())), self._experience.methods
+        if key not in methods:
+            profile, learned = self._experience.profile, Learned(self._costs(choice, inner))
+            if (seen := tried(profile.trials.get(choice.name) if profile else None)).tested:
+                learned.evidence[0] = seen
+            methods[key] = learned
+        return Adaptive(inner, methods[key], gamma or choice.gamma, fallback, known_rates(choice.name, choice.part))
 
     @property
     def chunk(self) -> int:
@@ -257,7 +274,9 @@ class Session:
         return cost
 
     def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
-        """Return times by size, measured once for all sessions of an engine."""
-        if name not in self._times:
-            self._times[name] = measure(run, sizes, repeats=3)
-        return self._times[name]
+        """Return times by size: of a calibration, or measured once, in a moment, for all sessions of an engine."""
+        times = self._experience.times
+        if name not in times:
+            turns = time_turns({size: partial(run, size) for size in sizes}, PRICING, least=1, most=3)
+            times[name] = medians(turns)
+        return times[name]

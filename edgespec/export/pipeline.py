@@ -216,8 +216,7 @@ class Exporter(Opened):
             self.notes += found.notes
             self.progress("acceptance", 1, 1, "the drafter against the target")
         if made.costs.busy:  # what was chosen by these times stands; what they predict would mislead
-            made.methods = {name: part.model_copy(update={"predicted_speedup": None})
-                            for name, part in made.methods.items()}  # fmt: skip
+            made.methods = {name: _unpredicted(part) for name, part in made.methods.items()}
             self.notes.append(
                 f"{made.costs.busy} while passes were timed, so no speed is predicted: calibrate the bundle with "
                 "`edgespec calibrate` when nothing else runs"
@@ -337,3 +336,9 @@ class Exporter(Opened):
             **self.target.provenance(),
         }
         return {key: value for key, value in found.items() if value is not None}
+
+
+def _unpredicted(part: MethodPart) -> MethodPart:
+    """Drop what was predicted of a method's speed, the note that says it too."""
+    notes = None if (part.notes or "").startswith("predicted") else part.notes
+    return part.model_copy(update={"predicted_speedup": None, "notes": notes})

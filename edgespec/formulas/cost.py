@@ -159,6 +159,7 @@ class CostModel:
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
         self.timings = Timings()
         self._unread = 0
+        self._version = 0  # how often timings were folded in
         self._points = list(self._given.items())
         self._steps = [(0, 0.0), (1, self._given_c)]
         if first is not None:
@@ -192,6 +193,13 @@ class CostModel:
         return self._table[n]
 
     @property
+    def version(self) -> int:
+        """Number of times that ``d`` and ``v`` have changed."""
+        if self._unread >= _REFRESH:
+            self._refresh()
+        return self._version
+
+    @property
     def plain_ms(self) -> float | None:
         """Milliseconds of a one-row pass; None = nothing was measured."""
         if self._unread >= _REFRESH:
@@ -218,6 +226,7 @@ class CostModel:
     def _refresh(self) -> None:
         """Fold new timings in; called now and then, as medians of all windows are too expensive for every round."""
         self._unread = 0
+        self._version += 1
         ms = {n: median(times) for n, times in sorted(self.timings.passes.items()) if len(times) >= ENOUGH}
         if not ms:
             return

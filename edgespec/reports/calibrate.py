@@ -15,7 +15,7 @@ from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.drafters.registry import AR, searching
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
-from edgespec.engine.sessions import Session
+from edgespec.engine.sessions import Experience, Session
 from edgespec.errors import first_line
 from edgespec.formulas.cost import Clock, K, medians, spread, time_turns
 from edgespec.planning import profiles
@@ -161,6 +161,7 @@ class Calibrator:
         self.notes: list[str] = []
         self.spread = 1.0
         self.engine = Engine(self.bundle, replace(self.options or LoadOptions(), budget=OFF, prompt_cache=False))
+        self.engine.experience = Experience()  # what an earlier calibration found does not count
         self.plain = self.engine.plain()
         unusable = () if self.engine.device == "cpu" else searching()
         self.methods = [name for name in self.engine.methods if name not in unusable]

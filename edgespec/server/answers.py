@@ -16,7 +16,8 @@ from edgespec.server.drafts import Drafts
 from edgespec.server.scheduler import Event
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-SAID = ("method_requested", "method_used", "reason", "lossless", "exact", "unproven", "finish")  # of each result
+SAID = ("method_requested", "method_used", "reason", "details", "lossless", "exact", "unproven",
+        "finish")  # of each result  # fmt: skip
 
 
 @dataclass(frozen=True)

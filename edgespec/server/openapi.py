@@ -159,6 +159,7 @@ _HOW = _object(
     method_requested=_or_null(TEXT),
     exact=_or_null(FLAG),
     tokens_per_round=NUMBER,
+    details=_list(TEXT),
     **_each(TEXT, "method_used", "reason", "finish"),
     **_each(FLAG, "lossless", "late"),
     **_each(WHOLE, "rounds", "drafted", "accepted"),

@@ -298,7 +298,7 @@ def test_the_reason_says_what_was_measured(engine: Get) -> None:
         speed = made.stats.request_speedup
         assert made.stats.drafted
         assert speed is not None
-        assert f"measured {speed:.2f}x in this request" in made.reason
+        assert f"measured {speed:.2f}x in this request" in made.details
         assert summary(made).startswith(f"{speed:.1f}x plain decoding")
     with patch("edgespec.decoding.stats.TELLING", made.stats.decode_ms + 1):
         assert made.stats.request_speedup is None

@@ -27,7 +27,7 @@ def test_json(command: Command, demo: Path) -> None:
     result = command("info", demo, "--json")
     made = result.json
     assert result.err == ""
-    assert made.keys() == {"bundle", "operators", "manifest"}
+    assert made.keys() == {"bundle", "operators", "expected_speedups", "manifest"}
     assert made["operators"].keys() == {"active", "reason", "exact_rows", "layout", "repacked_bytes", "graphs"}
     assert made["operators"]["layout"] == "native"
     assert made["operators"]["graphs"] == {"gated": "stock", "plain": "stock", "native": "native"}

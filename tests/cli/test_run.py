@@ -30,7 +30,8 @@ SUMMARY = re.compile(
     r"(plain decoding|nothing was guessed|(\d+\.\dx plain decoding|\d+\.\d tokens per pass), (same text|lossless)), "
     r"\d+ tokens at \d+\.\d per second, (auto: )?[a-z-]+\n(note: cut after \d+ tokens: .+\n)?$"
 )
-RESULT = {"text", "tokens", "finish", "method_requested", "method_used", "reason", "lossless", "exact", "unproven",
+RESULT = {"text", "tokens", "finish", "method_requested", "method_used", "reason", "details", "lossless", "exact",
+          "unproven",
           "approximations", "operators", "device", "stats"}  # fmt: skip
 
 
@@ -84,7 +85,9 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
     *lines, cut = shown.err.splitlines()
     assert cut == "note: cut after 24 tokens: --max-new-tokens N allows more"
     names = ["result", "method", "text", "prompt", "rounds", "acceptance", "recent", "speed", "work", "control", "time"]
-    assert [line.split()[0] for line in lines] == [*names, "shadow"]
+    shown_names = [line.split()[0] for line in lines]
+    assert [name for name in shown_names if name != "details"] == [*names, "shadow"]
+    assert "details" in shown_names
     assert "every 2 rounds" in lines[-1]
     assert shown.out == command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram").out
     stats = command("run", demo, "--prompt", PROMPT, *SHORT, "--set", "shadow=1", "--json").json["stats"]

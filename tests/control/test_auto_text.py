@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive, Record
+from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.chain import Chain
+from edgespec.control.estimator import Evidence
 from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, DraftRequest, Proposal
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, decode, run_pass
 from edgespec.decoding.sampling import SamplingParams
@@ -36,7 +37,7 @@ class Forced(Auto):
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         if self._seen and self._seen % self.every == 0:
-            active = self._bandit.active
+            active = self._in_use.which
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
         return super().propose(tokens, budget)
@@ -62,13 +63,15 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     """Nothing is drafted for a while; then the draft reads the whole text, so many tokens at a time as it is told."""
     draft, asked, written = Reader(3), list[int](), list[int]()
     prompt = [1] * 150
-    control = Adaptive(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.01}, 0.01))
+    control = Adaptive(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.05}, 0.1))
     drafter: Drafter = Chain([Scripted(lambda *_: EMPTY), control]) if around == "chain" else control
     if around == "auto":
         drafter = switch = Auto([Candidate("speculative", 2.0, lambda: control)])
-        switch._learned.each[0].until = 40
+        switch.arms.each[0].until = 40
     else:
-        control._records[0] = Record([0.0], [9])  # its guesses were wrong so far: it waits before it tries again
+        control.learned.evidence[0] = Evidence(
+            (99.0,), (0.0,)
+        )  # its guesses were wrong so far: it waits before it tries again
     target = hash_target(3)
     driven = decode(target, drafter, prompt, DecodeOptions(120, 4), stats := Stats(), run=None, pieces=True)
     item = next(driven, None)
@@ -156,7 +159,7 @@ def test_a_seeded_text_depends_on_nothing_but_the_request(monkeypatch: pytest.Mo
     assert expected.stats.drafted > 100
     used = three(INT4, 0.1, always(0.6), draws=True)
     used.run(monkeypatch, 500, sampling=SamplingParams(1.0))
-    used.switch._learned.each[0].budget = 0.0
+    used.switch.arms.each[0].budget = 0.0
     used.curve = DEAR
     for guesser in used.guessers.values():
         guesser.c *= 7
@@ -166,7 +169,7 @@ def test_a_seeded_text_depends_on_nothing_but_the_request(monkeypatch: pytest.Mo
     assert again.stats.histogram == expected.stats.histogram
     free = used.run(monkeypatch, 600, sampling=SamplingParams(1.0))
     assert free.stats.drafted != expected.stats.drafted
-    assert used.switch._bandit is used.switch._learned
+    assert used.switch._arms is used.switch.arms
 
 
 def test_seeded_requests_switch_by_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +198,14 @@ def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch
     (drop,) = made.stats.drops
     assert (drop["method"], drop["error"]) == ("draft", "RuntimeError: broken")
     assert made.switches[0][1:] == ("draft", "heads")
-    assert "RuntimeError: broken" in case.switch.reason
+    assert "RuntimeError: broken" in "; ".join(case.switch.details)
     assert case.switch.used == "heads"
     assert made.loss < -0.2
     # it is in again in the next request, once its time has come
-    learned = case.switch._learned
-    assert not learned.ready(0)
+    arms = case.switch.arms
+    assert not arms.each[0].ready(arms.now)
     assert "broken" in case.run(monkeypatch, 20).stats.switches[0]["why"]
-    learned.now = learned.each[0].until
-    assert learned.ready(0)
+    assert arms.each[0].ready(arms.each[0].until)
 
 
 def test_nonsense_guesses_cost_a_candidate_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

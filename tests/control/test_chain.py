@@ -76,7 +76,7 @@ def test_the_first_with_a_proposal_wins_and_everyone_learns_what_is_theirs() -> 
         assert {n for n, _ in one.times} == {0, 2} or {n for n, _ in one.times} == {0, 1, 2}
     assert [v.next_token for _, v in first.seen] == [v.next_token for _, v in second.seen]
     assert not any(len(a) and len(b) for (a, _), (b, _) in zip(first.seen, second.seen, strict=True))
-    assert both.reason == f"first won {both.won[0]} rounds; second won {both.won[1]} rounds"
+    assert both.reason == f"first won {both.won[0]} rounds, second won {both.won[1]} rounds"
 
 
 def test_buckets_are_each_proposers_own() -> None:
@@ -91,8 +91,9 @@ def test_buckets_are_each_proposers_own() -> None:
     assert {p.bucket for one in (first, second) for p, _ in one.seen if len(p)} == {5}
     for proposer in both.proposers:
         assert isinstance(proposer, Adaptive)
-        assert proposer._records.keys() <= {0, 5}
-        assert proposer._records[5].rate(0) > 0.6
+        seen = proposer.learned.evidence
+        assert seen.keys() == {5}
+        assert seen[5].accepted[0] > 0.9 * seen[5].tested[0]
 
 
 @pytest.mark.parametrize("where", ["begin", "propose", "observe", "timed"])
@@ -108,7 +109,7 @@ def test_a_proposer_that_fails_is_left_out_alone(where: str) -> None:
     assert found == plain(hash_logits(3, VOCAB, 1000), VOCAB, [1], 40)
     assert stats.dropped_reason is None
     assert both.won[1] > 0
-    assert "left out: RuntimeError: broken" in both.reason
+    assert "bad: left out: RuntimeError: broken" in both.details
     setattr(bad, where, lambda *_: EMPTY)
     assert len(list(decode(target(), both, [1], DecodeOptions(10, 4)))) > 0
     assert not both.failed

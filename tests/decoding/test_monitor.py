@@ -99,7 +99,7 @@ def test_times_make_speeds() -> None:
 
 def test_the_keys_of_statistics_are_stable() -> None:
     keys = """prompt_tokens reused_tokens tokens rounds drafted accepted acceptance_rate tokens_per_round
-        histogram offered accepted_at prefill_ms draft_ms verify_ms other_ms
+        histogram offered accepted_at setup_ms prefill_ms draft_ms verify_ms other_ms
         tokens_per_second dropped_reason recent predicted_speedup measured_speedup work_per_token plain_rounds
         drafted_rounds probes fallbacks recoveries drops switches shadow"""
     assert set(Stats().as_dict()) == set(keys.split())

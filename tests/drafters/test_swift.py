@@ -272,5 +272,5 @@ def test_it_works_inside_adaptive_control() -> None:
     control = Adaptive(drafter, CostModel({1: 1.0, 16: 1.5}, 0.3), 6)
     plain_text = emitted(PlantedTarget(), Plain(), [1], DecodeOptions(200, 4))
     assert emitted(target, control, [1], DecodeOptions(200, 4)) == plain_text
-    assert "leaves out" in control.reason
+    assert "leaves out" in control.details[-1]
     drafter.dry_step()

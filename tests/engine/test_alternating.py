@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.adaptive import Adaptive, Record
+from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
@@ -149,32 +149,18 @@ def test_other_owners_texts_are_neither_taken_up_nor_lent(fresh: Fresh) -> None:
     assert found == [0, 0, 199, 0, 199]
 
 
-def test_a_new_session_goes_on_from_what_was_learned(fresh: Fresh) -> None:
-    engine = fresh()
-
-    def control(at: int) -> Adaptive:
-        made = engine.sessions.sessions[at]._made.values()
-        return next(one for one in made if isinstance(one, Adaptive))
-
-    Talk(1).ask(engine, method="speculative")
-    control(0)._records[9] = Record([0.123])
-    Talk(2).ask(engine, method="speculative")
-    assert control(1)._records[9] == control(0)._records[9]
-    assert control(1)._records[9] is not control(0)._records[9]
-    assert control(1).cost is not control(0).cost
-    assert control(1).cost.plain_ms
-
-
-def test_a_session_that_was_there_before_goes_on_from_what_was_learned_since(fresh: Fresh) -> None:
-    engine, talks = fresh(), [Talk(1), Talk(2)]
-    assert [talk.ask(engine, method="ar") for talk in talks] == [0, 0]
-    records = []
+def test_what_is_learned_belongs_to_the_engine(fresh: Fresh) -> None:
+    """All sessions add to it, those that were there before and those that come."""
+    engine, talks = fresh(), [Talk(1), Talk(2), Talk(3)]
+    assert [talk.ask(engine, method="ar") for talk in talks[:2]] == [0, 0]
     for talk in talks:
         talk.ask(engine, method="speculative")
-        (control,) = (one for one in engine.sessions.sessions[-1]._made.values() if isinstance(one, Adaptive))
-        records.append(control._records.setdefault(9, Record([0.123])))
-    assert records[0] == records[1]
-    assert records[0] is not records[1]
+    made = [one for session in engine.sessions.sessions for one in session._made.values()]
+    controls = [one for one in made if isinstance(one, Adaptive)]
+    assert len(controls) == 3
+    assert len({id(one.learned) for one in controls}) == 1
+    assert controls[0].cost.plain_ms
+    assert controls[0].learned.evidence
 
 
 @pytest.mark.parametrize("operators", OPERATORS[:1], indirect=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.auto import Arm, Auto, Bandit
+from edgespec.control.auto import Arm, Auto
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import PLAIN
 from edgespec.drafters.registry import AUTO
@@ -50,7 +50,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forced(self: Auto, tokens: list[int], budget: int) -> Any:
         if self._seen and self._seen % EVERY == 0:
-            active = self._bandit.active
+            active = self._in_use.which
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
         return propose(self, tokens, budget)
@@ -117,7 +117,7 @@ def test_only_what_is_in_use_is_loaded(fresh: Get, monkeypatch: pytest.MonkeyPat
     made = fresh(promises={"medusa": 1.9, "speculative": 1.5})
     ask(made, fallback=False)
     assert not made._drafts
-    monkeypatch.setattr(Auto, "_judge", lambda self: self._give_way(0.5) if self._bandit.active == 0 else None)
+    monkeypatch.setattr(Auto, "_judge", lambda self: self._give_way(0.5) if self._in_use.which == 0 else None)
     result = ask(made, max_new_tokens=120)
     assert [at["to"] for at in result.stats.switches][:1] == ["speculative"]
     assert "draft" in made._drafts
@@ -139,7 +139,7 @@ def test_a_draft_that_cannot_be_loaded_is_dropped_and_the_next_is_taken(
     (drop,) = result.stats.drops
     assert (drop["method"], drop["error"]) == ("speculative", "OSError: the draft is gone")
     assert result.stats.dropped_reason is None
-    assert "the draft is gone" in result.reason
+    assert "the draft is gone" in "; ".join(result.details)
     assert result.stats.switches[0]["to"] == "medusa"
 
 
@@ -148,7 +148,8 @@ def test_what_a_result_says(fresh: Get) -> None:
     result = ask(made)
     assert result.method_requested == AUTO
     assert ask(made, method=None).method_requested is None
-    assert result.reason.startswith("predicted 1.42x on the exporting machine")
+    assert "chosen: predicted 1.42x on the exporting machine" in result.details
+    assert len(result.reason) < 120
     assert result.method_used in ("speculative", "ngram", "ar")
     found = result.as_dict()["stats"]["switches"]
     assert [set(one) for one in found] == [{"round", "from", "to", "why"}] * len(found)
@@ -157,16 +158,16 @@ def test_what_a_result_says(fresh: Get) -> None:
 def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing pays: it starts plain the next time, and says so."""
     made = fresh(promises={"speculative": 1.5})
-    monkeypatch.setattr(Bandit, "gain", property(lambda self: 0.9))
+    monkeypatch.setattr(Auto, "gain", lambda self: 0.9)
     ask(made, max_new_tokens=200)
     session = made.sessions.any()
     (switch,) = (made for made in session._made.values() if isinstance(made, Auto))
-    for standing in switch._learned.each:
-        standing.put_off(switch._learned.now, "did not pay: 0.90x over 48 rounds")
+    for standing in switch.arms.each:
+        standing.put_off(switch.arms.now, "did not pay: 0.90x over 48 rounds")
     made.sessions.give_back(session)
     result = ask(made, max_new_tokens=10)
     assert (result.method_used, result.stats.drafted) == ("ar", 0)
-    assert "from round 0 plain, in earlier requests speculative did not pay: 0.90x" in result.reason
+    assert "from round 0 plain, in earlier requests speculative did not pay: 0.90x" in "; ".join(result.details)
     assert result.exact
 
 

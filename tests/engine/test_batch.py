@@ -146,7 +146,7 @@ def test_control_decides_for_the_whole_pass() -> None:
         drafter = Scripted(lambda tokens, budget: chain([0] * budget))
         adaptive = Adaptive(drafter, FixedCosts(flat_then_steep, 0.02), prior=0.6)
         adaptive.begin(DraftRequest([1], stats=Stats(width=width)))
-        return adaptive._best(adaptive._record(0), list(range(1, 6)))[0]
+        return len(adaptive.propose([1], 4))
 
     assert best(1) == 3
     assert best(4) == 0

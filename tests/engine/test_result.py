@@ -15,17 +15,17 @@ from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
 
 def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
     made = engine()
-    keys = ["text", "tokens", "finish", "method_requested", "method_used", "reason", "lossless", "exact", "unproven",
-            "approximations", "operators", "device", "stats"]  # fmt: skip
+    keys = ["text", "tokens", "finish", "method_requested", "method_used", "reason", "details", "lossless", "exact",
+            "unproven", "approximations", "operators", "device", "stats"]  # fmt: skip
     found = ask(made, method="speculative", max_new_tokens=5).as_dict()
     assert list(found) == keys
     assert list(ask(made, logprobs=True, max_new_tokens=5).as_dict()) == [*keys, "logprobs"]
     assert list(found["stats"]) == [
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "acceptance_rate",
-        "tokens_per_round", "histogram", "offered", "accepted_at", "prefill_ms", "draft_ms", "verify_ms", "other_ms",
-        "tokens_per_second", "dropped_reason", "recent", "predicted_speedup", "measured_speedup", "work_per_token",
-        "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops", "switches", "shadow",
-        "peak_bytes", "predicted_bytes",
+        "tokens_per_round", "histogram", "offered", "accepted_at", "setup_ms", "prefill_ms", "draft_ms", "verify_ms",
+        "other_ms", "tokens_per_second", "dropped_reason", "recent", "predicted_speedup", "measured_speedup",
+        "work_per_token", "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops", "switches",
+        "shadow", "peak_bytes", "predicted_bytes",
     ]  # fmt: skip
 
 

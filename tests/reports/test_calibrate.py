@@ -104,7 +104,11 @@ def test_a_drafter_has_two_costs(tmp_path: Path, native: None) -> None:
         session = engine.sessions.take([])
         control = session.drafter(engine.choose("eagle"), None, True, True, DraftOptions())
         assert isinstance(control, Adaptive)
-        assert set(session._times) >= {"verify", "eagle", "eagle, first"}  # both steps were timed here and now
+        assert set(session._experience.times) >= {
+            "verify",
+            "eagle",
+            "eagle, first",
+        }  # both steps were timed here and now
         assert not session._open_draft("drafter").tokens
         engine.sessions.drop(session)
 
@@ -140,7 +144,7 @@ def test_a_method_that_fails_costs_only_itself(opened: Bundle, monkeypatch: pyte
     def broken(self: object, *_: object) -> None:
         raise RuntimeError("no heads today")
 
-    monkeypatch.setattr(Medusa, "propose", broken)
+    monkeypatch.setattr(Medusa, "begin", broken)
     made = calibrate(opened, **short())
     assert "medusa" not in made.trials
     assert "ngram" in made.trials

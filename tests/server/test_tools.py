@@ -104,7 +104,7 @@ def test_a_forced_call_is_valid_streamed_and_not(client: openai.OpenAI, form: st
     assert said["tool_calls"] == [list(call) for call in calls]
     assert not said["content"]
     assert answer.model_extra is not None
-    assert "the grammar guessed" in answer.model_extra["edgespec"][0]["reason"]
+    assert "the grammar guessed" in "; ".join(answer.model_extra["edgespec"][0]["details"])
 
 
 @pytest.mark.parametrize("most", [3, 9, 20, 35])
@@ -261,7 +261,7 @@ def test_a_predicted_output_saves_rounds(client: openai.OpenAI) -> None:
     assert answer.model_extra is not None
     (said,) = answer.model_extra["edgespec"]
     assert said["rounds"] < 30
-    assert "the prediction guessed in" in said["reason"]
+    assert "the prediction guessed in" in "; ".join(said["details"])
 
 
 def test_a_line_is_written_for_each_request(chat_bundle: Path) -> None:

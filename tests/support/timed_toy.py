@@ -160,8 +160,8 @@ def run(
     costs: Mapping[str, float] | None = None,
 ) -> Run:
     """Decode ``new`` tokens; every pass takes what the curve says; ``costs``: of a guess by method, to be counted."""
-    for module in ("drafter", "loop", "stats"):
-        monkeypatch.setattr(f"edgespec.decoding.{module}.perf_counter", clock)
+    for module in ("decoding.drafter", "decoding.loop", "decoding.stats", "control.auto"):
+        monkeypatch.setattr(f"edgespec.{module}.perf_counter", clock)
     target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
     options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
 

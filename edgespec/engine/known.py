@@ -1,0 +1,74 @@
+"""What is known of a bundle's methods before a request: acceptance, prices, and the speed that control starts from.
+
+A calibration of this machine comes first, then what the export measured, then what is published of the method.
+``info``, method auto and the first decision of control all read it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgespec.control.adaptive import PRIOR, WEIGHT_ENGINE
+from edgespec.control.estimator import Evidence, best_length, measured, posterior, scaled
+from edgespec.drafters.registry import AR, METHODS, prior_of
+from edgespec.formulas.cost import CostModel
+from edgespec.planning.profiles import Profile, Trial, export_busy
+from edgespec.runtimes.files.manifest import Manifest, MethodPart
+
+LONGEST = 8  # guesses that a speed is predicted for
+_PUBLISHED = 4.0  # guesses that a published acceptance counts as beside the export's
+_TRIED = 4 * WEIGHT_ENGINE  # most guesses of a calibration that count
+
+
+def known_times(profile: Profile | None) -> dict[str, dict[int, float]]:
+    """Take milliseconds of passes by rows, and of one draft step by method, from a calibration at its least depth."""
+    if profile is None:
+        return {}
+    times = {"verify": dict(profile.passes[min(profile.passes)])}
+    for suffix, drafts in (("", profile.drafts), (", first", profile.first_drafts)):
+        times |= {f"{name}{suffix}": {1: steps[min(steps)]} for name, steps in drafts.items() if steps}
+    return times
+
+
+def known_rates(name: str, part: MethodPart) -> list[float]:
+    """Estimate the acceptance at each position, as the export measured it or as it is published."""
+    prior = prior_of(name, part) if name in METHODS and METHODS[name].needs != "text" else None
+    published = PRIOR if prior is None else prior.acceptance
+    if not part.measured:
+        return [published]
+    found = part.measured[0]
+    return posterior([published], _PUBLISHED, measured(found.acceptance, found.positions), len(found.acceptance))
+
+
+def tried(trial: Trial | None) -> Evidence:
+    """Take the guesses that a calibration put to the test as evidence, of no more weight than a few requests."""
+    if trial is None or not trial.offered:
+        return Evidence()
+    seen = Evidence(tuple(map(float, trial.offered)), tuple(map(float, trial.accepted_at)))
+    return scaled(seen, min(1.0, _TRIED / max(trial.offered[0], 1)))
+
+
+def expected_speeds(manifest: Manifest, profile: Profile | None = None) -> dict[str, float]:
+    """Predict the speed of each method over plain decoding; those of which nothing is known are left out."""
+    found = {}
+    for name, part in manifest.methods.items():
+        if name == AR:
+            continue
+        if profile is not None and name in profile.trials:
+            found[name] = profile.trials[name].speedup
+        elif part.predicted_speedup:
+            found[name] = part.predicted_speedup
+        elif part.measured and export_busy(manifest.cost):  # worth a look, whatever the times of that moment say
+            found[name] = max(_speed(manifest, name, part), 1.0)
+    return found
+
+
+def _speed(manifest: Manifest, name: str, part: MethodPart) -> float:
+    """Predict the speed at the best length, of chains, from acceptance and the export's prices."""
+    saved: Mapping[str, float] | None = None if export_busy(manifest.cost) else manifest.cost.get("verify_ms")
+    verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
+    costs = CostModel(verify, part.draft_cost, part.first_cost)
+    at_once = METHODS[name].at_once
+    prices = [1.0, *(costs.d(1 if at_once else n) + costs.v(n + 1) for n in range(1, LONGEST + 1))]
+    rates = known_rates(name, part)
+    return best_length(posterior(rates, 1.0, Evidence(), LONGEST), prices)[2]
