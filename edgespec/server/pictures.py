@@ -46,8 +46,17 @@ def part(url: Any) -> dict[str, Any]:
 
 
 def parts(content: Any, kind: str, picture: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Write what a message says for a chat: pictures, which are parts of type ``kind``, as chats have them."""
-    return [picture(one) if _is(one, kind) else one for one in content] if isinstance(content, list) else content
+    """Write texts and pictures, which are parts of type ``kind``, of a message as chats have them."""
+    if not isinstance(content, list):
+        return content
+    return [
+        picture(one)
+        if _is(one, kind)
+        else {"type": "text", "text": one["text"]}
+        if _is(one, *TEXTS) and isinstance(one.get("text"), str)
+        else one
+        for one in content
+    ]
 
 
 def _is(one: Any, *kinds: str) -> bool:

@@ -169,8 +169,7 @@ class Asked(Sampled):
             schema = _schema(form)
             if schema is None and kind == "json_schema":
                 raise InvalidRequest(
-                    "response_format of type json_schema has no schema: expected one under json_schema.schema",
-                    "json_object takes any object",
+                    "response_format without a schema: expected json_schema with a schema", "json_object is any object"
                 )
             found.append(Grammar.json_schema({"type": "object"} if schema is None else schema))
         elif kind != "text":

@@ -13,6 +13,7 @@ from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
 from edgespec.runtimes.text.chat import REASONING, choose_template
 from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.control_tokens import ChatText
 from edgespec.server.pictures import Given, Sight, as_parts, has_pictures
 from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, TEXTS, THOUGHTS, ChatRequest, NamedTool
 
@@ -47,11 +48,7 @@ def plan_chat(
     if asked.forces_call and not tools:
         raise InvalidRequest("tool_choice asks for a call, and there are no tools")
     called = [tool["function"] for tool in tools or ()]
-    messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
-    goes_on = asked.continued
-    place = sight.sense.words.placeholder if sight else ""
-    how = {"nulls": True, "options": _options(asked), "generation_prompt": not goes_on, "continue_final": goes_on}
-    written = codec.render_chat(messages, tools, also=place, **how)
+    written, pictures = write_chat(asked, codec, sight)
     prompt = written.text
     template = choose_template(codec.templates, tools)
     shape = AnswerShape.of(template, prompt, called, asked.edgespec.tool_format or calls, asked.edgespec.reasoning)
@@ -72,6 +69,18 @@ def plan_chat(
     if sight is not None:
         written = written.changed(lambda text: sight.written(text, pictures))
     return codec.encode_chat(written), Plan(shape, grammar, tuple(special), single, pictures)
+
+
+def write_chat(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> tuple[ChatText, list[Given]]:
+    """Render a chat by the model's template -> what it wrote, and the pictures or recordings that it has places for.
+
+    Raises:
+        InvalidRequest: as of ``plan_chat``.
+    """
+    messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
+    place, goes_on = sight.sense.words.placeholder if sight else "", asked.continued
+    how = {"nulls": True, "options": _options(asked), "generation_prompt": not goes_on, "continue_final": goes_on}
+    return codec.render_chat(messages, asked.offered, also=place, **how), pictures
 
 
 def _options(asked: ChatRequest) -> dict[str, Any]:

@@ -77,13 +77,21 @@ def test_three_apis_see_the_same_picture(server: Served, client: openai.OpenAI) 
         (seen("https://example.org/x.png"), "fetches nothing"),
         (seen("file:../restore.txt"), "in the folder that this server may read"),
         (seen("data:image/png;base64,AAAA"), "no picture of a known kind"),
-        (seen(URL, text="and <image>"), "expected one each"),
         ([{"role": "system", "content": seen(URL)[0]["content"]}], "messages of the user"),
     ],
 )
 def test_pictures_that_are_refused(client: openai.OpenAI, messages: Any, message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         client.chat.completions.create(model="reader", messages=messages)
+
+
+def test_the_place_of_a_picture_that_somebody_writes_is_text(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "reader", "max_tokens": 1, "temperature": 0}
+    plain = client.chat.completions.create(messages=seen(URL, text="and"), **ask).usage
+    written = client.chat.completions.create(messages=seen(URL, text="and <image>"), **ask).usage
+    assert plain is not None
+    assert written is not None
+    assert 1 < written.prompt_tokens - plain.prompt_tokens <= len(" <image>")
 
 
 def test_models_that_see_say_so(client: openai.OpenAI) -> None:
