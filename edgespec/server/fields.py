@@ -61,7 +61,8 @@ def known_fields(
             kept[name] = value
             continue
         idle = CHANGE.get(name, ())
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in (*NOTHING, *idle)):
+        idle += () if idle == (True,) else NOTHING
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in idle):
             if name in CHANGE or name in others:
                 raise InvalidRequest(f"{name[:80]}: this API does not take it", _HINTS.get(name))
             if near := get_close_matches(name, own, 1, 0.85):

@@ -1,0 +1,118 @@
+"""Fields that ask for nothing are left out, and those that would change an answer are refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from edgespec.errors import InvalidRequest
+from edgespec.server.apis import APIS, Kind, fields_of
+from edgespec.server.readers import Readers
+from edgespec.server.requests import ChatRequest, CompletionRequest
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+MESSAGE = CHAT | {"max_tokens": 9}
+RESPONSE = {"model": "m", "input": "x"}
+
+
+@pytest.mark.parametrize(
+    "kind, sent, more",
+    [
+        ("chat", CHAT, {"functions": None, "function_call": None, "audio": None, "whatever": None}),
+        ("chat", CHAT, {"modalities": ["text"], "functions": [], "web_search_options": {}, "min_tokens": 0}),
+        ("chat", CHAT, {"guided_json": None, "stop_sequences": [], "skip_special_tokens": True, "repeat_penalty": 1.0}),
+        ("chat", CHAT, {"future_field": {"deep": [1]}, "client_version": "9"}),
+        ("message", MESSAGE, {"thread": {"type": "create"}, "container": None, "mcp_servers": []}),
+        ("message", MESSAGE, {"seed": None, "betas": ["x"], "future": 1}),
+        ("response", RESPONSE, {"conversation": None, "prompt": None, "future": True, "top_logprobs": None}),
+        ("completion", {"model": "m", "prompt": "x"}, {"best_of": 1, "suffix": None, "echo": False, "future": 1}),
+        ("embedding", {"model": "m", "input": "x"}, {"future": 1, "dimensions": None}),
+    ],
+)
+def test_what_asks_for_nothing_is_left_out(kind: Kind, sent: dict[str, Any], more: dict[str, Any]) -> None:
+    form = APIS[kind].request
+    made, unknown = fields_of(kind, sent | more)
+    assert {name: value for name, value in made.items() if name not in form.model_fields} == {}
+    form.model_validate(made)
+    assert set(unknown) <= more.keys()
+
+
+@pytest.mark.parametrize(
+    "kind, sent, more",
+    [
+        ("chat", CHAT, {"functions": [{"name": "f"}]}),
+        ("chat", CHAT, {"modalities": ["text", "audio"]}),
+        ("chat", CHAT, {"audio": {"voice": "a"}}),
+        ("chat", CHAT, {"guided_regex": "a+"}),
+        ("chat", CHAT, {"min_tokens": 5}),
+        ("chat", CHAT, {"stop_sequences": ["x"]}),
+        ("chat", CHAT, {"temprature": 0.5}),
+        ("chat", CHAT, {"max_output_tokens": 5}),
+        ("chat", CHAT, {"skip_special_tokens": False}),
+        ("message", MESSAGE, {"thread": {"type": "continue", "id": "t"}}),
+        ("message", MESSAGE, {"mcp_servers": [{"url": "x"}]}),
+        ("message", MESSAGE, {"logit_bias": {"5": 1}}),
+        ("response", RESPONSE, {"conversation": "c"}),
+        ("response", RESPONSE, {"prompt": {"id": "p"}}),
+        ("completion", {"model": "m", "prompt": "x"}, {"tools": [{}]}),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(kind: Kind, sent: dict[str, Any], more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{next(iter(more))}: "):
+        fields_of(kind, sent | more)
+
+
+def test_a_field_that_nobody_knows_is_logged_once() -> None:
+    said: list[str] = []
+    readers = Readers([], said.append)
+    for _ in range(3):
+        readers._note("chat", ["future", "other"])
+    readers._note("message", ["future"])
+    assert [line.split(":")[0] for line in said] == ["/v1/chat/completions"] * 2 + ["/v1/messages"]
+    readers._note("chat", [str(number) for number in range(10_000)])
+    assert len(said) < 300
+    asyncio.run(readers.close())
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("given, expected", [(None, 50), (7, 7), (100, 100), (101, 100), (32_000, 100)])
+def test_more_tokens_than_the_server_gives(name: str, given: int | None, expected: int) -> None:
+    asked = ChatRequest.model_validate(CHAT | {name: given})
+    assert asked.changes(100, 50)["max_new_tokens"] == expected
+
+
+def test_no_tokens_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="expected 1 to 100"):
+        CompletionRequest.model_validate({"model": "m", "prompt": "x", "max_tokens": 0}).changes(100, 50)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "form, schema",
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_object", "schema": None}, {"type": "object"}),
+        ({"type": "json_object", "schema": SCHEMA}, SCHEMA),
+        ({"type": "json_schema", "schema": SCHEMA}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, {}),
+    ],
+)
+def test_a_schema_is_found(form: dict[str, Any], schema: dict[str, Any]) -> None:
+    grammar = ChatRequest.model_validate(CHAT | {"response_format": form}).grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+    assert json.loads(grammar.text) == schema
+
+
+@pytest.mark.parametrize(
+    "inner", [{}, {"json_schema": {"name": "n"}}, {"json_schema": {"schema": None}}, {"schema": None}]
+)
+def test_a_schema_that_is_not_there_is_refused(inner: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="json_schema with a schema"):
+        _ = ChatRequest.model_validate(CHAT | {"response_format": {"type": "json_schema", **inner}}).grammar

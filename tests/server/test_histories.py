@@ -1,0 +1,149 @@
+"""Parts of messages that clients keep: refusals, thoughts, pictures of tools, and what is no message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.server.apis import APIS, Kind, fields_of
+from edgespec.server.tooling import said, write_chat
+from tests.support.published_templates import open_codec
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ '' + m.content }}{% if m.thinking %}({{ m.thinking }}){% endif %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% endfor %}"
+)
+PIXEL = "iVBORw0KGgo="
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    made = open_codec(tmp_path_factory.mktemp("codec"))
+    made.templates = {"default": TEMPLATE}
+    return made
+
+
+def text(codec: TextCodec, kind: Kind, **sent: Any) -> str:
+    body = {"model": "m", **sent} | ({"max_tokens": 5} if kind == "message" else {})
+    made, _ = fields_of(kind, json.loads(json.dumps(body)))
+    return write_chat(APIS[kind].request.model_validate(made).asked(), codec)[0].text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "turn, expected",
+    [
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": "Yes.", "refusal": None}, "Yes."),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Yes."}]}, "Yes.(hm)"),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}, "(hm)"),
+        ({"content": [{"type": "reasoning", "text": "hm"}], "reasoning_content": "own"}, "(own)"),
+        ({"content": [{"type": "output_text", "text": "a"}, {"type": "input_text", "text": "b"}]}, "ab"),
+        ({"content": []}, ""),
+        ({}, ""),
+    ],
+)
+def test_parts_of_an_answer(codec: TextCodec, turn: dict[str, Any], expected: str) -> None:
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", **turn}, {"role": "user", "content": "y"}]
+    assert text(codec, "chat", messages=talk) == f"<user>x<assistant>{expected}<user>y"
+
+
+def test_a_refusal_and_nulls_in_other_apis(codec: TextCodec) -> None:
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"type": "message", "role": "assistant", "content": None},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": None},
+        {"type": "function_call_output", "call_id": "c", "output": None},
+    ]
+    assert text(codec, "response", input=items).endswith("<assistant>No.<assistant>[f {}]<tool>")
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": None}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": None}]},
+        {"role": "assistant", "content": None, "id": "msg_1"},
+    ]
+    assert text(codec, "message", messages=turns) == "<user>x<assistant>[f {}]<tool><assistant>"
+
+
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+URL = f"data:image/png;base64,{PIXEL}"
+PICTURES: list[tuple[Kind, dict[str, Any]]] = [
+    ("message", {"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]}]}]}),
+    ("response", {"input": [
+        {"role": "user", "content": "x"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": URL}]}]}),
+    ("chat", {"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": {"url": URL}}]}]}),
+    ("chat", {"messages": [{"role": "user", "content": 5}]}),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}),
+    ("message", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}),
+    ("message", {"messages": [{"role": "user", "content": ["no block"]}]}),
+    ("message", {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [[]]}]}),
+    ("message", {"messages": [{"role": "user", "content": "x"}], "system": [5]}),
+    ("response", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, sent", PICTURES)
+def test_what_a_model_of_text_does_not_read(codec: TextCodec, kind: Kind, sent: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        text(codec, kind, **sent)
+    assert caught.value.hint == "this model reads text alone"
+
+
+def test_a_late_system_is_the_same_in_every_api(codec: TextCodec) -> None:
+    talk = [{"role": "user", "content": "x"}, {"role": "system", "content": "late"}]
+    texts = {
+        text(codec, "chat", messages=talk),
+        text(codec, "message", messages=talk),
+        text(codec, "response", input=talk),
+    }
+    assert texts == {"<user>x<system>late"}
+
+
+def test_systems_at_the_beginning_are_one(codec: TextCodec) -> None:
+    asked = APIS["chat"].request.model_validate(
+        {"model": "m", "messages": [{"role": role, "content": role} for role in ("system", "developer", "user")]}
+    )
+    found = said(asked, codec)  # type: ignore[arg-type]
+    assert [one["content"] for one in found] == ["system\n\ndeveloper", "user"]
+
+
+def test_every_open_tag_of_a_value(tmp_path: Path) -> None:
+    """Values whose closing tag is left out end where the next one begins; those that are closed are whole."""
+    from edgespec.runtimes.text.answer import AnswerReader
+    from edgespec.runtimes.text.call_formats import AnswerShape
+
+    types = {"read": {"path": "string", "lines": "integer"}}
+    texts = {
+        "qwen3-coder": [
+            "<function=read>\n<parameter=path>\na.txt\n<parameter=lines>\n5\n</function>\n</tool_call>",
+            "<function=read><parameter=path>a.txt<parameter=lines>5</function></tool_call>",
+            "<function=read>\n<parameter=path>\na.txt\n</parameter>\n<parameter=lines>\n5\n</function>\n</tool_call>",
+        ],
+        "glm": [
+            "read\n<arg_key>path</arg_key>\n<arg_value>a.txt<arg_key>lines</arg_key><arg_value>5</arg_value></tool_call>"
+        ],
+    }
+    for form, written in texts.items():
+        for one in written:
+            for step in (1, 7, 1000):
+                reader = AnswerReader(AnswerShape(form, None, False, types))
+                whole = f"<tool_call>{one}"
+                events = [event for at in range(0, len(whole), step) for event in reader.push(whole[at : at + step])]
+                events += reader.finish()
+                arguments = "".join(event.text for event in events if event.kind == "arguments")
+                assert json.loads(arguments) == {"path": "a.txt", "lines": 5}, (form, one)
