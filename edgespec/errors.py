@@ -65,6 +65,18 @@ class BudgetError(EdgespecError):
     """Nothing fits the memory budget, or what was asked for does not."""
 
 
+class QualityError(BudgetError):
+    """Only a format fits the memory budget that loses much of the model's quality, or none does.
+
+    Attributes:
+        format: the one that would fit; empty = none.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, form: str = "") -> None:
+        super().__init__(message, hint)
+        self.format = form
+
+
 class StoreError(EdgespecError):
     """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
 

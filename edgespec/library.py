@@ -13,20 +13,21 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import BudgetError, ExportError, InvalidRequest, UnsupportedModel, unknown_name
+from edgespec.errors import ExportError, InvalidRequest, unknown_name
 from edgespec.export.bundle.progress import Progress, shown
 from edgespec.runtimes.files.cache import cache_folder
-from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.files.staged import write_staged
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.engine.engine import Engine
+    from edgespec.runtimes.files.formats import Format
     from edgespec.runtimes.options import LoadChanges, LoadOptions
 
 BUILTIN = "builtin:"
@@ -43,6 +44,7 @@ class Made:
     model: str  # the folder, .gguf file, hub id or builtin:NAME that it was made of
     files: str  # a digest of a local model's files (names, sizes, times) or of an embedded one's; "" of others
     path: Path  # the bundle's folder
+    format: str | None = None  # that was asked for; "" = it was chosen by quality, None = before there was a choice
 
     @property
     def bytes(self) -> int:
@@ -57,7 +59,7 @@ class Made:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
         found = asdict(self) | {"path": str(self.path), "bytes": self.bytes, "used": self.used}
-        del found["files"]
+        del found["files"], found["format"]
         return found
 
 
@@ -88,15 +90,21 @@ def remove(name: str) -> dict[str, Any]:
     return what
 
 
-def located(source: str | os.PathLike[str]) -> Path | None:
-    """Find a bundle: a folder that is one, a name or the model of one that was made; None = neither."""
+def located(source: str | os.PathLike[str], form: Format | None = None) -> Path | None:
+    """Find a bundle: a folder that is one, a name or the model of one that was made; None = neither.
+
+    Args:
+        source: a folder, a name, or a model.
+        form: the format that a bundle was made in for a model; None = the one that was chosen.
+    """
     path = Path(source).expanduser()
     if (path / MANIFEST).is_file():
         return path
     model = str(path.resolve()) if _files(path) else os.fspath(source)
-    of = model, _files(path) or embedded(model)
+    of = model, _files(path) or embedded(model), form or ""
     for one in made():
-        if (one.model, one.files) == of or (one.name == os.fspath(source) and not path.exists()):
+        named = one.name == os.fspath(source) and not path.exists() and form in (None, one.format)
+        if (one.model, one.files, one.format) == of or named:
             with suppress(OSError):
                 os.utime(_facts(one.path))
             return one.path
@@ -129,6 +137,16 @@ def found(source: str | os.PathLike[str]) -> Path:
     raise _nothing(os.fspath(source))
 
 
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Refuse what is neither a bundle nor the name of a model, before anything else is asked of it.
+
+    Raises:
+        InvalidRequest: the nearest name is suggested.
+    """
+    if located(source) is None and not is_model(source):
+        raise _nothing(os.fspath(source))
+
+
 def is_model(source: str | os.PathLike[str]) -> bool:
     """Whether this is, or may be, the name of a model: a folder or file of one, builtin:NAME, or OWNER/NAME."""
     text, path = os.fspath(source), Path(source).expanduser()
@@ -140,27 +158,52 @@ def is_model(source: str | os.PathLike[str]) -> bool:
     return bool(_HUB_ID.fullmatch(text)) and not path.exists() and not path.parent.is_dir()
 
 
-def ready(source: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """Find a bundle, or make it: pull the model, choose a format that fits the memory, export it into the cache.
+def ready(
+    source: str | os.PathLike[str],
+    progress: Progress | None = None,
+    form: Format | None = None,
+    budget: str | int | None = None,
+) -> Path:
+    """Find a bundle, or make it: pull the model, choose a format that keeps its quality, export it into the cache.
 
     Args:
         source: a bundle's folder or name, or a model: folder, .gguf file, hub id, builtin:NAME.
         progress: is told stage, steps done, all steps, and what is done; None = a bar at a terminal.
+        form: the format of a bundle that is made; None = the fastest that loses at most 1 % of perplexity.
+        budget: the most memory of a bundle that is made, as in ``LoadOptions``; None = what is free.
 
     Returns:
         the bundle's folder.
 
     Raises:
-        BudgetError: no format fits the memory.
+        QualityError: no format fits the memory, or only one that loses much of the quality.
         ExportError: anything about the model or the disk.
-        InvalidRequest: neither a bundle nor a model; the nearest name is suggested.
+        InvalidRequest: neither a bundle nor a model; the nearest name is suggested.  Or a format for a bundle.
     """
-    if (found := located(source)) is not None:
+    found, most = located(source, form), most_bytes(budget)
+    made_of_it = found is not None and found != Path(source).expanduser() and is_model(source)
+    if found is not None and made_of_it and form is None and most is not None and not _fits(found, most):
+        found = None  # chosen for more memory
+    if found is not None:
+        if form is not None and read_manifest(found).target.format != form:
+            raise InvalidRequest(
+                f"{source}: is a bundle in {read_manifest(found).target.format}, and --format {form} was given",
+                "a format is for a model, of which a bundle is made",
+            )
         return found
     if not is_model(source):
         raise _nothing(os.fspath(source))
     with shown(progress) as report:
-        return _make(os.fspath(source), report)
+        return _make(os.fspath(source), report, form, most)
+
+
+def most_bytes(budget: str | int | None) -> int | None:
+    """Return a memory limit in bytes; None = what is free."""
+    if budget is None or budget == "off":
+        return None
+    from edgespec.planning.budget import parse_bytes
+
+    return parse_bytes(budget) if isinstance(budget, str) else budget
 
 
 def load(
@@ -181,6 +224,7 @@ def load(
 
     Raises:
         BudgetError: the bundle, or the context asked for, does not fit.
+        QualityError: of a model no format fits that keeps its quality; ``edgespec.export`` takes a ``format``.
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
         DeviceError: the device is not there, or gives wrong numbers.
         ExportError: a model that cannot be exported.
@@ -192,11 +236,12 @@ def load(
 
     if isinstance(bundle, (str, os.PathLike)):
         there = not is_model(bundle) and Path(bundle).expanduser().exists()
-        bundle = located(bundle) or (bundle if there else ready(bundle, progress))
+        budget = changes.get("budget", options.budget if options else None)
+        bundle = located(bundle) or (bundle if there else ready(bundle, progress, budget=budget))
     return loading.load(bundle, options, **changes)
 
 
-def _make(model: str, progress: Progress) -> Path:
+def _make(model: str, progress: Progress, form: Format | None, budget: int | None) -> Path:
     from edgespec.export.front import write_bundle
     from edgespec.export.options import ExportOptions
     from edgespec.export.source.source import resolve
@@ -207,45 +252,25 @@ def _make(model: str, progress: Progress) -> Path:
     path = Path(model).expanduser()
     files = _files(path)
     of = str(path.resolve()) if files else model
-    folder = _free(of)
-    form, why = _chosen(model)
-    progress("plan", 1, 1, f"{form}, {why}")
-    options = ExportOptions(str(path) if files else model, folder, format=form, overwrite=True, quick=True)
+    folder = _free(of, form)
+    options = ExportOptions(str(path) if files else model, folder, overwrite=True, quick=True, budget=budget)
+    options = replace(options, choose=True) if form is None else replace(options, format=form)
     try:
         write_bundle(options, progress)
     except ExportError as error:
         if error.hint:  # nobody has given -o
             error.hint = error.hint.replace("with -o", "with the environment variable EDGESPEC_CACHE")
         raise
-    write_staged(_facts(folder), json.dumps({"model": of, "files": files or embedded(of)}))
+    write_staged(_facts(folder), json.dumps({"model": of, "files": files or embedded(of), "format": form or ""}))
     return folder
 
 
-def _chosen(model: str) -> tuple[Any, str]:
-    """Choose (format, reason): the fastest that fits this machine's memory; a ``BudgetError``: none does."""
-    from edgespec.export.options import ExportOptions
-    from edgespec.export.planned import PlannedSource, planned_bundle
-    from edgespec.planning.budget import available_memory, show_bytes
+def _fits(bundle: Path, budget: int) -> bool:
+    """Whether a bundle that was made of a model fits so many bytes in some way."""
+    from edgespec.drafters.registry import complete
     from edgespec.planning.plan import Option, PlanRequest, make_plan
-    from edgespec.planning.profiles import latest_profile
-    from edgespec.runtimes.files.formats import FORMATS
 
-    profile = latest_profile()
-    try:
-        source = PlannedSource(model)
-        found = [
-            Option(
-                planned_bundle(ExportOptions(model, format=form), source), model, ("--format", form), profile=profile
-            )
-            for form in FORMATS
-            if form != "w8a8"  # its text differs from the model's by more than rounding weights
-        ]
-    except UnsupportedModel:
-        return "int4", "the default"  # it goes through optimum, or the export says what can be done
-    plan = make_plan(found, PlanRequest(available_memory().reachable))
-    if plan.pick is None:
-        raise BudgetError(plan.reason, "; ".join(plan.hints))
-    return plan.pick.format, f"predicted peak {show_bytes(plan.pick.memory.peak)}"
+    return make_plan([Option(complete(read_manifest(bundle)), str(bundle))], PlanRequest(budget)).pick is not None
 
 
 def _nothing(source: str) -> InvalidRequest:
@@ -288,9 +313,10 @@ def embedded(model: str) -> str:
     return made.hexdigest()
 
 
-def _free(model: str) -> Path:
-    """Choose a folder for the bundle of a model: its own, or one whose name nobody has."""
+def _free(model: str, form: Format | None = None) -> Path:
+    """Choose a folder for the bundle of a model, with the format that was asked for: its own, or one that is free."""
     name = re.sub(r"[^\w.-]", "-", model.rstrip("/").rsplit("/", 1)[-1].removeprefix(BUILTIN).removesuffix(".gguf"))
+    name += f"-{form}" if form else ""
     owner = {one.name: one.model for one in made()}
     if owner.get(name, model) != model:
         name += f"-{hashlib.sha256(model.encode()).hexdigest()[:6]}"

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import GRAMMARS, emit_json, group, make_settings, open_engine, option, progress, refuse_beside
+from edgespec.cli.common import (
+    GRAMMARS,
+    emit_json,
+    group,
+    make_ready,
+    make_settings,
+    open_engine,
+    option,
+    refuse_beside,
+)
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.formats import FORMATS
 
 if TYPE_CHECKING:
     from edgespec.engine.transcript import TextFormat, Transcript
@@ -28,14 +38,19 @@ audio_options = group(
     option("--language", "Spoken there, as in en.  [default: it is detected]"),
     option("--task", "Write it down, or translate it into English.", ["transcribe", "translate"], "transcribe"),
     option("--timestamps/--no-timestamps", "Whether segments have times.", default=True),
-    option("--format", "Of the transcript.", FORMS, "txt", dest="form"),
+    option(
+        "--format",
+        f"Of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join(FORMATS)}.  "
+        "[default: txt, and weights that keep the quality]",
+        [*FORMS, *FORMATS],
+        dest="form",
+    ),
 )
 
 
 def transcribe(bundle: str, prompts: tuple[str, ...], method: str | None, options: dict[str, Any]) -> None:
     """Transcribe one recording; segments stream to stdout, one line about it goes to stderr."""
     from edgespec.engine.transcript import written
-    from edgespec.library import ready
 
     beside = ("session", "input", "output", "system", "tools", "mcp", "template", "stop", "show_drafts")
     refuse_beside("--audio", beside, options)
@@ -46,9 +61,8 @@ def transcribe(bundle: str, prompts: tuple[str, ...], method: str | None, option
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     asked, sound = _asked(prompts, options), read_sound(options["audio"])
     as_json = options["as_json"]
-    form: TextFormat = "json" if as_json else options["form"]
-    with progress() as report:
-        folder = ready(bundle, report)
+    form: TextFormat = "json" if as_json else options["form"] if options["form"] in FORMS else "txt"
+    folder = make_ready(bundle, options)
     begun = time.perf_counter()
     with open_engine(folder, options) as engine:
         running = engine.transcription(sound, asked, make_settings(method, options, engine.defaults))

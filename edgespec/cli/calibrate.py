@@ -93,6 +93,7 @@ def command(
         if reasons and not as_json:
             click.echo(f"calibrating again: {'; '.join(reasons)}", err=True)
         with progress() as report:
+            report("load", 0, 1, str(bundle))
             how = {"seconds": options["seconds"] or SECONDS, "prompts": options["prompts"]}
             profile = calibrate(opened, load, **how, process=process_bytes(), progress=report)
         save_profile(profile)

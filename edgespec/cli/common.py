@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edgespec.cli.method_settings import NAMES, apply, read_settings
-from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS
+from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS, FORMATS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -355,6 +356,41 @@ def progress() -> AbstractContextManager[Progress]:
     from edgespec.export.bundle.progress import shown
 
     return shown(lines=True)
+
+
+@contextmanager
+def accepting(command: str) -> Iterator[None]:
+    """Say how to take a format that loses much of the quality, where only that fits the memory.
+
+    Args:
+        command: what was typed, without a format.
+    """
+    from edgespec.errors import QualityError
+
+    try:
+        yield
+    except QualityError as error:
+        if error.format:
+            error.hint = f"to take it all the same: {command} --format {error.format}"
+        raise
+
+
+def make_ready(source: str, options: Mapping[str, Any], takes_format: bool = True) -> Path:
+    """Find a bundle, or make it of a model with the options ``form`` and ``budget`` -> its folder.
+
+    Args:
+        source: a bundle or a model.
+        options: of the command.
+        takes_format: whether the command is ``run``, which has an option for a format; else an export is suggested.
+    """
+    from edgespec.library import ready
+
+    form, budget = options.get("form"), options.get("budget")
+    command = f"edgespec {'run' if takes_format else 'export'} {shlex.quote(source)}"
+    if takes_format and budget:
+        command += f" --budget {shlex.quote(budget)}"
+    with accepting(command), progress() as report:
+        return ready(source, report, form if form in FORMATS else None, budget)
 
 
 def attention_lines(part: AttentionPart | None) -> list[str]:

@@ -115,6 +115,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
         *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),
+        *([("quality", found["line"])] if (found := manifest.provenance.get("format_choice")) else []),
         *(("unseen", words) for words in quality_words(manifest.parity).split("; ") if words),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
@@ -178,7 +179,7 @@ _ROWS: dict[StockRows | None, str] = {
     "differ": f"{NEAR_TIES}: bits differ from pass to pass on this machine",
     None: "tried when it is first opened here",
 }
-_SHOWN = ("model", "traits", "notes", "approximations", "golden")  # of the provenance, elsewhere
+_SHOWN = ("model", "traits", "notes", "approximations", "golden", "format_choice")  # of the provenance, elsewhere
 
 
 def _devices(manifest: Manifest) -> str:

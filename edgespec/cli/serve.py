@@ -19,9 +19,9 @@ from edgespec.cli.common import (
     json_option,
     loading_options,
     make_load_options,
+    make_ready,
     memory_options,
     option,
-    progress,
     prompt_cache_option,
     sampling_default_options,
 )
@@ -110,7 +110,6 @@ def command(
 
     It listens on this machine only, unless --host says otherwise. If others can reach it, set a key.
     """
-    from edgespec.library import ready
     from edgespec.server.app import Access, make_app
     from edgespec.server.audio import MOST_BODY
     from edgespec.server.guard import is_local
@@ -123,8 +122,7 @@ def command(
     keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())
     access = Access(keys, (*options["allow_host"], host), options["allow_origin"])
     with listen(host, port) as socket:
-        with progress() as report:
-            folders = [ready(one, report) for one in bundles]
+        folders = [make_ready(one, options, takes_format=False) for one in bundles]
         if options["most_body"] is None and any(_takes_much(folder) for folder in folders):
             limits = replace(limits, body=MOST_BODY)
         idle = None if idle_minutes is None else 60 * idle_minutes

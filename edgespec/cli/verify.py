@@ -69,8 +69,11 @@ def command(
         raise click.UsageError("--accept and --set min-block give losslessness away: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
-    engine = open_engine(bundle, options)
-    check_running(engine)  # before the work: a damaged bundle proves nothing
+    with progress() as report:
+        report("load", 0, 1, str(bundle))
+        engine = open_engine(bundle, options)
+        check_running(engine)  # before the work: a damaged bundle proves nothing
+        report("load", 1, 1, str(bundle))
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != AR]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
@@ -82,7 +85,9 @@ def command(
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
         proofs = prove(engine, texts, settings, wanted, lambda done, of, what: report("verify", done, of, what))
-    same, of = check_golden(engine) if engine.strict else (0, 0)
+        report("golden", 0, 1, "texts that the export kept")
+        same, of = check_golden(engine) if engine.strict else (0, 0)
+        report("golden", 1, 1, "texts that the export kept")
     free = why_free(engine)
     running = check_running(engine)  # drafts were loaded meanwhile
     equal = all(proof.exact or (not strict and proof.lossless) for proof in proofs)

@@ -58,6 +58,8 @@ def export(
 ) -> Path:
     """Export a model, as ``edgespec export`` does; ``edgespec.load`` opens what it returns.
 
+    Without ``options`` and without a ``format`` the fastest format is chosen that loses at most 1 % of perplexity.
+
     Args:
         model: folder, .gguf file, hub id or ``builtin:NAME``.
         output: the bundle's folder.
@@ -71,6 +73,7 @@ def export(
     Raises:
         ExportError: anything about the source, the options or the disk; nothing is left behind.
         InvalidRequest: an unknown option, or one of another type.
+        QualityError: no format was named, and only one that loses much of the quality fits the memory.
     """
     for name, value in (("model", model), ("output", output)):
         if not isinstance(value, (str, os.PathLike)):
@@ -84,12 +87,16 @@ def export(
     for name in ("calibration", "skip_set", "keep_search"):
         if isinstance(changes.get(name), str):
             changes[name] = Path(changes[name])
-    if isinstance(changes.get("target_size"), str):
-        changes["target_size"] = parse_bytes(changes["target_size"])
+    for name in ("target_size", "budget"):
+        if isinstance(changes.get(name), str):
+            changes[name] = parse_bytes(changes[name])
     if (form := changes.get("format", "int4")) not in get_args(Format):
         raise InvalidRequest(f"format {form!r}: expected one of {', '.join(get_args(Format))}")
     folder = Path(output)
     base = options or ExportOptions(os.fspath(model), folder)
+    wanted = replace(base, model=os.fspath(model), output=folder, **changes)
+    if options is None and not {"format", "choose"} & changes.keys():
+        wanted = replace(wanted, choose=not wanted.names_format)
     with shown(progress) as report:
-        write_bundle(replace(base, model=os.fspath(model), output=folder, **changes), report)
+        write_bundle(wanted, report)
     return folder

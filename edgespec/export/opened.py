@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,8 @@ from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.emitted import EmittedModel
+from edgespec.export.format_choice import FormatChoice
+from edgespec.export.measuring.formats import chosen_format
 from edgespec.export.measuring.mixer import Mix
 from edgespec.export.measuring.plan import paying_rows
 from edgespec.export.measuring.reading import Reading, reading, shares_encoder, source_rows
@@ -68,6 +70,8 @@ class Opened:
         options = self.options
         self.methods = options.wanted()
         self.choice, self.draft_choice = options.choice, options.draft_choice
+        self.format_choice: FormatChoice | None = None
+        self.progress("open", 0, 1, options.model)
         self.mix: Mix | None = None  # of the target
         self.path = resolve(options.model, options.revision)
         self.target = self._open_target()
@@ -116,6 +120,9 @@ class Opened:
         self.target.equip(self.heads)
         self._cut_draft()
         self._cut_drafter()
+        self.progress("open", 1, 1, options.model)
+        if options.choose:
+            self._choose()
         self.calibration = self._calibration()
         self.attention = check_attention(options.attention, options.operators, len(self.tokens))
         check_coded_keys(self.target.facts, self.attention)
@@ -124,6 +131,14 @@ class Opened:
     def arch(self) -> Architecture | None:
         """Of the target; None = its graphs are optimum's."""
         return self.target.arch if isinstance(self.target, EmittedModel) else None
+
+    def _choose(self) -> None:
+        """Choose the format by what each loses on a text."""
+        found = chosen_format(self)
+        self.format_choice = found
+        self.options = replace(self.options, format=found.pick.format, choose=False)
+        self.choice, self.draft_choice = self.options.choice, self.options.draft_choice
+        self.progress("choice", 1, 1, found.line)
 
     def _texts(self) -> tuple[TextCodec | None, TextForm | None]:
         """Of an encoder-decoder: the tokenizer of its sources, if it is another one, and what stands around texts."""

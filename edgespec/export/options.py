@@ -49,6 +49,8 @@ class ExportOptions:
         text_only: of a model that reads images or sound, take the text half.
         image_rows: most rows of an image; None = as many as the model was made for.
         codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it is there.
+        choose: take the fastest format that keeps the model's quality instead of ``format`` (``format_choice.py``).
+        budget: most bytes of memory that such a bundle may take; None = what is free here.
         drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
@@ -84,6 +86,13 @@ class ExportOptions:
     target_size: int | None = None
     target_kl: float | None = None
     quick: bool = False
+    choose: bool = False
+    budget: int | None = None
+
+    @property
+    def names_format(self) -> bool:
+        """Whether an option says how weights are stored, so that no format needs to be chosen."""
+        return any((self.quantizer, self.head_format, self.target_size, self.target_kl))
 
     @property
     def calibrates(self) -> bool:

@@ -85,7 +85,9 @@ class Exporter(Opened):
             self.notes.append(mixer.foretold(self.options.target_size))
         if self.calibration is not None and isinstance(self.target, EmittedModel):
             self.notes.append(f"calibrates {self.calibration.foretold(self.target)}")
-        return self._sizes() | {"model": str(self.path), "notes": self.notes}
+        choice = self.format_choice
+        chosen = {} if choice is None else {"choice": choice.as_dict()}
+        return self._sizes() | {"model": str(self.path), "notes": self.notes} | chosen
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -241,7 +243,7 @@ class Exporter(Opened):
         (folder / "draft").rename(made.folder / "draft")
         made.draft, self.draft_choice = draft, WeightChoice.of("int8", None, None)
         form = self.options.format
-        self.notes.append(f"the draft is in int8, which is predicted to be faster: --draft-format {form} changes it")
+        self.notes.append(f"the draft is in int8, where its guesses gain more: --draft-format {form} changes it")
 
     def _attending(self, made: InProgress) -> Callable[[Slot], None] | None:
         """Return what lets another slot of the target attend over the measured source; None = there is none."""
@@ -333,6 +335,7 @@ class Exporter(Opened):
             "notes": self.notes or None,
             "seed": options.seed,
             "mixed": self.mix.facts if self.mix else None,
+            "format_choice": self.format_choice.as_dict() if self.format_choice else None,
             **self.target.provenance(),
         }
         return {key: value for key, value in found.items() if value is not None}

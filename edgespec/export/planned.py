@@ -199,11 +199,11 @@ def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[s
 def possible_methods(source: PlannedSource, text_only: bool = False) -> tuple[str, ...]:
     """List the methods that a model can have without a draft; an encoder-decoder has no drafter."""
     arch = source.architecture(None, text_only)
+    few = arch.facts.layers < 3  # see check_layers
+    own = [name for name in needing("text", "layers") if not (few and METHODS[name].searches)]
     if arch.encoder is not None:
-        few = arch.facts.layers < 3  # see check_layers
-        heads = () if arch.encoder.input_width else LAST_HIDDEN
-        return (*(name for name in needing("text", "layers") if not (few and METHODS[name].searches)), *heads)
-    return (*needing("text", "layers", "heads"), _possible_drafter(arch))
+        return (*own, *(() if arch.encoder.input_width else LAST_HIDDEN))
+    return (*own, *needing("heads"), _possible_drafter(arch))
 
 
 def possible_drafter(source: PlannedSource, text_only: bool = False) -> str:

@@ -321,6 +321,8 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
     room = largest_context(pick.option, pick.use, request)
     all_of_it = f"the model's whole context of {whole} tokens fits this budget"
     hints = [all_of_it if room == whole else f"room for {room} tokens of context in this budget"]
+    if pick.option.export is not None and SPECS[pick.format].bits == 4:
+        hints.append(f"no plan knows what {pick.format} loses: `edgespec export` without --format measures it first")
     profiles = (request.profile, *(one.option.profile for one in ranked))
     if busy := next((profile.busy for profile in profiles if profile is not None and profile.busy), ""):
         hints.append(f"{busy}: its times are not used; calibrate again when nothing else runs")

@@ -121,9 +121,10 @@ def process(*arguments: object, cwd: Path, **changes: str) -> Outcome:
 
 
 def export(output: Path, model: str, *arguments: object) -> Path:
-    """Make a bundle made by the command line, golden vectors included."""
+    """Make a bundle made by the command line, golden vectors included; in int4 unless a format is given."""
+    form = () if "--format" in arguments else ("--format", "int4")
     result = CliRunner().invoke(
-        cli, ["export", model, "-o", str(output), "--threads", str(THREADS), *map(str, arguments)]
+        cli, ["export", model, "-o", str(output), "--threads", str(THREADS), *map(str, (*form, *arguments))]
     )
     assert result.exit_code == 0, result.output
     return output

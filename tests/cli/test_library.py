@@ -35,13 +35,13 @@ def test_a_model_is_made_once_found_again_listed_and_removed(command: Command, c
     assert command("list", "--json").json == {"bundles": []}
     first = command("run", model, "--prompt", "how", *ASKED)
     assert first.code == 0
-    assert "plan: int4" in first.err
+    assert "% quality loss, " in first.err
     (made,) = command("list", "--json").json["bundles"]
     assert (made["name"], made["model"]) == ("tiny", str(model.resolve()))
     assert Path(made["path"]).is_relative_to(cache)
     for name in (model, "tiny"):
         again = command("run", name, "--prompt", "how", *ASKED)
-        assert (again.out, "plan:" in again.err) == (first.out, False)
+        assert (again.out, "quality loss" in again.err) == (first.out, False)
     assert command("info", "tiny", "--json").json["bundle"] == made["path"]
     for name in ("tiny", model):
         found = command("bench", name, "--limit", 1, "--repeats", 1, "--method", "ngram", *ASKED, "--json")
@@ -89,6 +89,7 @@ def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: 
     near = command("run", f"{demo}s", "--prompt", "x")
     near.refused(1, "no such bundle or model", f"did you mean {demo}?")
     command("run", "tinyy", "--prompt", "x").refused(1, "no such bundle or model", "edgespec list")
+    command("run", f"{demo}s").refused(1, f"did you mean {demo}?")  # whatever else is missing
     library.ready(model)
     command("run", "tinyy", "--prompt", "x").refused(1, "did you mean tiny?")
     with pytest.raises(InvalidRequest, match="no such bundle or model") as caught:
@@ -177,3 +178,34 @@ def test_broken_facts_are_passed_over(cache: Path, model: Path) -> None:
     (path.with_name("tiny.json")).write_text(json.dumps({"model": 1, "more": 2}), "utf-8")
     assert list(library.made()) == []
     assert library.ready(model) == path
+
+
+def test_a_format_that_is_asked_for_is_a_bundle_beside_the_chosen_one(
+    command: Command, cache: Path, model: Path
+) -> None:
+    chosen = library.ready(model)
+    asked = command("run", model, "--prompt", "how", "--format", "fp32", *ASKED)
+    assert "quality loss" not in asked.err  # that was consent
+    assert [(one.name, one.format) for one in library.made()] == [("tiny", ""), ("tiny-fp32", "fp32")]
+    assert library.located(model) == chosen
+    assert library.located(model, "fp32") == chosen.with_name("tiny-fp32") == library.ready(model, form="fp32")
+    command("run", chosen, "--prompt", "x", "--format", "w8a8").refused(1, "--format w8a8 was given", "for a model")
+    facts = chosen.with_name("tiny.json")
+    made = json.loads(facts.read_text("utf-8"))
+    del made["format"]  # by a version that chose by speed alone
+    facts.write_text(json.dumps(made), "utf-8")
+    assert library.located(model) is None
+
+
+def test_a_format_that_ruins_a_model_is_taken_only_when_asked_for(
+    command: Command, cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only int4 fits, and it loses too much: the command names the one that accepts it."""
+    from edgespec.export import format_choice
+
+    monkeypatch.setattr(format_choice, "KL_BOUND", -1.0)  # everything loses too much
+    refused = command("run", model, "--prompt", "how", "--budget", "1GiB", *ASKED)
+    refused.refused(1, "of quality (bound: 2%)", f"edgespec run {model} --budget 1GiB --format ")
+    command("export", model, "--quick", "-o", "out").refused(1, f"edgespec export {model} -o out --format ")
+    assert list(library.made()) == []
+    assert not Path("out").exists()

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from edgespec.export.source.opening import open_source
 from edgespec.export.source.source import resolve
+from edgespec.export.source.stored import Opened
 from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import read_manifest
 from tests.cli.conftest import Command
 from tests.conftest import TARGET
+from tests.support import hf
+from tests.support.gguf_files import write_gguf
 from tests.support.planning import profile
 
 KEYS = ["sources", "seconds", "budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
@@ -189,3 +193,28 @@ def test_within_a_recipe(command: Command, config_alone: Path) -> None:
     assert found["goal"] == "memory"
     assert {candidate["format"] for candidate in found["candidates"]} == {"int4"}
     command("plan", config_alone, "--recipe", "toaster").refused(1, "toaster")
+
+
+def test_a_plan_opens_a_model_once_and_no_tokenizer(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer of hundreds of thousands of pieces takes seconds, and a plan needs its size alone."""
+    file, folder = tmp_path / "tiny.gguf", tmp_path / "folder"
+    write_gguf(file, "llama_tied_gqa")
+    hf.write_checkpoint(folder, hf.CONFIGS["llama_tied_gqa"], 3)
+    (folder / "tokenizer.json").write_text("no JSON", "utf-8")
+    opened: list[Path] = []
+
+    def counted(path: Path, tokenizer: bool = True) -> Opened:
+        opened.append(path)
+        return open_source(path, tokenizer)
+
+    def described(*given: object) -> None:
+        raise AssertionError("a tokenizer was described")
+
+    monkeypatch.setattr("edgespec.export.source.source.open_source", counted)
+    monkeypatch.setattr("edgespec.export.source.gguf_files.describe_tokenizer", described)
+    for model in (file, folder):
+        opened.clear()
+        assert command("plan", model, "--json").json["pick"] is not None
+        assert opened == [model]

@@ -46,7 +46,8 @@ def test_a_good_bundle_passes(command: Command, demo: Path) -> None:
     assert lines[3] == "golden vectors: 8 of 8 reproduced on this machine"
     assert lines[4].startswith("checked: SHA-256 of ")
     assert lines[5:] == ["passed"]
-    assert result.err.startswith("verify: ")
+    assert result.err.startswith("load: ")
+    assert "\nverify: " in result.err
 
 
 def test_json(command: Command, demo: Path) -> None:

@@ -189,12 +189,16 @@ def test_a_busy_machine_predicts_nothing(
     """Its times are kept and marked; no speed is predicted by them, and the export says why."""
     for spread in (0.0, math.inf):  # every machine is busy, none is
         monkeypatch.setattr(quiet, "BUSY", spread)
-        options = ExportOptions(target, tmp_path / str(spread), ["speculative"], draft=draft, context=100)
+        options = ExportOptions(
+            target, tmp_path / str(spread), ["speculative", "self-spec"], draft=draft, context=100, trials=1
+        )
         made = Exporter(options).run()
         busy = spread == 0
         assert (made.methods["speculative"].predicted_speedup is None) == busy
         assert made.cost["spread"] >= 1
         notes = made.provenance.get("notes") or []
+        told = "; ".join(part.notes or "" for part in made.methods.values())
+        assert ("predicted" in told) == (not busy)  # nowhere, and not only in the figures
         assert any("the machine was busy" in note and "no speed is predicted" in note for note in notes) == busy
 
 

@@ -146,7 +146,7 @@ class MethodMeasurer:
             draft_cost=found.draft_cost,
             predicted_speedup=found.speedup,
             measured=[self._measured(found.acceptance.rates, found.acceptance.offered[0], confidence)],
-            notes=_advice(found),
+            notes=_advice(found, "" if search.stopped is None else given_up(search.stopped, self.trials)),
         )
 
     def _measured(self, rates: list[float], positions: int, confidence: Sequence[float] = ()) -> Measured:
@@ -172,10 +172,15 @@ def _scored(draft: Slot, chains: ChainScorer) -> str | None:
     )
 
 
-def _advice(found: Candidate) -> str:
+def given_up(tried: int, trials: int) -> str:
+    """Say that a search for a skip set stopped before its end."""
+    return f"; the search for a skip set found nothing that pays and stopped after {tried} of {trials} trials"
+
+
+def _advice(found: Candidate, stopped: str = "") -> str:
     if found.speedup >= WORTH:
         return f"predicted {found.speedup:.2f}x on the exporting machine"
     return (
         f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of "
-        "a full one, so self-speculation hardly pays here"
+        f"a full one, so self-speculation hardly pays here{stopped}"
     )

@@ -23,7 +23,7 @@ from pydantic import StrictInt, TypeAdapter
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
-from edgespec.formulas.cost import CostModel, measure_all, speedup, spread
+from edgespec.formulas.cost import WORTH, CostModel, measure_all, speedup, spread
 from edgespec.planning import profiles as quiet
 from edgespec.planning.profiles import busy_words
 from edgespec.runtimes.files.json_file import read_json
@@ -77,6 +77,7 @@ HIGH = ("high_attention", "high_mlp", "high_head")  # what reading the high plan
 _CUT = "cut_head_"
 LEAST_ROWS = 4096  # of a cut LM head
 SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
+PATIENCE = 8  # proposals that may all be no faster than those before, where none has paid yet
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ class SkipSearch:
         self.slot, self.scorer, self.costs, self.seed, self.store = slot, scorer, costs, seed, store
         self.layers, self.planes = slot.layers, planes
         self.start = SkipSet.all_high(slot.layers) if planes else SkipSet()
+        self.stopped: int | None = None  # proposals that were tried before ``run`` gave up; None = all of them
         self._scored: dict[tuple[SkipSet, int | None], Candidate] = {}
 
     def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:
@@ -229,7 +231,10 @@ class SkipSearch:
         return self._scored[skip, gamma]
 
     def run(self, trials: int, progress: Progress | None = None) -> Candidate:
-        """Search; ``trials`` counts the proposals after the 2L single sub-layers."""
+        """Search; ``trials`` counts the proposals after the 2L single sub-layers.
+
+        Where no set pays, and ``PATIENCE`` proposals in a row are no faster than those before, it stops.
+        """
         import optuna
 
         report = progress or (lambda done, of, what: None)
@@ -245,7 +250,13 @@ class SkipSearch:
         starts = self._warm_starts(sorted(values, key=lambda skip: -values[skip]))
         finished = [trial for trial in study.trials if trial.value is not None]
         values |= {self._set(trial.params): trial.value for trial in finished if trial.value}
+        tried = [trial.value or 0.0 for trial in finished]
         for number in range(len(finished), trials):
+            if max(values.values()) < WORTH and hopeless(tried, len(starts)):
+                self.stopped = number
+                total = 2 * self.layers + trials
+                report(total, total, f"nothing pays: best {max(values.values()):.2f}x after {number} of {trials}")
+                break
             # a sampler per trial: the search goes the same way whether or not it was interrupted
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
@@ -259,6 +270,7 @@ class SkipSearch:
             value = 0.0 if skip == SkipSet() else self.score(skip).speedup
             study.tell(trial, value)
             values[skip] = value
+            tried.append(value)
             report(2 * self.layers + number + 1, 2 * self.layers + trials, f"best {max(values.values()):.2f}x")
         return self.score(max(values, key=lambda skip: values[skip]))
 
@@ -323,6 +335,17 @@ class SkipSearch:
 
         self.store.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(self.store)))
+
+
+def hopeless(tried: Sequence[float], starts: int) -> bool:
+    """Whether a search may stop: the last ``PATIENCE`` proposals brought nothing.
+
+    Args:
+        tried: predicted speeds of all proposals, in their order.
+        starts: how many of them were made of the best single sub-layers.
+    """
+    before, last = tried[:-PATIENCE], tried[-PATIENCE:]
+    return len(before) >= starts and bool(before) and max(last) <= max(before)
 
 
 def _union(sets: list[SkipSet]) -> SkipSet:
