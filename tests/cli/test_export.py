@@ -48,7 +48,9 @@ def test_formats_with_the_default_name(command: Command, elsewhere: Path, form: 
 def test_every_method_as_json(command: Command, elsewhere: Path) -> None:
     methods = ("--method", "self-spec", "--trials", 4, "--method", "speculative", "--draft", DRAFT)
     result = command("export", TARGET, *methods, "-o", "new/demo", "--json")
-    assert result.json.keys() == {"bundle", "seconds", "manifest"}
+    assert result.json.keys() == {"bundle", "seconds", "manifest", "choice"}
+    assert result.json["choice"] == result.json["manifest"]["provenance"]["format_choice"]
+    assert result.json["choice"]["format"] == result.json["manifest"]["target"]["format"]
     assert result.json["bundle"] == str(Path("new/demo"))
     assert result.json["manifest"].keys() == set(Manifest.model_fields)
     assert list(result.json["manifest"]["methods"]) == ["ar", "ngram", "speculative", "self-spec"]
@@ -96,9 +98,8 @@ def test_quantizer_and_head_format(command: Command, elsewhere: Path) -> None:
     options = ("--quantizer", "gptq", "--head-format", "int8")
     plan = command("export", TARGET, *options, "--dry-run", "--json").json
     assert (plan["format"], plan["quantizer"], plan["head_format"]) == ("int4", "gptq", "int8")
-    assert (
-        plan["weight_bytes"]["target"] > command("export", TARGET, "--dry-run", "--json").json["weight_bytes"]["target"]
-    )
+    four = command("export", TARGET, "--format", "int4", "--dry-run", "--json").json
+    assert plan["weight_bytes"]["target"] > four["weight_bytes"]["target"]
     assert "int4 by gptq, head int8" in command("export", TARGET, *options, "--dry-run").out
     (elsewhere / "text").write_text("A horse! a horse! my kingdom for a horse!\n" * 4, "utf-8")
     small = ("--calibration", "text", "--context", "64")

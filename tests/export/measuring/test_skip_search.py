@@ -67,6 +67,33 @@ class Recorded(SkipSearch):
         return found
 
 
+def test_a_search_that_finds_nothing_stops_and_says_so(scorer: tuple[Slot, ChainScorer]) -> None:
+    """Where a draft step costs nearly a whole one, no set pays, however many are tried."""
+    slot, chains = scorer
+    dear = replace(COSTS, attention=0.01, mlp=0.01)
+    told: list[tuple[int, int, str]] = []
+    search = Recorded(slot, chains, dear, 3)
+    found = search.run(64, lambda *step: told.append(step))
+    assert found.speedup < 1
+    assert search.stopped is not None
+    assert skip_search.PATIENCE <= search.stopped < 32
+    done, of, what = told[-1]
+    assert done == of
+    assert what.startswith("nothing pays: best 0.")
+    assert what.endswith(f"after {search.stopped} of 64")
+    kept = Recorded(slot, chains, COSTS, 3)  # one that pays goes on
+    assert kept.run(12).speedup >= 1
+    assert kept.stopped is None or kept.stopped >= skip_search.PATIENCE
+
+
+def test_when_a_search_is_hopeless() -> None:
+    last = [0.8] * skip_search.PATIENCE
+    assert skip_search.hopeless([0.7, 0.9, *last], 2)
+    assert not skip_search.hopeless([0.7, *last], 2)  # the sets made of the best sub-layers come first
+    assert not skip_search.hopeless([0.7, 0.75, *last], 2)  # it still gains
+    assert not skip_search.hopeless(last, 0)
+
+
 def test_the_search_is_reproducible_and_beats_every_single(scorer: tuple[Slot, ChainScorer]) -> None:
     slot, chains = scorer
     first, second = (Recorded(slot, chains, COSTS, 3) for _ in range(2))
