@@ -13,7 +13,7 @@ from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
 from edgespec.planning.prediction import Speed, speed_of
 from edgespec.planning.profiles import Profile
-from edgespec.runtimes.files.formats import FORMATS, SPECS
+from edgespec.runtimes.files.formats import FORMATS, FOUR_BITS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.options import LoadOptions, RunOptions, WeightPrecision
@@ -321,7 +321,7 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
     room = largest_context(pick.option, pick.use, request)
     all_of_it = f"the model's whole context of {whole} tokens fits this budget"
     hints = [all_of_it if room == whole else f"room for {room} tokens of context in this budget"]
-    if pick.option.export is not None and SPECS[pick.format].bits == 4:
+    if pick.option.export is not None and pick.format in FOUR_BITS:
         hints.append(f"no plan knows what {pick.format} loses: `edgespec export` without --format measures it first")
     profiles = (request.profile, *(one.option.profile for one in ranked))
     if busy := next((profile.busy for profile in profiles if profile is not None and profile.busy), ""):
