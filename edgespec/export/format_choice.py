@@ -1,4 +1,4 @@
-"""The format of a bundle whose format nobody named: the fastest that keeps the model's quality."""
+"""Chooses the format of a bundle if no format is given: the fastest that keeps the model's quality."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """What was chosen, and from what."""
+    """The chosen format and the candidates."""
 
     pick: Candidate
     candidates: Sequence[Candidate]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from edgespec.errors import ExportError, InvalidRequest, unknown_name
 from edgespec.export.bundle.progress import Progress, shown
-from edgespec.export.bundle.writer import save_manifest, staged_folder
+from edgespec.export.bundle.writer import refuse_existing, save_manifest, staged_folder
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.budget import parse_bytes
@@ -27,6 +27,7 @@ def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
     """
     if options.output.resolve() == Path.cwd():
         raise ExportError("the bundle cannot take the place of the current folder", "name another one")
+    refuse_existing(options.output, options.overwrite)  # before a format is chosen, which takes seconds
     # kept when interrupted: the next try goes on from there
     search = options.keep_search or options.output.parent / f".{options.output.name}.search"
     exporter = Exporter(replace(options, keep_search=search), progress)

@@ -19,7 +19,7 @@ from tests.support.gguf_files import write_gguf
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
-QUICK = ("--threads", 2, "--context", 128)
+QUICK = ("--threads", 2, "--context", 128, "--format", "int4")
 KINDS = ("gptq4_act_asym", "compressed_fp8_rows")
 
 

@@ -1,4 +1,4 @@
-"""What there is to choose a format from: the size, the memory, the speed and the loss of a bundle in each."""
+"""Candidates of a format choice: size, memory, speed and quality loss of a bundle in each format."""
 
 from __future__ import annotations
 

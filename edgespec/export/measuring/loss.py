@@ -1,4 +1,4 @@
-"""How much of a model's quality a weight format loses, before a bundle is written.
+"""Measures the quality that a weight format loses, before a bundle is written.
 
 The model reads a text in float32 twice: with its own weights, and with weights as they come back from the format.
 Above ``MEASURED`` parameters rounding would take minutes.  There every matrix gets random errors of the size that
@@ -34,13 +34,13 @@ TEXTS, LENGTH = 2, 192  # sequences that are compared, and the most tokens of ea
 FEW_TEXTS, SHORT = 1, 128  # the same of a model that is only estimated
 LOGITS = 1 << 26  # the most values of the logits of all compared positions: they bound the positions
 MEASURED = 300_000_000  # parameters: rounding more of them takes more than half a minute on two cores
-EVERY = 16  # of an estimate: one of so many rows is rounded
+EVERY = 16  # an estimate rounds one row of 16
 TOGETHER = 32  # rows of logits whose probabilities are in memory at once
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a format loses, on a text."""
+    """Quality loss of a format on a text."""
 
     perplexity: float  # relative change: .01 = one percent more; may be negative, as texts are short
     kl: float  # divergence of its predictions from the source's, nats a token
@@ -84,8 +84,8 @@ def measure_losses(
         arch: the model in float32.
         texts: sequences of tokens, each from an empty past.
         forms: formats in blocks.
-        progress: told how many sub-layers are done.
-        read: of an encoder-decoder: the source that it reads beside each sequence.
+        progress: receives the number of finished sub-layers.
+        read: the source of an encoder-decoder, for every sequence.
     """
     large = is_large(arch)
     texts = texts[:FEW_TEXTS, :SHORT] if large else texts[:TEXTS, :LENGTH]

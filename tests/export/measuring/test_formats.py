@@ -1,4 +1,4 @@
-"""The format that is chosen where nobody names one: by what each loses, and by what fits."""
+"""The choice of a format: by quality loss, speed and memory."""
 
 from __future__ import annotations
 
