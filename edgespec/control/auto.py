@@ -35,8 +35,7 @@ AGAIN, LONGEST_AGAIN = 96, 4096  # rounds before another try; doubled while trie
 TRIED = 1.0  # estimated speed from which a method is tried: it may have been estimated from another text
 PAYS = 1.01  # speed from which a method is kept
 CHECK = 16  # rounds between two judgements
-_FIRST = 32  # rounds in use before a candidate that gains is compared with others
-_RIVAL, _UNTRIED = 1.1, 1.0  # how much more than the one in use another must be estimated at, tried here or not
+_RIVAL, _UNTRIED = 1.05, 1.0  # how much more than the one in use another must be estimated at, tried here or not
 _BELIEF = 32.0  # plain steps that the estimate counts as beside what rounds in use gave
 _KEEP = 0.985  # what a round leaves of the weight of older ones
 _OFF = 2.0  # clip a round's measured time to within this factor of the estimate: it was interrupted, or caught up
@@ -213,7 +212,9 @@ class Auto(Wrapper):
                 continue
             start = perf_counter()
             try:
-                self._begin(at, tokens).look(tokens, budget)
+                watching = self._begin(at, tokens)  # once: it reads the prompt
+                start = perf_counter()
+                watching.look(tokens, budget)
             except Exception:  # if it is taken up, it fails there, and is counted
                 self._out.add(at)
             took = 1000 * (perf_counter() - start)
@@ -296,8 +297,6 @@ class Auto(Wrapper):
         mine, name, gain = arms.each[using.which], self.candidates[using.which].name, self.gain()
         spent = mine.exhausted or not self._drafter_affordable()
         if gain >= PAYS and not spent:
-            if using.rounds < _FIRST:
-                return
             if using.pace.speed >= PAYS:
                 mine.wait, mine.note = AGAIN, ""
             rival = self._best(besides=using.which)
