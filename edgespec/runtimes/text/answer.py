@@ -84,8 +84,12 @@ def _read(source: Source, shape: AnswerShape) -> Reading:
         if fresh:
             before = source.at
             yield from source.spaces(among=" \t\r\n;,")
+            ends = form.ends
+            if (yield from source.may("```json")) or (yield from source.may("```tool_call")):  # as coders do
+                yield from source.spaces()
+                ends = ("```", *ends)
             char = yield from source.peek()
-            if char and char in "{[" and (yield from _call(source, json_calls(source, known=True), form.ends)):
+            if char and char in "{[" and (yield from _call(source, json_calls(source, known=True), ends)):
                 text.held = ""
                 continue
             source.at, fresh = before, False
