@@ -132,7 +132,7 @@ class ConcatSlot(Slot):
         except ValueError as error:
             raise BundleError(f"{model.folder / model.graph.file}: the graph {error}", "export it again") from error
         self.chunk = max(1, min(PREFILL_CHUNK, LARGEST_LOGITS // self.columns))
-        pairs = model.name == STRICT and needs_pairs(model, lambda: ConcatSlot(model, reserve=1))
+        pairs = model.graph_name == STRICT and needs_pairs(model, lambda: ConcatSlot(model, reserve=1))
         self._extra = int(model.graph.padded or pairs)
         self._io = model.session.io_binding()
         self._halves: list[dict[str, Rows]] = [{}, {}]  # flat buffers, by the name of the past

@@ -93,6 +93,9 @@ class Model:
         checked: of the bundle that it is of.
     """
 
+    pairs: bool | None = None
+    """Whether a lone row of a strict stock graph goes as a pair; None = not known yet (pairs.py)."""
+
     def __init__(
         self,
         folder: Path,
@@ -104,7 +107,7 @@ class Model:
     ) -> None:
         check_threads(threads)
         self.folder, self.part, self.facts = folder, part, part.facts
-        self.name, self.graph = graph, part.graphs[graph]
+        self.graph_name, self.graph = graph, part.graphs[graph]
         self.kv = kv or ATTENTION[exact_attention(part)]
         self.threads = threads or default_threads()
         native = self.graph.operators == "native"
@@ -116,8 +119,6 @@ class Model:
         self.given: dict[str, Any] = {one.name: [0, *one.shape][-1] for one in self.session.get_inputs()}
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
         self.inserted = InsertedRows()  # of images, in texts of its slots
-        # of stock graphs in strict mode: whether a lone row goes as a pair; None = not known yet (pairs.py)
-        self.pairs: bool | None = None
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
 
