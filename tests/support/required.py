@@ -38,6 +38,7 @@ MAY_SKIP: Mapping[str, tuple[str, ...]] = {
     "nightly": (*HERE, "no headers of bionic"),
     "optimum": (*HERE, r"edgespec\[train\]", "optimum is installed", "needs transformers"),
     "without_compiler": (*HERE, *NOTHING_NATIVE),
+    "avx2": (*HERE, *NOTHING_NATIVE),
 }
 """By the name of a run: beginnings or parts of the reasons that it may skip tests for, as regular expressions."""
 
