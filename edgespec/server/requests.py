@@ -310,6 +310,7 @@ class ChatRequest(Asked):
     # how much the model thinks first, where its template knows of it; none: not at all
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
+    continue_final_message: bool | None = None  # the answer goes on with the last message, the assistant's
     _continued: bool = PrivateAttr(False)
 
     @property
@@ -336,7 +337,9 @@ class ChatRequest(Asked):
     @property
     def continued(self) -> bool:
         """Whether the answer goes on with the last message."""
-        return self._continued
+        if self.continue_final_message and self.messages[-1].get("role") != "assistant":
+            raise InvalidRequest("continue_final_message: expected the last message to be the assistant's")
+        return self._continued or bool(self.continue_final_message)
 
     def goes_on(self, continued: bool) -> ChatRequest:
         """Say what no field of a chat can: whether the answer goes on with the last message."""

@@ -17,6 +17,7 @@ FOLDER = Path(__file__).with_name("page")
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
@@ -39,9 +40,10 @@ HEADERS = {
 def page_routes() -> list[Route]:
     """Make the routes of the page: ``/``, and its other files below ``/page/``."""
     routes = []
-    for path in sorted(FOLDER.iterdir()):
+    for path in sorted(FOLDER.rglob("*")):
         if path.suffix in KINDS:
-            where = "/" if path.name == "index.html" else f"/page/{path.name}"
+            name = path.relative_to(FOLDER).as_posix()
+            where = "/" if name == "index.html" else f"/page/{name}"
             routes.append(Route(where, partial(_send, path.read_bytes(), KINDS[path.suffix])))
     return routes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -15,10 +16,17 @@ from edgespec.server.app import Access, make_app
 from edgespec.server.web import FOLDER
 from tests.server.conftest import models_of, start, stop
 
-FILES = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
+VENDOR = FOLDER / "vendor"
+FILES = {
+    path.relative_to(FOLDER).as_posix(): path.read_text("utf-8")
+    for path in FOLDER.rglob("*")
+    if path.is_file() and path.suffix not in (".md", ".LICENSE")
+}
+OWN = [name for name in sorted(FILES) if not name.startswith("vendor/")]
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
@@ -59,7 +67,8 @@ def test_what_guards_the_server_guards_its_page(client: TestClient) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
     assert client.get("/", headers={"Origin": "https://evil.example"}).status_code == 403
     assert client.post("/", json={}).status_code == 405
-    for other in ("/page/", "/page/nothing.js", "/page/../web.py", "/page/%2e%2e/web.py", "/index.html"):
+    for other in ("/page/", "/page/nothing.js", "/page/../web.py", "/page/%2e%2e/web.py", "/index.html",
+                  "/page/vendor/README.md"):  # fmt: skip
         assert client.get(other).status_code == 404
     assert client.get("/v1/models").status_code == 401
 
@@ -96,7 +105,7 @@ SINKS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(FILES) if name.endswith((".js", ".html", ".css"))])
+@pytest.mark.parametrize("name", [name for name in OWN if name.endswith((".js", ".html", ".css"))])
 def test_no_file_turns_text_into_markup_or_asks_others(name: str) -> None:
     """The policy would stop it in browsers that know it; the files must not need that."""
     text = FILES[name]
@@ -110,10 +119,35 @@ def test_what_files_name_is_there() -> None:
     assert set(re.findall(r'(?:src|href)="page/([^"]+)"', html)) <= FILES.keys()
     scripts = {name: text for name, text in FILES.items() if name.endswith(".js")}
     for text in scripts.values():
-        assert set(re.findall(r'from "\./([^"]+)"', text)) <= FILES.keys()
+        assert set(re.findall(r'(?:from |import\()"\./([^"]+)"', text)) <= FILES.keys()
     ids = set(re.findall(r'\sid="([^"]+)"', html))
     used = {name for text in scripts.values() for name in re.findall(r'byId\("([^"]+)"\)', text)}
     assert used
     assert used <= ids
     pointed = re.findall(r'(?:for|aria-controls|aria-describedby|aria-labelledby)="([^"]+)"', html)
     assert {one for names in pointed for one in names.split()} <= ids
+
+
+def test_files_of_others_are_those_of_the_table() -> None:
+    """Unchanged releases with their licenses, small enough to be read at once, and nothing else beside them."""
+    rows = (VENDOR / "README.md").read_text("utf-8").splitlines()[7:]
+    table = {cells[0]: cells for row in rows if (cells := [cell.strip() for cell in row.strip("| ").split("|")])}
+    assert table.keys() | {"README.md"} == {path.name for path in VENDOR.iterdir()}
+    for name, (_, _, version, license_name, digest) in table.items():
+        content = (VENDOR / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest, name
+        if name.endswith(".mjs"):
+            assert version.encode() in content[:200]
+        else:
+            assert license_name.split("-")[0] in ("MIT", "BSD")
+    assert {name.split(".")[0] for name in table if name.endswith(".LICENSE")} == {name.split(".")[0] for name in table}
+    assert sum(path.stat().st_size for path in VENDOR.glob("*.mjs")) < 260_000
+
+
+def test_licenses_of_bundled_files_go_along() -> None:
+    about = (FOLDER.parents[2] / "pyproject.toml").read_text("utf-8")
+    declared = re.search(r'^license = "(.+?)"', about, re.M)
+    assert declared
+    named = {line.split("|")[4].strip() for line in (VENDOR / "README.md").read_text("utf-8").splitlines()[7:]}
+    assert named <= set(declared[1].split(" AND "))
+    assert '"edgespec/server/page/vendor/*.LICENSE"' in about

@@ -42,7 +42,7 @@ export class Chat {
   async send(text, files) {
     await this.stop();
     this.messages.push({ role: "user", text, files });
-    this.conversation.title ||= title(text || files[0].name);
+    this.conversation.title ||= title(text || files[0]?.name || "");
     await this.#answer();
   }
 
@@ -51,27 +51,64 @@ export class Chat {
     await this.stop();
     const at = this.messages.indexOf(message);
     this.messages.splice(at, Infinity, { ...message, text });
-    if (at === 0) this.conversation.title = title(text || message.files[0].name);
+    if (at === 0 && !this.conversation.named) this.conversation.title = title(text || message.files[0].name);
     await this.#answer();
   }
 
-  // Drops an answer and what followed it, and asks again.
+  // Asks again. The answer that was there, with what followed it, becomes an earlier version of the new one.
   async regenerate(message) {
     await this.stop();
-    this.messages.splice(this.messages.indexOf(message));
-    await this.#answer();
+    const { earlier, later, before } = this.#takeOut(message);
+    await this.#answer({ earlier: [...earlier, before, ...later], later: [] });
   }
 
-  async #answer() {
-    const { conversation } = this;
+  // Shows another version of an answer, with what followed that: -1 the one before, 1 the one behind.
+  async turn(message, by) {
+    await this.stop();
+    if (!(by < 0 ? message.earlier : message.later)?.length) return;
+    const { earlier, later, before } = this.#takeOut(message);
+    const next = by < 0 ? earlier.pop() : later.shift();
+    (by < 0 ? later.unshift.bind(later) : earlier.push.bind(earlier))(before);
+    this.messages.push({ ...next.message, earlier, later }, ...next.after);
+    await this.#keep(this.conversation);
+    this.on.changed();
+  }
+
+  // Whether an answer was cut, and can go on: the last one, of a text.
+  goesOn(message) {
+    const cut = ["length", "late", "stopped", ""].includes(message.finish) && !message.problem;
+    return cut && !this.running && Boolean(message.text) && !this.settings.makes && message === this.messages.at(-1);
+  }
+
+  // Goes on with an answer that was cut.
+  async goOn(message) {
+    await this.stop();
+    Object.assign(message, { finish: "", problem: "" });
+    await this.#write(message, this.messages);
+  }
+
+  // Takes an answer and all behind it out of the conversation.
+  #takeOut(message) {
+    const [, ...after] = this.messages.splice(this.messages.indexOf(message));
+    const { earlier = [], later = [], ...bare } = message;
+    return { earlier: [...earlier], later: [...later], before: { message: bare, after } };
+  }
+
+  async #answer(versions = {}) {
+    const said = [...this.messages];
     const message = { role: "assistant", text: "", thoughts: "", pieces: [], figures: {}, how: {}, finish: "", problem: "" };
-    message.model = this.model;
+    Object.assign(message, { model: this.model }, versions);
+    this.messages.push(message);
+    await this.#write(message, said);
+  }
+
+  // Has the rest of a message written, which is the last one; `said` is what the model reads.
+  async #write(message, said) {
+    const { conversation } = this;
     let ended;
     this.#ended = new Promise((resolve) => (ended = resolve));
     this.#abort = new AbortController();
     const { signal } = this.#abort;
-    const said = [...this.messages];
-    this.messages.push(message);
     this.on.changed();
     this.on.started(message);
     try {
@@ -106,7 +143,7 @@ export class Chat {
   }
 
   async #take(message, [path, body], signal) {
-    const meter = new Meter();
+    const meter = new Meter(message.figures);
     let kept = performance.now();
     for await (const event of this.server.stream(path, body, signal)) {
       const [choice] = event.choices;
@@ -143,7 +180,8 @@ export class Chat {
       content: message.role === "user" ? content(message) : message.text,
     }));
     if (system) messages.unshift({ role: "system", content: system });
-    return ["v1/chat/completions", { model: this.model, messages, ...settings }];
+    const goesOn = said.at(-1).role === "assistant" && { continue_final_message: true };
+    return ["v1/chat/completions", { model: this.model, messages, ...goesOn, ...settings }];
   }
 
   async #keep(conversation) {

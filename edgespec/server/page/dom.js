@@ -23,3 +23,23 @@ export const byId = (id) => document.getElementById(id);
 export function isSend(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 }
+
+// Copies a text, and says so on the button for a moment. Where the page is served by another machine without encryption, browsers
+// have no clipboard for it, and the text is copied as a selection is.
+export async function copy(text, pressed) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+  } else {
+    const area = el("textarea", { class: "unseen", "aria-hidden": "true" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    pressed.focus();
+  }
+  const said = pressed.textContent;
+  if (said === "Copied") return;
+  pressed.textContent = "Copied";
+  setTimeout(() => (pressed.textContent = said), 2000);
+}

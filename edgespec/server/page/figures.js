@@ -8,6 +8,11 @@ export class Meter {
   #first = null; // [time, tokens] when the first of them were here: reading the prompt is not counted
   #last = 0;
 
+  // `before`: what was counted of an answer that goes on.
+  constructor(before) {
+    for (const name of ["tokens", "rounds", "drafted", "accepted"]) this[name] = before?.[name] ?? 0;
+  }
+
   add(said, now) {
     if (!said.tokens) return;
     this.tokens += said.tokens;
@@ -27,16 +32,25 @@ export class Meter {
 }
 
 // One line of figures; empty where nothing was counted.
-export function figures(counted, how) {
+export function figures(counted) {
   if (!counted?.tokens) return "";
-  const { tokens, rounds, drafted, accepted, rate } = counted;
+  const { tokens, rounds, rate } = counted;
   const parts = [`${tokens} tokens`];
   if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
   parts.push(`${(tokens / Math.max(1, rounds)).toFixed(2)} tokens/round`);
-  if (drafted) parts.push(`${Math.round((100 * accepted) / drafted)} % of ${drafted} guesses accepted`);
-  if (how?.exact) parts.push("same text as plain decoding");
-  else if (how?.lossless) parts.push("lossless");
   return parts.join(" · ");
+}
+
+// What else was counted -> lines.
+export function details(counted, how) {
+  const lines = [];
+  if (counted?.drafted) {
+    const { drafted, accepted } = counted;
+    lines.push(`${Math.round((100 * accepted) / drafted)} % of ${drafted} guesses accepted`);
+  }
+  if (how?.exact) lines.push("same text as plain decoding");
+  else if (how?.lossless) lines.push("lossless");
+  return lines;
 }
 
 // Which method decoded, and why.

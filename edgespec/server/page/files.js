@@ -18,6 +18,9 @@ export async function readFiles(files, before = [], sees = false) {
       found.push({ name: file.name, picture: await pictureOf(file) });
       continue;
     }
+    if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
+      throw new Error(`${file.name}: this model reads text alone, and cannot see a picture`);
+    }
     size += file.size;
     if (size > LARGEST) throw new Error(`${file.name}: files of more than ${LARGEST / 1024} KiB in one message`);
     let text;

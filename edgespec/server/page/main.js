@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { button, byId, el, isSend } from "./dom.js";
 import { reason } from "./figures.js";
 import { readFiles, view } from "./files.js";
+import { ConversationList } from "./list.js";
 import { Messages } from "./messages.js";
 import { Settings } from "./settings.js";
 import { Store, newConversation } from "./store.js";
@@ -46,6 +47,9 @@ const messages = new Messages(byId("log"), byId("messages"), {
   messages: () => chat.messages,
   edit: (message, text) => ask(() => chat.edit(message, text)),
   regenerate: (message) => ask(() => chat.regenerate(message)),
+  goOn: (message) => ask(() => chat.goOn(message)),
+  goesOn: (message) => chat.goesOn(message),
+  turn: (message, by) => chat.turn(message, by),
 });
 messages.drafts = settings.showDrafts;
 
@@ -128,30 +132,27 @@ for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", f
   });
 }
 question.addEventListener("paste", (event) => {
-  if (!event.clipboardData.files.length) return;
+  const { files, types } = event.clipboardData;
+  if (!files.length || (types.includes("text/plain") && !settings.sees)) return; // an office program copies both
   event.preventDefault();
   attach([...event.clipboardData.files]);
 });
 
 // -- conversations --------------------------------------------------------------------------------------------------------
 
+const list = new ConversationList(store, {
+  current: () => chat.conversation,
+  open: openConversation,
+  remove,
+  async rename(conversation, title) {
+    const named = conversation.id === chat.conversation.id ? chat.conversation : conversation;
+    await store.put(Object.assign(named, { title, named: true }));
+  },
+});
+
 async function showList() {
-  const found = await store.all();
-  const rows = found.map((conversation) => {
-    const name = conversation.title || "Untitled";
-    const current = conversation.id === chat.conversation.id;
-    return el(
-      "li",
-      {},
-      button(name, () => openConversation(conversation), { class: "open", dir: "auto", "aria-current": String(current) }),
-      button("×", () => remove(conversation), { "aria-label": `Delete ${name}` }),
-    );
-  });
-  const focused = [...byId("list").querySelectorAll("button")].indexOf(document.activeElement);
-  byId("list").replaceChildren(...rows);
-  if (focused >= 0) (byId("list").querySelectorAll("button")[focused] ?? byId("new")).focus();
   for (const id of ["export-markdown", "export-json"]) byId(id).disabled = !chat.messages.length;
-  byId("delete-all").disabled = !found.length;
+  await list.show();
 }
 
 async function openConversation(conversation) {
@@ -308,17 +309,20 @@ function say(text) {
   byId("status").textContent = text;
 }
 
-// Calls a function with the last argument, at most once a frame.
+// Calls a function with the last argument, at most once a frame, and for a tenth of the time: what takes longer, as the text grows, is
+// called less often, so that the whole takes time in proportion to the text.
 function throttled(action) {
   let last = null;
+  let free = 0; // when it may be called again
+  const call = () => {
+    const [taken] = last;
+    last = null;
+    const began = performance.now();
+    action(taken);
+    free = began + 10 * (performance.now() - began);
+  };
   return (argument) => {
-    if (last === null) {
-      requestAnimationFrame(() => {
-        const [taken] = last;
-        last = null;
-        action(taken);
-      });
-    }
+    if (last === null) setTimeout(() => requestAnimationFrame(call), free - performance.now());
     last = [argument];
   };
 }

@@ -1,8 +1,8 @@
 // The messages of a conversation on the page, and what can be done with each.
 
-import { button, el, isSend } from "./dom.js";
+import { button, copy, el, isSend } from "./dom.js";
 import { view } from "./files.js";
-import { figures, reason } from "./figures.js";
+import { details, figures, reason } from "./figures.js";
 import { show as showMarkdown } from "./markdown.js";
 
 const ENDS = {
@@ -17,7 +17,7 @@ const NEAR = 80; // pixels from the end within which the view follows the text
 export class Messages {
   #parts = new WeakMap(); // message -> its elements
 
-  // `actions`: edit(message, text), regenerate(message).
+  // `actions`: messages(), edit(message, text), regenerate(message), goOn(message), turn(message, by).
   constructor(log, list, actions) {
     this.log = log;
     this.list = list;
@@ -58,16 +58,24 @@ export class Messages {
     parts.coloured = coloured;
     if (message.files?.length) parts.text.replaceChildren(...message.files.map(view));
     else if (coloured) showPieces(parts.text, message.pieces);
-    else showMarkdown(parts.text, message.text);
+    else showMarkdown(parts.text, message.text, running);
     parts.thoughts.hidden = !message.thoughts || coloured; // pieces have them
-    if (!parts.thoughts.hidden) showMarkdown(parts.thoughts.lastElementChild, message.thoughts);
+    if (!parts.thoughts.hidden) showMarkdown(parts.thoughts.lastElementChild, message.thoughts, running);
     const thinks = !message.text; // they are folded when the answer begins
     if (parts.thinks !== thinks) parts.thoughts.open = parts.thinks = thinks;
-    parts.figures.textContent = figures(message.figures, message.how);
+    parts.figures.textContent = figures(message.figures) || "How it was made";
+    parts.counted.textContent = details(message.figures, message.how).join(" · ");
     parts.reason.textContent = reason(message.how);
+    parts.details.hidden = !message.figures?.tokens && !message.how?.method_used;
     parts.end.textContent = running ? "" : ENDS[message.finish] ?? (message.finish || message.problem ? "" : "interrupted");
     parts.problem.textContent = message.problem ?? "";
     parts.row.hidden = running;
+    parts.goOn.hidden = !this.actions.goesOn(message);
+    const { earlier = [], later = [] } = message;
+    parts.versions.hidden = !earlier.length && !later.length;
+    parts.place.textContent = `${earlier.length + 1} of ${earlier.length + 1 + later.length}`;
+    parts.back.disabled = !earlier.length;
+    parts.forth.disabled = !later.length;
     parts.item.setAttribute("aria-busy", String(running));
   }
 
@@ -75,7 +83,7 @@ export class Messages {
     const text = el("div", { class: "text" });
     const row = el("div", { class: "row" });
     const change = button("Edit", () => this.#edit(message, text, row));
-    row.append(change, ...copyButton(() => message.text));
+    row.append(change, copyButton(() => message.text));
     const files = (message.files ?? []).map((file) =>
       file.picture ? view(file) : el("details", { class: "attached" }, el("summary", { dir: "auto" }, file.name), code(file.text)),
     );
@@ -86,7 +94,8 @@ export class Messages {
     const parts = {
       text: el("div", { class: "text" }),
       thoughts: el("details", { class: "thoughts" }, el("summary", {}, "Thoughts"), el("div", { class: "text" })),
-      figures: el("p", { class: "hint figures" }),
+      figures: el("summary", { class: "hint figures" }),
+      counted: el("p", { class: "hint counted" }),
       reason: el("p", { class: "hint reason" }),
       end: el("p", { class: "hint end" }),
       problem: el("p", { class: "problem" }),
@@ -94,12 +103,20 @@ export class Messages {
       item: el("li", { class: "message assistant" }, el("h2", {}, "Model")),
     };
     const message = () => this.#messageOf(parts);
+    parts.details = el("details", { class: "details" }, parts.figures, parts.counted, parts.reason);
+    parts.goOn = button("Continue", () => this.actions.goOn(message()));
+    parts.back = button("‹", () => this.actions.turn(message(), -1), { "aria-label": "Earlier version" });
+    parts.place = el("span", { class: "hint" });
+    parts.forth = button("›", () => this.actions.turn(message(), 1), { "aria-label": "Later version" });
+    parts.versions = el("span", { class: "versions" }, parts.back, parts.place, parts.forth);
     parts.row.append(
+      parts.goOn,
       button("Regenerate", () => this.actions.regenerate(message())),
-      ...copyButton(() => message().text),
+      copyButton(() => message().text),
+      parts.versions,
     );
     const { text, thoughts, problem, end, row } = parts;
-    parts.item.append(thoughts, text, problem, end, parts.figures, parts.reason, row);
+    parts.item.append(thoughts, text, problem, end, parts.details, row);
     return parts;
   }
 
@@ -157,13 +174,7 @@ function code(text) {
   return el("pre", { dir: "auto", tabindex: "0", role: "region", "aria-label": "Attached text" }, el("code", {}, text));
 }
 
-// A browser lets a page copy only where it is served by this machine or encrypted.
 function copyButton(text) {
-  if (!navigator.clipboard) return [];
-  const made = button("Copy", async () => {
-    await navigator.clipboard.writeText(text());
-    made.textContent = "Copied";
-    setTimeout(() => (made.textContent = "Copy"), 2000);
-  });
-  return [made];
+  const made = button("Copy", () => copy(text(), made));
+  return made;
 }

@@ -1,8 +1,9 @@
 // Conversations in the browser's own database (IndexedDB). Where it is closed, as in some private windows, they last as long as the page.
 //
-// A conversation: {id, title, created, updated, messages}. A message: {role, text, files?} of the user (a file is {name, text} or
-// {name, picture}, a data URL), or {role, text, thoughts,
-// pieces, figures, how, finish, problem, model} of the model; pieces are [kind, text] with kind accepted, refused or own.
+// A conversation: {id, title, named, created, updated, messages}; `named` says that the title was given by hand. A message: {role, text,
+// files?} of the user (a file is {name, text} or {name, picture}, a data URL), or {role, text, thoughts, pieces, figures, how, finish,
+// problem, model, earlier, later} of the model; pieces are [kind, text] with kind accepted, refused or own. Other versions of an answer
+// are {message, after}: the answer, and the messages that followed it.
 
 const [DATABASE, VERSION, NAME] = ["edgespec", 1, "conversations"];
 

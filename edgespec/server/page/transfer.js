@@ -1,6 +1,6 @@
 // A conversation as a file: Markdown to read, JSON to keep and to import again.
 
-import { figures } from "./figures.js";
+import { details, figures } from "./figures.js";
 import { written } from "./files.js";
 
 const FORMAT = "edgespec-conversation";
@@ -11,7 +11,7 @@ export function asMarkdown(conversation) {
       const pictures = (message.files ?? []).filter((file) => file.picture).map(({ name }) => `(picture ${name})\n\n`);
       return `**You**\n\n${pictures.join("")}${written(message)}`;
     }
-    const said = figures(message.figures, message.how);
+    const said = [figures(message.figures), ...details(message.figures, message.how)].filter(Boolean).join(" · ");
     return `**${message.model ?? "Model"}**${said ? ` (${said})` : ""}\n\n${message.text}`;
   });
   return `# ${conversation.title || "Conversation"}\n\n${parts.join("\n\n")}\n`;
@@ -27,15 +27,22 @@ export function fromJson(text) {
   if (found?.format !== FORMAT || found.version !== 1 || !Array.isArray(found.messages)) {
     throw new Error("this file is not a conversation that was exported here");
   }
-  const messages = found.messages.map((one) => {
-    if (!["user", "assistant"].includes(one?.role) || typeof one.text !== "string") throw new Error("a message is broken");
-    const files = Array.isArray(one.files) ? one.files.map(fileOf) : [];
-    if (one.role === "user") return { role: "user", text: one.text, files };
-    const pieces = Array.isArray(one.pieces) ? one.pieces.map(([kind, piece]) => [`${kind}`, `${piece}`]) : [];
-    const { thoughts = "", figures: counted = {}, how = {}, finish = "", model = "" } = one;
-    return { role: "assistant", text: one.text, files, thoughts: `${thoughts}`, pieces, figures: counted, how, finish, model: `${model}` };
-  });
-  return { title: `${found.title ?? ""}`.slice(0, 200), messages };
+  return { title: `${found.title ?? ""}`.slice(0, 200), named: Boolean(found.named), messages: found.messages.map(messageOf) };
+}
+
+function messageOf(one) {
+  if (!["user", "assistant"].includes(one?.role) || typeof one.text !== "string") throw new Error("a message is broken");
+  const files = Array.isArray(one.files) ? one.files.map(fileOf) : [];
+  if (one.role === "user") return { role: "user", text: one.text, files };
+  const pieces = Array.isArray(one.pieces) ? one.pieces.map(([kind, piece]) => [`${kind}`, `${piece}`]) : [];
+  const { thoughts = "", figures: counted = {}, how = {}, finish = "", model = "" } = one;
+  const answer = { role: "assistant", text: one.text, files, thoughts: `${thoughts}`, pieces, figures: counted, how, finish };
+  const [earlier, later] = [one.earlier, one.later].map((versions) => (Array.isArray(versions) ? versions : []).map(versionOf));
+  return { ...answer, model: `${model}`, earlier, later };
+}
+
+function versionOf({ message, after }) {
+  return { message: messageOf(message), after: after.map(messageOf) };
 }
 
 function fileOf({ name, text, picture, sound }) {

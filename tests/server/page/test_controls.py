@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.conftest import Served, with_template
 from tests.server.page.conftest import Visit, ask, serving, short, until
+from tests.server.page.test_reach import carry
 from tests.server.test_tools import THINKS
 
 pytestmark = pytest.mark.nightly
@@ -117,12 +118,119 @@ def test_a_question_is_edited_and_an_answer_made_again(visit: Visit, server: Ser
     page.wait_for_selector(".message.assistant:nth-child(2)[aria-busy=false]")
     assert page.locator(".message").count() == 2
     assert sent[1]["messages"] == [user(QUESTION)]
+    page.get_by_role("button", name="Earlier version").click()  # with what followed it
+    until(page, "document.querySelectorAll('.message').length === 4")
+    assert page.locator(".versions").first.text_content() == "‹1 of 2›"
+    assert page.locator(".message.user .text").all_text_contents() == [QUESTION, "Be silent!"]
+    page.get_by_role("button", name="Later version").click()
+    until(page, "document.querySelectorAll('.message').length === 2")
     page.locator(".message.user").get_by_role("button", name="Edit").click()
     box.fill("Another beginning")
     box.press("Enter")
     page.wait_for_selector(".message.assistant[aria-busy=false]")
     assert sent[2]["messages"] == [user("Another beginning")]
     assert page.locator("#list .open").all_text_contents() == ["Another beginning"]
+
+
+def test_earlier_versions_of_an_answer_are_kept(visit: Visit, server: Served) -> None:
+    """To and fro, over a reload, an export and an import; what is asked next goes with the one that is shown."""
+    page = visit(server, **WIDE)
+    short(page, 8)
+    page.select_option("#sampling", "custom")
+    page.fill("#temperature", "2")
+    texts = [ask(page, QUESTION)]
+    assert not page.locator(".versions").is_visible()
+    for number in (2, 3):
+        page.get_by_role("button", name="Regenerate").click()
+        until(page, f"document.querySelector('.versions').textContent === '‹{number} of {number}›'")
+        page.locator(".message.assistant[aria-busy=false]").wait_for()
+        texts.append(str(page.locator(".message.assistant > .text").text_content()))
+    assert len(set(texts)) == 3
+    page.reload()
+    until(page, "document.querySelectorAll('.message').length === 2")
+    for name, number in (("Earlier", 2), ("Earlier", 1), ("Later", 2)):
+        expected = texts[number - 1]
+        page.get_by_role("button", name=f"{name} version").click()
+        until(page, f"document.querySelector('.versions').textContent === '‹{number} of 3›'")
+        assert page.locator(".message.assistant > .text").text_content() == expected
+    sent = bodies(page)
+    ask(page, "And?")
+    assert sent[0]["messages"][1] == {"role": "assistant", "content": texts[1]}
+    with page.expect_download() as saved:
+        page.click("#export-json")
+    page.click("#new")
+    page.set_input_files("#import-file", saved.value.path())
+    until(page, "document.querySelectorAll('.message').length === 4")
+    page.get_by_role("button", name="Later version").first.click()
+    until(page, "document.querySelectorAll('.message').length === 2")
+    assert page.locator(".message.assistant > .text").all_text_contents() == [texts[2]]
+    page.get_by_role("button", name="Earlier version").click()
+    until(page, "document.querySelectorAll('.message').length === 4")
+    assert page.get_by_role("button", name="Later version").first.is_enabled()
+
+
+def test_a_cut_answer_goes_on(visit: Visit, server: Served) -> None:
+    """From where it was cut: the two parts are the text that one request would have given."""
+    page = visit(server, **WIDE)
+    short(page, 12)
+    sent = bodies(page)
+    first = ask(page, QUESTION)
+    page.get_by_role("button", name="Continue").click()
+    until(page, "document.querySelector('.figures').textContent.startsWith('24 tokens')")
+    page.locator(".message.assistant[aria-busy=false]").wait_for()
+    assert sent[1]["continue_final_message"] is True
+    assert sent[1]["messages"][1]["content"].split() == first.split()
+    whole = answered(server, [user(QUESTION)], 24)
+    assert page.locator(".message.assistant > .text").inner_text().split() == whole.split()
+    ask(page, "And?")
+    assert page.get_by_role("button", name="Continue").count() == 1  # of the last answer alone
+
+
+def test_conversations_are_found_and_named(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    short(page, 8)
+    for text in ("Of cabbages", "Of kings"):
+        page.click("#new")
+        ask(page, text)
+    page.fill("#search", "CABB")
+    until(page, "document.querySelectorAll('#list li').length === 1")
+    page.fill("#search", "nowhere at all")
+    until(page, "document.querySelector('#none-found').textContent !== ''")
+    page.fill("#search", "")
+    until(page, "document.querySelectorAll('#list li').length === 2")
+    names = page.locator("#list .open")
+    page.get_by_role("button", name="Rename Of kings").click()
+    field = page.get_by_label("Name of the conversation")
+    assert field.input_value() == "Of kings"
+    field.fill("Nothing")
+    field.press("Escape")
+    until(page, "document.querySelectorAll('#list input').length === 0")
+    assert names.all_text_contents() == ["Of kings", "Of cabbages"]
+    page.get_by_role("button", name="Rename Of kings").click()
+    field.fill("Of queens")
+    field.press("Enter")
+    until(page, "document.querySelector('#list .open').textContent === 'Of queens'")
+    page.locator(".message.user").get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("Another question")
+    page.get_by_role("button", name="Save and ask again").click()
+    page.locator(".message.assistant[aria-busy=false]").wait_for()
+    page.reload()
+    until(page, "document.querySelectorAll('#list li').length === 2")
+    assert names.all_text_contents() == ["Of queens", "Of cabbages"]  # a name that was given stays
+
+
+def test_code_is_colored_and_copied(visit: Visit, server: Served, tmp_path: Path) -> None:
+    page = visit(server, permissions=["clipboard-read", "clipboard-write"], **WIDE)
+    code = "def f(x):\n    return 'a' + 1  # more"
+    carry(page, tmp_path, f"```python\n{code}\n```\n\n```nonsense\n1 < 2\n```")
+    until(page, "document.querySelectorAll('.hl-keyword').length === 2")
+    assert page.locator(".message.assistant pre code").first.text_content() == code
+    assert page.locator(".hl-string, .hl-number, .hl-comment").all_text_contents() == ["'a'", "1", "# more"]
+    page.get_by_role("button", name="Copy the code").first.click()
+    until(page, "[...document.querySelectorAll('.code button')][0].textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == code
+    assert page.locator(".message.assistant pre code").last.text_content() == "1 < 2"
+    assert page.locator(".code .hint").all_text_contents() == ["python", "nonsense"]
 
 
 def test_pickers_are_what_is_asked_for(visit: Visit, server: Served) -> None:
@@ -184,7 +292,10 @@ def test_guesses_are_shown_and_are_the_same_text(visit: Visit, server: Served) -
     assert (green, red) == ("rgb(17, 99, 41)", "rgb(164, 14, 38)")
     again = ask(page, QUESTION)  # coloured as it comes
     assert again
-    assert "% of" in page.locator(".figures").last.text_content()
+    assert not page.locator(".counted").last.is_visible()
+    page.locator(".figures").last.click()  # the rest is behind a click
+    assert page.locator(".counted").last.is_visible()
+    assert "% of" in page.locator(".counted").last.text_content()
     page.uncheck("#show-drafts")
     assert page.locator(".message .accepted").count() == 0
     assert page.locator(".message.assistant > .text").first.inner_text().split() == expected.split()
@@ -204,7 +315,11 @@ def test_text_files_go_along(visit: Visit, server: Served, tmp_path: Path) -> No
     page.get_by_role("button", name="Remove other.md").wait_for()
     page.set_input_files("#attach-files", picture)
     page.wait_for_selector("#alert:not(:empty)")
-    assert "picture.png is not a text file" in page.text_content("#alert")
+    assert page.text_content("#alert") == "picture.png: this model reads text alone, and cannot see a picture"
+    binary = tmp_path / "program.bin"
+    binary.write_bytes(b"\x7fELF\xff")
+    page.set_input_files("#attach-files", binary)
+    until(page, "document.querySelector('#alert').textContent.startsWith('program.bin is not a text file')")
     large = tmp_path / "large.txt"
     large.write_text("x" * (600 << 10), "utf-8")
     page.set_input_files("#attach-files", large)

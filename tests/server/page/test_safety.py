@@ -86,6 +86,7 @@ def rendered(page: Any, text: str) -> str:
     )
 
 
+COPY = "<button>Copy</button></div>"
 MARKDOWN = [
     ("plain\ntext\n\nnext", "<p>plain\ntext</p><p>next</p>"),
     ("# One\n###### Six #\n#no", "<h3>One</h3><h6>Six</h6><p>#no</p>"),
@@ -94,21 +95,25 @@ MARKDOWN = [
     ("snake_case_name 2 * 3 * 4 ** **", "<p>snake_case_name 2 * 3 * 4 ** **</p>"),
     ("`a*b*` ``c`d`` `open", "<p><code>a*b*</code> <code>c`d</code> `open</p>"),
     (r"\*no\* \a", r"<p>*no* \a</p>"),
-    ("- a\n- b\n  - c\n\n    d\n- e", "<ul><li>a</li><li>b<ul><li>c<p>d</p></li></ul></li><li>e</li></ul>"),
+    ("- a\n- b\n  - c\n\n    d\n- e", "<ul><li>a</li><li>b<ul><li><p>c</p><p>d</p></li></ul></li><li>e</li></ul>"),
     ("3. a\n4. b", "<ol start=3><li>a</li><li>b</li></ol>"),
     ("> a\n> > b\n\nc", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote><p>c</p>"),
-    ("```py\na < b\n\n# no\n```\nafter", "<pre><code>a < b\n\n# no</code></pre><p>after</p>"),
-    ("~~~\n```\n~~~", "<pre><code>```</code></pre>"),
-    ("```\nstill coming", "<pre><code>still coming</code></pre>"),
+    ("```x\na < b\n\n# no\n```\nafter",
+     f"<div><div><span>x</span>{COPY}<pre><code>a < b\n\n# no</code></pre></div><p>after</p>"),
+    ("~~~\n```\n~~~", f"<div><div><span></span>{COPY}<pre><code>```</code></pre></div>"),
+    ("```\nstill coming", f"<div><div><span></span>{COPY}<pre><code>still coming</code></pre></div>"),
+    ("    indented", f"<div><div><span></span>{COPY}<pre><code>indented</code></pre></div>"),
     ("a\n\n---\n\nb", "<p>a</p><hr></hr><p>b</p>"),
     ("| a | b |\n|--|:-:|\n| *1* | 2 |", "<div><table><thead><tr><th>a</th><th>b</th></tr></thead>"
      "<tbody><tr><td><em>1</em></td><td>2</td></tr></tbody></table></div>"),
-    ("see https://a.b/c?d=e. [x](https://a.b/c)", "<p>see <a href=https://a.b/c?d=e>https://a.b/c?d=e</a>. "
+    ("see https://a.b/c?d=e. [x](https://a.b/c)",
+     "<p>see <span><a href=https://a.b/c?d=e>https://a.b/c?d=e</a></span>. "
      "<span><a href=https://a.b/c>x</a> (a.b)</span></p>"),
     ("[m](mailto:a@b.c) [x](javascript:alert) [y](data:text/html,z) [z](/page)",
-     "<p><a href=mailto:a@b.c>m</a> [x](javascript:alert) [y](data:text/html,z) [z](/page)</p>"),
+     "<p><span><a href=mailto:a@b.c>m</a> (a@b.c)</span> [x](javascript:alert) [y](data:text/html,z) [z](/page)</p>"),
     ("![pic](https://a.b/c.png)", "<p>!<span><a href=https://a.b/c.png>pic</a> (a.b)</span></p>"),
-    ("<b>x</b> &amp; <script>alert(1)</script>", "<p><b>x</b> &amp; <script>alert(1)</script></p>"),
+    ("<b>x</b> &amp; <script>alert(1)</script>", "<p><b>x</b> & <script>alert(1)</script></p>"),
+    ("> " * 60 + "deep", "<blockquote>" * 40 + f"<p>{'> ' * 20}deep</p>" + "</blockquote>" * 40),
 ]  # fmt: skip
 
 
@@ -152,7 +157,11 @@ def test_whatever_is_rendered_keeps_its_words(visit: Visit, server: Served) -> N
         r"""async (texts) => {
           const { show } = await import("/page/markdown.js");
           const known = new Set(("p h3 h4 h5 h6 hr pre code blockquote ul ol li div table thead tbody tr th td " +
-            "strong em s a span").split(" "));
+            "strong em s a span button").split(" "));
+          const told = (place) => {
+            for (const one of place.querySelectorAll("button")) one.remove();
+            return place.textContent;
+          };
           const letters = (text) => [...text].filter((one) => /[x-z한ש]/.test(one)).sort().join("");
           return texts.filter((text) => {
             const [whole, grown] = [document.createElement("div"), document.createElement("div")];
@@ -164,7 +173,7 @@ def test_whatever_is_rendered_keeps_its_words(visit: Visit, server: Served) -> N
               && elements.every((one) => [...one.attributes].every((each) => !each.name.startsWith("on")))
               && elements.every((one) => one.localName !== "a" || /^(https?|mailto):/.test(one.href))
               && whole.isEqualNode(grown)
-              && (/]\(|```|~~~/.test(text) || letters(whole.textContent) === letters(text)));
+              && (/]\(|```|~~~|\|-/.test(text) || letters(told(whole)) === letters(text)));
           });
         }""",
         texts,
@@ -172,26 +181,80 @@ def test_whatever_is_rendered_keeps_its_words(visit: Visit, server: Served) -> N
     assert wrong == []
 
 
+LINKS = {
+    "[https://bank.example/login](https://evil.example)": "https://bank.example/login (<https://evil.example/>)",
+    "[https://microsoft.com/login](https://t.co/x)": "https://microsoft.com/login (<https://t.co/x>)",
+    "[bank.example](mailto:attacker@evil.example?body=secret)": "bank.example (<attacker@evil.example>)",
+    "[gnp.com\u202eelpmaxe.live](https://evil.example)": "gnp.comelpmaxe.live (<https://evil.example/>)",
+    "[ban\u200dk.example](https://evil.example)": "ban\u200dk.example (<https://evil.example/>)",
+    "[**bank**.`example`](https://evil.example)": "bank.example (<https://evil.example/>)",
+    "[bank．example](https://evil.example)": "bank．example (<https://evil.example/>)",
+    "[//bank](https://evil.example)": "//bank (<https://evil.example/>)",
+    "[192.168.1.1](https://evil.example)": "192.168.1.1 (<https://evil.example/>)",
+    "[bank.example](https://evil.example/bank.example)": "bank.example (<https://evil.example/bank.example>)",
+    "https://b\u0430nk.example/": "https://b\u0430nk.example/ (<https://xn--bnk-6cd.example/>)",
+    "<https://bank.example@evil.example/>": "<<https://bank.example>@evil.example/>",  # what is a link leads there
+    "https://bank.example@evil.example/": "<https://bank.example>@evil.example/",
+    "[x](https://bank.example@evil.example/)": "[x](<https://bank.example>@evil.example/)",
+    "[the docs, 1.2](https://docs.example/a)": "<the docs, 1.2> (docs.example)",
+    "[www.docs.example](https://docs.example/)": "<www.docs.example>",
+    "[docs.example/a](https://docs.example/a)": "<docs.example/a>",
+    "https://docs.example/a?b=bank.example": "<https://docs.example/a?b=bank.example>",
+    "<https://docs.example>": "<https://docs.example>",
+}
+
+
+def test_a_label_names_no_other_host(visit: Visit, server: Served) -> None:
+    page = visit(server)
+    shown = {
+        text: page.evaluate(
+            """async (text) => {
+              const { show } = await import("/page/markdown.js");
+              const place = document.createElement("div");
+              show(place, text);
+              for (const one of place.querySelectorAll("a")) one.replaceWith(`<${one.textContent}>`);
+              return place.textContent;
+            }""",
+            text,
+        )
+        for text in LINKS
+    }
+    assert shown == LINKS
+
+
+WORK = """async ([texts, step]) => {
+  const { show } = await import("/page/markdown.js");
+  return texts.map((text) => {
+    const made = document.createElement;
+    let count = 0;
+    document.createElement = function (name) { count += 1; return made.call(document, name); };
+    const place = made.call(document, "div");
+    for (let end = step; end < text.length; end += step) show(place, text.slice(0, end), true);
+    show(place, text);
+    document.createElement = made;
+    return count;
+  });
+}"""
+
+
+def test_a_text_that_grows_is_not_made_again(visit: Visit, server: Served) -> None:
+    """Elements that are made for a text of many blocks, piece by piece, grow with it, and not with its square."""
+    page = visit(server)
+    block = "A *paragraph*.\n\n- one\n- two\n\n```x\ncode\n```\n\n> a quote\n\n| a |\n|---|\n| b |\n\n"
+    short, long = page.evaluate(WORK, [[block * 20, block * 80], 40])
+    assert long < 5 * short
+
+
 def test_no_text_takes_long(visit: Visit, server: Served) -> None:
     """What a model could repeat for ever is rendered in time that grows with it, and not with its square."""
     page = visit(server)
-    for piece in (
-        "*",
-        "_a",
-        "`",
-        "[",
-        "[a](",
-        "> ",
-        "- ",
-        "|-",
-        "**a",
-        "https://",
-        "# ",
-        "a\n\n",
-        "`" * 3 + "\n",
-        "~~x~~ ",
-    ):
+    pieces = ["*", "_a", "`", "[", "[a](", "> ", "- ", "|-", "**a", "https://", "# ", "a\n\n", "```\n", "~~x~~ ",
+              "[a](https://b.c) ", "[a](b \"", "![", "<a ", "&#x", "https://a,,,,", " ", "\t", "a:"]  # fmt: skip
+    for piece in pieces:
         rendered(page, piece * (60_000 // len(piece)))
+    rendered(page, "a|b\n" + " " * 60_000 + "x-")
+    rendered(page, "https://a" + "," * 60_000 + "x")
+    rendered(page, "[" + "a" * 60_000 + "](https://b.c)")
 
 
 def test_the_browser_holds_the_page_to_its_policy(visit: Visit, server: Served) -> None:
