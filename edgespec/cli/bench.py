@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from threading import Event
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.reports.advice import Advice
+    from edgespec.reports.bench import MethodFigures
+
+EVERY = 10  # seconds between two lines that say how all methods stand
 
 
 def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
@@ -159,13 +165,12 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
     texts = read_prompts(engine, options["prompts"], options["limit"])
     stopped, watch = Event(), Watch()
     with progress() as told:
-        tell = partial(told, "bench")
-        figures = bench_all(entries, texts, settings, options["repeats"], batch, tell, stopped.set)
+        tell, rows_of = partial(told, "bench"), _Rows()
+        figures = bench_all(entries, texts, settings, options["repeats"], batch, tell, stopped.set, rows_of.show)
     others = watch.others()
     busy = busy_words(1.0, others)
     if stopped.is_set():
-        pairs = options["repeats"] * len(texts)
-        click.echo(f"stopped: {len(figures[0].ratios)} of {pairs} pairs were measured", err=True)
+        click.echo(f"stopped: {_measured(figures[0], options['repeats'] * len(texts))}", err=True)
     rows = [figure.as_dict() for figure in figures]
     engines = {str(one.bundle.path): one for one, _ in entries}
     advice = advise(rows, {name: one.bundle.manifest.parity for name, one in engines.items()})
@@ -184,7 +189,8 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
     else:
         ask = {name: ask_words(one.bundle.manifest) for name, one in engines.items()}
         exact = all(one.exact_rows for one in engines.values())
-        _show(rows, _padded(engine), exact, settings.accept.approximations, busy, ask)
+        said = _Said(exact, settings.accept.approximations, not settings.sampling.greedy)
+        _show(rows, _padded(engine), said, busy, ask)
         if options["verbose"]:
             _explain(rows, engine.strict, advice)
     if report:
@@ -218,21 +224,61 @@ def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, severa
     return wanted
 
 
-def _show(
-    rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str], busy: str, ask: dict[str, str]
-) -> None:
+class _Rows:
+    """What is told on stderr while it is measured: a line for each method at once, then how all stand, now and then."""
+
+    def __init__(self) -> None:
+        self._told, self._at = 0, 0.0
+
+    def show(self, figures: Sequence[MethodFigures]) -> None:
+        """Tell the methods that are new; of the same ones, if the last line is ``EVERY`` seconds old, how all stand."""
+        if len(figures) > self._told:
+            self._told, self._at = len(figures), monotonic()
+            _, name, speed, ratio = _so_far(figures[-1])
+            click.echo(f"  {name:<12}{speed:>8.1f} tokens/s  {ratio:.2f}x", err=True)
+        elif monotonic() - self._at >= EVERY:
+            self._at = monotonic()
+            pairs = "first round" if figures[0].warm_up else f"{len(figures[0].ratios)} pairs"
+            each = ", ".join(f"{name} {ratio:.2f}x" for _, name, _, ratio in map(_so_far, figures[1:]))
+            click.echo(f"  {pairs}: {figures[0].method} {_so_far(figures[0])[2]:.1f} tokens/s, {each}", err=True)
+
+
+def _so_far(figures: MethodFigures) -> tuple[str, str, float, float]:
+    return figures.bundle, figures.method, 1000 / median(figures.ms_per_token), median(figures.ratios)
+
+
+def _measured(plain: MethodFigures, pairs: int) -> str:
+    if plain.warm_up:
+        return "the first round alone was measured, whose times are less certain"
+    return f"{len(plain.ratios)} of {pairs} pairs were measured"
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What was asked for, which decides what may be said of texts."""
+
+    strict: bool
+    lost: list[str]  # what another rule of acceptance gives away
+    sampled: bool
+
+    def comparable(self, row: dict[str, Any]) -> bool:
+        """Whether a row's texts are meant to be those of plain decoding; else their distribution is."""
+        return not self.sampled or bool(row["exact"]) or row["method"] in ("plain", AR)
+
+
+def _show(rows: list[dict[str, Any]], padded: bool, said: _Said, busy: str, ask: dict[str, str]) -> None:
     """Print a headline for each bundle, whether the machine was quiet, the table, and what to type next."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
     for name in names:
         of_it = [row for row in rows if row["bundle"] == name]
         if len(of_it) > 1:
             where = f"{label(of_it[0], rows).rsplit(' ', 1)[0]}: " if len(names) > 1 else ""
-            click.echo(f"{where}{_headline(of_it)}; {_same_text(of_it, strict, lost)}")
+            click.echo(f"{where}{_headline(of_it)}; {_same_text(of_it, said)}")
     if busy:
         click.echo(f"{busy}: times are too long, and ratios less certain")
     click.echo()
     short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
-    _table(rows, padded, short)
+    _table(rows, padded, short, said)
     base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
     best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _helps(row) else 1))
     how = f" --method {best['method']}" if _helps(best) else ""
@@ -252,18 +298,26 @@ def _headline(rows: list[dict[str, Any]]) -> str:
         return f"{best['method']} is {best['speedup']:.1f} times as fast as plain decoding"
     if best["pairs"] == 1:
         return "one pair of runs: too few to say what is fastest"
+    if best["speedup"] >= 1.02:
+        interval = f"({best['speedup_low']:.2f}-{best['speedup_high']:.2f})"
+        return f"{best['method']} may be faster: {best['speedup']:.2f}x, but its interval {interval} has 1 in it"
     return "no method is faster than plain decoding here"
 
 
-def _same_text(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> str:
-    same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))
-    if given_away:
-        return f"lossy, as was asked for: {', '.join(given_away)}"
+def _same_text(rows: list[dict[str, Any]], said: _Said) -> str:
+    strict, meant = said.strict, [row for row in rows[1:] if said.comparable(row)]
+    same, runs = (sum(row[key] for row in meant) for key in ("same_text", "runs"))
+    if said.lost:
+        return f"lossy, as was asked for: {', '.join(said.lost)}"
     if unproven := list(dict.fromkeys(reason for row in rows for reason in row["unproven"])):
         return f"UNPROVEN: {'; '.join(unproven)}"
     if strict and not all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:]):
         return "ANOTHER TEXT: see `edgespec verify`"
-    return f"same text in {'all' if same == runs else f'{same} of'} {runs} runs" + ("" if strict else f"; {NEAR_TIES}")
+    near = "" if strict else f"; {NEAR_TIES}"
+    told = [f"same text in {'all' if same == runs else f'{same} of'} {runs} runs{near}"] if meant else []
+    if others := [row["method"] for row in rows[1:] if not said.comparable(row)]:
+        told.append(f"same distribution, other texts: {', '.join(others)}")
+    return "; ".join(told)
 
 
 def _padded(engine: Engine) -> bool:
@@ -285,7 +339,7 @@ def _explain(rows: list[dict[str, Any]], strict: bool, advice: list[Advice]) -> 
         click.echo(f"  {item.situation:<8} {row_names([taken, *rows])[0]}: {item.why}")
 
 
-def _table(rows: list[dict[str, Any]], padded: bool, short: bool) -> None:
+def _table(rows: list[dict[str, Any]], padded: bool, short: bool, said: _Said) -> None:
     """Print the methods of a bundle in 80 columns; more of several bundles, and where there are figures of batches."""
     from rich.table import Table
 
@@ -299,7 +353,7 @@ def _table(rows: list[dict[str, Any]], padded: bool, short: bool) -> None:
             "tok/round": f"{row['tokens_per_round']:.2f}",
             "accepted": "-" if plain else f"{100 * row['acceptance_rate']:.0f} %",
             "lossless": {True: "yes", False: "no", None: "?"}[row["lossless"]],
-            "same text" if short else "same": f"{row['same_text']}/{row['runs']}",
+            "same text" if short else "same": f"{row['same_text']}/{row['runs']}" if said.comparable(row) else "-",
             "extra": show_bytes(row["extra_bytes"]),
             "together": f"{row['batch_tokens_per_second'] or 0:.1f}",
         }

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import parse_json
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine, Prompt
+    from edgespec.runtimes.text.chat import Message
+
+HINT = "one prompt a line, or .jsonl with `prompt` or `messages`"
 
 
 def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
     """Prompts of a file, or those of the bundle's golden vectors.
 
-    A .jsonl file has objects with ``prompt`` (or Spec-Bench's ``turns``); any other file has a prompt a line.  A model
-    that hears is given a recording, and a prompt is a window of it; a decoder that hears reads texts, too.
+    A .jsonl file has objects with ``prompt``, with ``messages``, which the model's template writes, or with
+    Spec-Bench's ``turns``; any other file has a prompt a line.  A model that hears is given a recording, and a prompt
+    is a window of it; a decoder that hears reads texts, too.
 
     Raises:
         InvalidRequest: the file cannot be read or has no prompts.
@@ -37,16 +41,17 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
         if not prompts:
             raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
         return prompts[:limit]
-    return list(read_prompt_file(file)[:limit])
+    found = _read(file, "prompts", HINT, str.splitlines)[:limit]
+    return [one if isinstance(one, str) else engine.chat_prompt(one) for one in found]
 
 
 def read_prompt_file(file: Path) -> list[str]:
-    """Prompts of a file, as ``read_prompts`` has them.
+    """Prompts of a file that are texts, as ``read_prompts`` has them.
 
     Raises:
-        InvalidRequest: the file cannot be read or has no prompts.
+        InvalidRequest: the file cannot be read, has no prompts, or has conversations.
     """
-    return _read(file, "prompts", "one prompt a line, or .jsonl with `prompt`", lambda text: text.splitlines())
+    return _texts(file, _read(file, "prompts", "one prompt a line, or .jsonl with `prompt`", str.splitlines))
 
 
 def read_texts(file: Path) -> list[str]:
@@ -55,11 +60,19 @@ def read_texts(file: Path) -> list[str]:
     Raises:
         InvalidRequest: the file cannot be read or has no text.
     """
-    return _read(file, "text", "a text file, or .jsonl with `prompt`", lambda text: [text])
+    return _texts(file, _read(file, "text", "a text file, or .jsonl with `prompt`", lambda text: [text]))
 
 
-def _read(file: Path, what: str, hint: str, split: Callable[[str], list[str]]) -> list[str]:
-    """Texts of a file that are not blank; one that is not .jsonl is parted by ``split``."""
+def _texts(file: Path, found: list[str | list[Message]]) -> list[str]:
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) < len(found):
+        raise InvalidRequest(f"{file}: has `messages`: expected texts alone here", "give each as `prompt`")
+    return texts
+
+
+def _read(file: Path, what: str, hint: str, split: Callable[[str], list[str]]) -> list[str | list[Message]]:
+    """Texts and conversations of a file that are not blank; one that is not .jsonl is parted by ``split``."""
+    texts: list[str | list[Message]]
     try:
         content = file.read_text("utf-8-sig")
         if file.suffix == ".jsonl":
@@ -73,6 +86,8 @@ def _read(file: Path, what: str, hint: str, split: Callable[[str], list[str]]) -
     return texts
 
 
-def _of_json(item: dict[str, object]) -> str:
+def _of_json(item: dict[str, Any]) -> str | list[Message]:
+    if "messages" in item:
+        return list(item["messages"])
     turns = item.get("turns")
     return str(turns[0] if isinstance(turns, list) else item["prompt"])

@@ -38,6 +38,19 @@ class MethodFigures:
     weight_bytes: int = 0  # of the target's weights
     # tokens per second of several sequences together, one figure per run; empty = not measured
     batch: list[float] = field(default_factory=list)
+    warm_up: bool = True  # what there is comes from the first round, whose times do not count once there are others
+
+    def take(self, result: Result, base_ms: float, same: bool) -> None:
+        """Add a run; ``base_ms``: what a token of plain decoding took beside it."""
+        ms = result.stats.decode_ms / result.stats.tokens
+        self.results.append(result)
+        self.same_text += same
+        self.ms_per_token.append(ms)
+        self.ratios.append(base_ms / ms)
+
+    def begin(self) -> None:
+        """Forget the runs of the first round."""
+        self.results, self.ms_per_token, self.ratios, self.same_text, self.warm_up = [], [], [], 0, False
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -94,17 +107,20 @@ def bench_all(
     batch: int = 0,  # time so many sequences together, too: the prompts, over again where there are fewer; 0 = do not
     progress: Callable[[int, int, str], None] | None = None,  # called with (done, of, what)
     on_stop: Callable[[], None] | None = None,
+    on_figures: Callable[[Sequence[MethodFigures]], None] | None = None,
 ) -> list[MethodFigures]:
     """Measure methods of several bundles, interleaved: all take turns on every prompt.
 
-    ``on_stop`` is called where Ctrl-C ends it before its time; what was measured until then is returned.
+    ``on_stop`` is called where Ctrl-C ends it before its time; what was measured until then is returned: of the first
+    round, whose times do not count otherwise, if there is nothing else.  ``on_figures`` is called with what there is
+    after each run of the first prompt, and then after each prompt that all methods have answered.
 
     Returns:
-        for each bundle its plain decoding, then its methods.
+        for each bundle its plain decoding, then its methods; those that Ctrl-C left without a run are not there.
 
     Raises:
         InvalidRequest: token ids for bundles whose tokenizers differ.
-        KeyboardInterrupt: Ctrl-C without ``on_stop``, or before every method was timed once.
+        KeyboardInterrupt: Ctrl-C without ``on_stop``, or before anything was timed.
     """
     tokenizers = {engine.codec.vocabulary_sha256() for engine, _ in entries}
     if len(tokenizers) > 1 and not all(isinstance(prompt, str) for prompt in prompts):
@@ -113,16 +129,16 @@ def bench_all(
     for engine, methods in entries:
         runs += _runs(engine, methods, prompts, settings, len(runs))
     try:
-        _measure(runs, prompts, repeats, batch, progress)
+        _measure(runs, prompts, repeats, batch, progress, on_figures)
     except KeyboardInterrupt:
-        if on_stop is None or not all(run.found.ratios for run in runs):
+        if on_stop is None or not any(run.found.ratios for run in runs):
             raise
         on_stop()
     for number, run in enumerate(runs):
         run.found.extra_bytes = sum(extra_bytes(run.engine, name) for name in _loaded(run.found))
         if run.base == number:
             run.engine.close()
-    return [run.found for run in runs]
+    return [run.found for run in runs if run.found.ratios]
 
 
 def _measure(
@@ -131,14 +147,19 @@ def _measure(
     repeats: int,
     batch: int,
     progress: Callable[[int, int, str], None] | None,
+    on_figures: Callable[[Sequence[MethodFigures]], None] | None,
 ) -> None:
-    """Let all take turns on every prompt; a turn counts once all have had it."""
+    """Let all take turns on every prompt; a turn counts once all have had it, but in the first round at once."""
     done, of = count(1), len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
     together = [prompts[i % len(prompts)] for i in range(batch)]
 
     def tell(what: str) -> None:
         if progress:
             progress(next(done), of, what)
+
+    def show(now: bool) -> None:
+        if on_figures and now:
+            on_figures([run.found for run in runs if run.found.ratios])
 
     for repeat in range(repeats + 1):
         turn = turned(range(len(runs)), repeat)
@@ -147,20 +168,30 @@ def _measure(
             for number in turn:
                 results[number] = runs[number].engine.generate(prompt, runs[number].settings)
                 tell(runs[number].found.method)
-            times = {number: made.stats.decode_ms / made.stats.tokens for number, made in results.items()}
-            for number, ms in times.items() if repeat else ():
-                run, found = runs[number], runs[number].found
-                found.results.append(results[number])
-                found.same_text += results[number].tokens == run.expected[at]
-                found.ms_per_token.append(ms)
-                found.ratios.append(times[run.base] / ms)
+                if not repeat:  # plain decoding has the first turn of its bundle in this round
+                    _count(runs[number], results, number, at)
+                    show(at == 0)
+            for number in turn if repeat else ():
+                if runs[number].found.warm_up:
+                    runs[number].found.begin()
+                _count(runs[number], results, number, at)
+            show(repeat + at > 0)
         for number in turn if batch else ():
-            run, begun = runs[number], perf_counter()
-            batched = run.engine.generate_batch(together, run.settings, batch=batch)
-            taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in batched) / 1000
-            if repeat:
-                run.found.batch.append(sum(len(result.tokens) for result in batched) / taken)
-            tell(f"{run.found.method}, {batch} together")
+            _decode_together(runs[number], together, bool(repeat))
+            tell(f"{runs[number].found.method}, {batch} together")
+
+
+def _decode_together(run: _Run, prompts: Sequence[Prompt], counts: bool) -> None:
+    begun = perf_counter()
+    batched = run.engine.generate_batch(prompts, run.settings, batch=len(prompts))
+    taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in batched) / 1000
+    if counts:
+        run.found.batch.append(sum(len(result.tokens) for result in batched) / taken)
+
+
+def _count(run: _Run, results: dict[int, Result], number: int, at: int) -> None:
+    base = results[run.base].stats
+    run.found.take(results[number], base.decode_ms / base.tokens, results[number].tokens == run.expected[at])
 
 
 def _runs(

@@ -136,8 +136,12 @@ def test_without_strict_there_is_one_plain_method(command: Command, demo: Path) 
 
 
 def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path) -> None:
-    result = command("bench", demo, *QUICK, "--temperature", 1, "--method", "ngram")
-    assert "same text in all " in result.out
+    """Nor are texts compared that are drawn anew: only their distribution is meant to be the same."""
+    result = command("bench", demo, *QUICK, "--temperature", 1, "--method", "ngram", "--method", "speculative")
+    lines = result.out.splitlines()
+    assert re.search(r"; (same text in all 2 runs; )?same distribution, other texts: (ngram, )?speculative$", lines[0])
+    assert next(line for line in lines if line.startswith("speculative")).split()[-3] == "-"
+    assert "ANOTHER TEXT" not in result.out
     made = command("bench", demo, *QUICK, "--temperature", 1, "--acceptance", "coupled", "--json").json
     assert all(row["same_text"] == row["runs"] for row in made["methods"][1:])
 
@@ -151,6 +155,11 @@ def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path)
         # one pair crowns nobody
         ({"speedup": 2.5, "speedup_low": 2.5, "speedup_high": 2.5, "pairs": 1},
          "one pair of runs: too few to say what is fastest", False),
+        # nor is a likely gain denied
+        ({"speedup": 1.26, "speedup_low": 0.98, "speedup_high": 1.5, "pairs": 2},
+         "ngram may be faster: 1.26x, but its interval (0.98-1.50) has 1 in it", False),
+        ({"speedup": 0.9, "speedup_low": 0.8, "speedup_high": 1.1, "pairs": 2},
+         "no method is faster than plain decoding here", False),
     ],
 )  # fmt: skip
 def test_what_is_said_of_what_was_measured(
@@ -173,11 +182,11 @@ def test_what_is_said_of_what_was_measured(
         assert (" --method ngram " in following) == named
 
 
-@pytest.mark.parametrize("after", [2, 12])
+@pytest.mark.parametrize("after", [1, 2, 3, 12])
 def test_ctrl_c_shows_what_was_measured(
     command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """Once every method was timed; before that there is nothing to show."""
+    """Whenever it comes, what there is: of the first round where there is no other, and nothing before any run."""
     calls, generate = 0, Engine.generate
 
     def interrupted(*arguments: Any, **changes: Any) -> Result:
@@ -192,13 +201,29 @@ def test_ctrl_c_shows_what_was_measured(
     result = command("bench", demo, *how)
     assert result.code == 130
     found = json.loads(result.out)
-    if after == 2:
+    if after == 1:
         assert found["error"]["type"] == "KeyboardInterrupt"
+        return
+    assert [row["method"] for row in found["methods"]] == ["plain", "ngram"][: after - 1]
+    assert "    plain " in result.err.replace("\n", "    ")  # said as soon as it is there
+    if after < 12:
+        assert "stopped: the first round alone was measured" in result.err
         return
     pairs = {row["pairs"] for row in found["methods"]} | {row["runs"] for row in found["methods"]}
     assert len(pairs) == 1
     assert 0 < (measured := pairs.pop()) < 20
     assert f"stopped: {measured} of 20 pairs were measured" in result.err
+
+
+def test_how_all_stand_is_said_meanwhile(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each method when its first run is over, and then now and then one for all."""
+    how = "bench", demo, "--limit", 2, "--repeats", 1, "--max-new-tokens", 4, "--method", "ngram"
+    lines = command(*how).err.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == ["plain", "ngram"]
+    monkeypatch.setattr("edgespec.cli.bench.EVERY", 0)
+    lines = [line for line in command(*how).err.splitlines() if line.startswith("  ")]
+    assert [line.split(":")[0].strip() for line in lines[2:]] == ["first round", "1 pairs", "2 pairs"]
+    assert re.fullmatch(r"  2 pairs: plain \d+\.\d tokens/s, ngram \d+\.\d\dx", lines[-1])
 
 
 def test_a_method_named_twice_is_measured_once(command: Command, demo: Path) -> None:
@@ -217,13 +242,17 @@ def test_plot(command: Command, chatty: Path, tmp_path: Path, monkeypatch: pytes
     "name, lines",
     [
         ("p.txt", ["ROMEO:", "", "  ", "JULIET:"]),
+        ("chat.jsonl", [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in ("Speak!", "Hark!")]),
         ("p.jsonl", [json.dumps({"prompt": "ROMEO:\n"}), "", json.dumps({"turns": ["JULIET:", "more"], "id": 1})]),
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_prompts_of_a_file(command: Command, demo: Path, tmp_path: Path, name: str, lines: Any, encoding: str) -> None:
+def test_prompts_of_a_file(
+    command: Command, demo: Path, chatty: Path, tmp_path: Path, name: str, lines: Any, encoding: str
+) -> None:
     (tmp_path / name).write_text("\n".join(lines), encoding)
-    made = command("bench", demo, "--prompts", tmp_path / name, *QUICK[2:], "--method", "ar", "--json").json
+    bundle = chatty if name.startswith("chat") else demo
+    made = command("bench", bundle, "--prompts", tmp_path / name, *QUICK[2:], "--method", "ar", "--json").json
     assert made["conditions"]["prompts"] == 2
 
 
@@ -239,6 +268,7 @@ def test_prompts_of_a_file(command: Command, demo: Path, tmp_path: Path, name: s
         ("null.jsonl", b"null"),
         ("other.jsonl", b'{"text": "x"}'),
         ("turns.jsonl", b'{"turns": []}'),
+        ("messages.jsonl", b'{"messages": null}'),
     ],
 )
 def test_prompts_that_cannot_be_read(
