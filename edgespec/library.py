@@ -22,13 +22,14 @@ from edgespec.export.bundle.progress import Progress, shown
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.files.staged import write_staged
+from edgespec.runtimes.options import LoadChanges, LoadOptions
+from edgespec.signatures import takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.formats import Format
-    from edgespec.runtimes.options import LoadChanges, LoadOptions
 
 BUILTIN = "builtin:"
 EMBEDDED = Path(__file__).parent / "builtin"
@@ -158,6 +159,12 @@ def is_model(source: str | os.PathLike[str]) -> bool:
     return bool(_HUB_ID.fullmatch(text)) and not path.exists() and not path.parent.is_dir()
 
 
+def require_known(source: str | os.PathLike[str]) -> None:
+    """Refuse, by an ``InvalidRequest`` with the nearest name, what is neither a bundle nor the name of a model."""
+    if not is_model(source) and located(source) is None:
+        raise _nothing(os.fspath(source))
+
+
 def ready(
     source: str | os.PathLike[str],
     progress: Progress | None = None,
@@ -191,8 +198,7 @@ def ready(
                 "a format is for a model, of which a bundle is made",
             )
         return found
-    if not is_model(source):
-        raise _nothing(os.fspath(source))
+    require_known(source)
     with shown(progress) as report:
         return _make(os.fspath(source), report, form, most)
 
@@ -206,6 +212,7 @@ def most_bytes(budget: str | int | None) -> int | None:
     return parse_bytes(budget) if isinstance(budget, str) else budget
 
 
+@takes(LoadChanges, LoadOptions)
 def load(
     bundle: str | os.PathLike[str],
     options: LoadOptions | None = None,
@@ -213,14 +220,17 @@ def load(
     progress: Progress | None = None,
     **changes: Unpack[LoadChanges],
 ) -> Engine:
-    """Load a bundle, or a model, of which a bundle is made first (``ready``).
+    """Load a bundle, or a model, of which a bundle is made first.
 
     Args:
         bundle: a bundle's folder or name, or a model: folder, .gguf file, hub id, builtin:NAME.
-        options: how.
+        options: how; None = ``LoadOptions`` with its defaults.  What follows is set on top.
         progress: of the export, if there is one: is told stage, steps done, all steps, and what is done; None = a bar
             at a terminal.
         **changes: fields of ``LoadOptions`` (threads, context, strict, device, budget, ...), set on top.
+
+    Returns:
+        an engine; ``with`` closes it at the end.
 
     Raises:
         BudgetError: the bundle, or the context asked for, does not fit.

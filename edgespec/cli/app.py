@@ -118,6 +118,7 @@ def main() -> None:
 
     What failed is said in words on stderr, and under ``--json`` as an object on stdout, too.
     """
+    _open_outputs()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a model may write what a Windows code page has no room for
     with suppress(ValueError):  # not in the main thread
@@ -136,6 +137,13 @@ def main() -> None:
             raise
         click.echo(f"error: {told}", err=True)
         _end(1, "OSError" if isinstance(error, OSError) else type(error).__name__, told.message, told.hint)
+
+
+def _open_outputs() -> None:
+    """Give a process that was started without stdout or stderr ones that lead nowhere: no file may take their place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  until the end
 
 
 def _terminated(_: int, frame: FrameType | None) -> NoReturn:
@@ -162,6 +170,8 @@ def _told(error: Exception) -> EdgespecError | None:
     if isinstance(error, MemoryError):
         hint = "--budget keeps within a limit, and `edgespec plan` says what fits"
         return EdgespecError(f"out of memory: {error or 'the system has no more'}", hint)
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve before Python 3.13
+        return EdgespecError(str(error), "name another file or folder")
     return EdgespecError(str(error)) if isinstance(error, OSError) else None
 
 

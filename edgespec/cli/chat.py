@@ -13,7 +13,7 @@ import click
 from edgespec.cli.answer import conclude, template_value
 from edgespec.cli.common import print_table, progress
 from edgespec.cli.images import read_images, require_sight, text_of, with_images
-from edgespec.cli.line_editor import line_editor
+from edgespec.cli.line_editor import asking, expect_pastes, gather, line_editor
 from edgespec.cli.markdown import show
 from edgespec.cli.method_settings import NAMES, read_setting
 from edgespec.cli.method_settings import apply as apply_settings
@@ -21,6 +21,8 @@ from edgespec.cli.tool_calls import Call, Tools, answer_shape, read_answer
 from edgespec.errors import EdgespecError, InvalidRequest, unknown_name
 
 if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
     from edgespec.decoding.settings import Settings
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
@@ -69,9 +71,10 @@ class Chat:
         pressed = False  # Ctrl-C, and nothing since
         with line_editor(asked, self.complete) as editor:
             if self.tools is not None:
-                self.tools.ask = partial(click.prompt, default="n", show_default=False, prompt_suffix="", err=True)
+                self.tools.ask = partial(_ask_line, editor)
             while not self.ended:
                 try:
+                    gather(editor)
                     # made once for each line: to count tokens the whole conversation is written by its template
                     text = editor.prompt("you> ", bottom_toolbar=self.status())
                 except EOFError:
@@ -83,6 +86,7 @@ class Chat:
                     click.echo("Ctrl-C again, Ctrl-D or /exit ends the chat", err=True)
                     continue
                 pressed = False
+                expect_pastes(editor)
                 if text.strip():
                     self.take(text)
 
@@ -331,6 +335,13 @@ class Chat:
 
     def _exit(self, _: str) -> None:
         self.ended = True
+
+
+def _ask_line(editor: PromptSession[str], question: str) -> str:
+    """Ask for a line; keys that came before the question are not its answer, but of the next message."""
+    gather(editor)
+    with asking():
+        return str(click.prompt(question, default="n", show_default=False, prompt_suffix="", err=True))
 
 
 def _count(count: int, what: str) -> str:

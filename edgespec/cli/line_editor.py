@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,13 +15,25 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completion
     from prompt_toolkit.document import Document
 
+QUIET = 0.05  # seconds without a key, behind which a paste is over
+
+
+def typing() -> AbstractContextManager[None]:
+    """While this lasts, keys that nobody has asked for yet wait for the next line, unseen, however many they are.
+
+    A terminal that echoes shows them in the middle of what is written.  One in line mode keeps 4,095 bytes of a line,
+    and drops the rest.
+    """
+    return _line_mode(False)
+
+
+def asking() -> AbstractContextManager[None]:
+    """While this lasts, the terminal takes a line as it does for other programs."""
+    return _line_mode(True)
+
 
 @contextmanager
-def typing() -> Iterator[None]:
-    """While this lasts, keys that nobody has asked for yet wait for the next line, however many they are.
-
-    A terminal in line mode keeps 4,095 bytes of a line, and drops the rest.
-    """
+def _line_mode(on: bool) -> Iterator[None]:
     try:
         import termios
     except ImportError:  # Windows, whose console cuts nothing
@@ -28,12 +41,44 @@ def typing() -> Iterator[None]:
         return
     file = sys.stdin.fileno()
     before, now = termios.tcgetattr(file), termios.tcgetattr(file)
-    now[3] &= ~termios.ICANON
+    flags = termios.ICANON | termios.ECHO
+    now[3] = now[3] | flags if on else now[3] & ~flags
     termios.tcsetattr(file, termios.TCSANOW, now)
     try:
         yield
     finally:
         termios.tcsetattr(file, termios.TCSANOW, before)
+
+
+def gather(editor: PromptSession[str]) -> None:
+    """Make one text of the keys that came since the last prompt: the next one begins with it.
+
+    A line end among them is a new line of the text; one behind it all sends it.
+    """
+    from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+    from prompt_toolkit.key_binding import KeyPress
+    from prompt_toolkit.keys import Keys
+
+    if sys.platform == "win32":
+        return
+    keys = get_typeahead(editor.input)
+    while came := editor.input.read_keys():
+        keys += came
+        select.select([editor.input.fileno()], [], [], QUIET)  # a text that is pasted comes in pieces
+    keys += editor.input.flush_keys()
+    texts = [at for at, one in enumerate(keys) if one.key == Keys.BracketedPaste or len(one.key) == 1]
+    last = texts[-1] if texts else -1
+    made: list[KeyPress] = []
+    sent = not texts
+    for at, one in enumerate(keys):
+        if one.key not in (Keys.ControlM, Keys.ControlJ):
+            made.append(one)
+        elif at < last:
+            made += [KeyPress(Keys.Escape), KeyPress(Keys.ControlM)]
+        elif not sent:
+            made.append(KeyPress(Keys.ControlM))
+            sent = True
+    store_typeahead(editor.input, made)
 
 
 @contextmanager
@@ -91,7 +136,16 @@ def line_editor(
         )
         is_command = Condition(lambda: editor.default_buffer.text.startswith("/"))
         editor.complete_while_typing = is_command & ~has_completions
-        yield editor
+        try:
+            yield editor
+        finally:
+            expect_pastes(editor, False)
+
+
+def expect_pastes(editor: PromptSession[str], wanted: bool = True) -> None:
+    """Have the terminal mark what is pasted while there is no prompt, which does it for itself."""
+    (editor.output.enable_bracketed_paste if wanted else editor.output.disable_bracketed_paste)()
+    editor.output.flush()
 
 
 @contextmanager

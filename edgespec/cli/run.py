@@ -152,7 +152,7 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
     if options["audio"] is not None and not chat:
         transcribe(bundle, prompts, method, options)
         return
-    typed = _check(prompts, options)
+    typed = _check(bundle, prompts, options)
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     options["images"] = read_images(options["images"])
     if options["audio"] is not None:
@@ -189,12 +189,15 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
             request.complete(texts[0])
 
 
-def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> bool:
+def _check(bundle: str, prompts: tuple[str, ...], options: dict[str, Any]) -> bool:
     """Refuse options that do not fit together; gives whether questions are typed.
 
     Raises:
         click.UsageError: what does not fit is named.
+        InvalidRequest: no prompt, and no such bundle or model, either: its name is what is wrong first.
     """
+    from edgespec.library import require_known
+
     chat, as_json = options["chat"], options["as_json"]
     if (options["input"] is None) != (options["output"] is None):
         raise click.UsageError("--input and --output belong together")
@@ -203,6 +206,7 @@ def _check(prompts: tuple[str, ...], options: dict[str, Any]) -> bool:
             raise click.UsageError("--input has the prompts: leave --prompt, --image and --chat out")
         return False
     if not chat and not prompts and not options["images"] and (as_json or not at_terminal()):
+        require_known(bundle)
         raise click.UsageError("give --prompt TEXT, --chat, or both")
     if len(prompts) > 1 and not chat:
         raise click.UsageError("several --prompt belong to --chat, which asks them in turn")

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from edgespec.cli.common import OUTPUT, PATH, THREADS, GroupedCommand, emit_json, group, json_option, option, progress
+from edgespec.errors import TrainingError
 
 METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
 DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
@@ -113,6 +114,11 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
         raise click.UsageError("say where to write the result: -o FOLDER")
     if output.resolve() == Path.cwd():
         raise click.UsageError("the result cannot take the place of the current folder: name another with -o")
+    if model.endswith(".gguf"):  # before torch is asked for
+        raise TrainingError(
+            f"{model}: a GGUF file cannot be trained on: expected a Hugging Face folder or a hub id",
+            "train on the checkpoint that it was made of",
+        )
     import torch  # noqa: F401  missing: better now than after the model is read
     from accelerate import Accelerator  # noqa: F401
 

@@ -71,6 +71,101 @@ def test_lines_are_edited_in_any_script(tmp_path: Path) -> None:
     assert lines(tmp_path) == ["\uc548", "abc", "abc", "one\ntwo\n\nthree", "four\nfive"]  # pasted lines are one text
 
 
+BUSY = """
+import json, time
+from edgespec.cli.chat import _ask_line
+from edgespec.cli.line_editor import expect_pastes, gather, line_editor, typing
+with typing(), line_editor() as editor:
+    while True:
+        gather(editor)
+        line = editor.prompt("> ")
+        expect_pastes(editor)
+        open("lines", "a").write(json.dumps(line) + "\\n")
+        if line == "end":
+            break
+        print("busy", flush=True)
+        time.sleep(1)
+        if line == "ask":
+            open("lines", "a").write(json.dumps(_ask_line(editor, "really? ")) + "\\n")
+        print("answered", flush=True)
+"""
+MANY = [f"line {number}" for number in range(200)]
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ("second\r", "second"),
+        ("".join(f"{line}\r" for line in MANY), "\n".join(MANY)),  # pasted where a terminal marks nothing
+        ("\x1b[200~" + "\r".join(MANY) + "\x1b[201~\r", "\n".join(MANY)),
+        (f"helo{DELETE}{DELETE}llo\r\r\r", "hello"),  # edited, and sent by an impatient one
+        ("\r\rsecond\r", "\n\nsecond"),
+    ],
+    ids=["line", "lines", "paste", "edited", "empty"],
+)
+def test_what_is_typed_meanwhile_is_unseen_and_one_message(tmp_path: Path, keys: str, message: str) -> None:
+    with Terminal(["-c", BUSY], tmp_path) as terminal:
+        terminal.wait_for(">")
+        terminal.type("first\r")
+        terminal.wait_for("busy")
+        terminal.type(keys)
+        assert terminal.wait_for("answered").strip() == ""  # nothing of it is in the answer
+        terminal.wait_for("busy")
+        terminal.wait_for("answered")
+        terminal.wait_for(">")
+        terminal.type("end\r")
+        assert terminal.end() == 0
+    assert lines(tmp_path) == ["first", message, "end"]
+
+
+def test_what_is_typed_without_enter_can_be_edited(tmp_path: Path) -> None:
+    with Terminal(["-c", BUSY], tmp_path) as terminal:
+        terminal.wait_for(">")
+        terminal.type("first\r")
+        terminal.wait_for("busy")
+        terminal.type("two\rlines")
+        terminal.wait_for("answered")
+        terminal.wait_for("lines")
+        terminal.type(" more\r")
+        terminal.wait_for("answered")
+        terminal.type("\x04")
+        terminal.wait_for(">")
+        assert terminal.end() == 1  # end of input
+    assert lines(tmp_path) == ["first", "two\nlines more"]
+
+
+def test_what_is_typed_before_a_question_does_not_answer_it(tmp_path: Path) -> None:
+    """A tool is not allowed by letters of the next message; the answer is seen as it is typed."""
+    with Terminal(["-c", BUSY], tmp_path) as terminal:
+        terminal.wait_for(">")
+        terminal.type("ask\r")
+        terminal.wait_for("busy")
+        terminal.type("yes, go on\r")
+        terminal.wait_for("really? ")
+        terminal.type("no\r")
+        terminal.wait_for("no")
+        terminal.wait_for("busy")
+        terminal.wait_for("answered")
+        terminal.wait_for(">")
+        terminal.type("end\r")
+        assert terminal.end() == 0
+    assert lines(tmp_path) == ["ask", "no", "yes, go on", "end"]
+
+
+def test_lines_that_are_pasted_into_a_chat_are_one_question(chatty: Path, tmp_path: Path) -> None:
+    """Into a terminal that marks no paste: the first line is sent, and all others while it is answered."""
+    with chat(chatty, tmp_path, "--session", "talk.session") as terminal:
+        terminal.wait_for("you>")
+        terminal.type("how?\r" + "".join(f"{line}\r" for line in MANY[:20]))
+        terminal.wait_for("tokens at")
+        terminal.wait_for("tokens at")
+        terminal.wait_for("you>")
+        terminal.type("/exit\r")
+        assert terminal.end() == 0
+    messages = load(chatty, threads=THREADS).restore_session(tmp_path / "talk.session")
+    assert [message["content"] for message in messages if message["role"] == "user"] == ["how?", "\n".join(MANY[:20])]
+
+
 # -- a chat ------------------------------------------------------------------------------------------------------------
 
 
