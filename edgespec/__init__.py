@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Nothing leaves the device.  ONNX Runtime 1.29 and later report how they are used, and write an identifier of the
@@ -71,15 +72,36 @@ _WHERE = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 def __getattr__(name: str) -> Any:
     """Import public names on first use: `edgespec --help` must not wait for numpy or ONNX Runtime."""
     from importlib import import_module
 
-    if name == "export":
-        return import_module("edgespec.export")  # a package that can be called
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Edgespec(ModuleType):
+    """This module, whose ``export`` is the function, though there is a package of that name.
+
+    The import of a package puts it into the one above it: what is put there as ``export`` is not kept.  The function
+    has what the package has, so that ``import edgespec.export.front as front`` finds it.
+    """
+
+    @property
+    def export(self) -> Any:
+        """The function; see ``edgespec.export.front.export``."""
+        from edgespec.export.front import export
+
+        vars(export).update({name: one for name, one in vars(sys.modules["edgespec.export"]).items() if name[0] != "_"})
+        return export
+
+    @export.setter
+    def export(self, package: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Edgespec

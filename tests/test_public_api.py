@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,10 +17,15 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions, Settings, SettingsChanges
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.verify import Accept
+from edgespec.engine.asynchronous import AsyncStream
+from edgespec.engine.conversation import Conversation
+from edgespec.engine.engine import PUBLIC as PUBLIC_OF_ENGINES
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
+from edgespec.export.options import ExportChanges
 from edgespec.runtimes.options import LoadChanges, LoadOptions
+from edgespec.signatures import described
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
@@ -54,52 +60,105 @@ def test_public_names_are_imported_on_first_use() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
 
 
-@pytest.mark.parametrize(
-    "function, signature",
-    [
-        (
-            edgespec.load,
-            "(bundle: str | os.PathLike[str], options: LoadOptions | None = None, *, progress: Progress | None = None, "
-            "**changes: Unpack[LoadChanges]) -> Engine",
-        ),
-        (
-            Engine.generate,
-            "(self, prompt: Prompt, settings: Settings | None = None, *, "
-            "on_chunk: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None, "
-            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, "
-            "**changes: Unpack[SettingsChanges]) -> Result",
-        ),
-        (
-            Engine.stream,
-            "(self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, "
-            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, "
-            "**changes: Unpack[SettingsChanges]) -> Stream",
-        ),
-        (
-            Engine.generate_batch,
-            "(self, prompts: Sequence[Prompt], settings: Settings | None = None, *, "
-            "seeds: Sequence[int | None] | None = None, cancel: threading.Event | None = None, "
-            "on_result: Callable[[int, Result], None] | None = None, "
-            "**changes: Unpack[SettingsChanges]) -> list[Result]",
-        ),
-        (
-            Engine.chat,
-            "(self, messages: Sequence[Message], settings: Settings | None = None, *, "
-            "tools: Sequence[Any] | None = None, template_options: Mapping[str, Any] | None = None, "
-            "**changes: Unpack[SettingsChanges]) -> Result",
-        ),
-        (
-            Engine.conversation,
-            "(self, messages: Sequence[Message] = (), settings: Settings | None = None, *, "
-            "tools: Sequence[Any] | None = None, template_options: Mapping[str, Any] | None = None) -> Conversation",
-        ),
-        (Engine.close, "(self) -> None"),
-        (Stream.cancel, "(self) -> None"),
-        (Stream.close, "(self) -> None"),
-    ],
-)
-def test_signatures(function: Callable[..., object], signature: str) -> None:
-    assert str(inspect.signature(function)).replace("'", "") == signature
+def members() -> dict[str, Callable[..., object]]:
+    """All functions and classes that programs are offered, by name, with the public methods of the classes.
+
+    Of a request and a conversation, which engines make, the methods that the pages name.
+    """
+    found: dict[str, Callable[..., object]] = {}
+    for one in (getattr(edgespec, name) for name in PUBLIC if name != "__version__"):
+        found[one.__name__] = one
+        for name in dir(one) if inspect.isclass(one) else ():
+            method = inspect.getattr_static(one, name, None)
+            method = method.__func__ if isinstance(method, (classmethod, staticmethod)) else method
+            if not name.startswith("_") and inspect.isfunction(method) and name not in vars(BaseException):
+                found[f"{one.__name__}.{name}"] = method
+    for method in (Stream.cancel, Stream.close, AsyncStream.cancel, AsyncStream.aclose, Conversation.ask,
+                   Conversation.stream, Conversation.take, Conversation.save, Accept.parse):  # fmt: skip
+        found[method.__qualname__] = getattr(method, "__func__", method)
+    return found
+
+
+MEMBERS = members()
+
+
+def test_what_is_offered_is_looked_at() -> None:
+    expected = {"load", "export", "Engine", "Engine.generate", "Engine.stream", "Engine.agenerate", "Engine.astream",
+                "Engine.chat", "Engine.transcribe", "Settings.changed", "Result.as_dict", "Image.open"}  # fmt: skip
+    assert expected <= MEMBERS.keys()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_signatures_name_every_argument_and_docstrings_describe_it(name: str) -> None:
+    """As editors, notebooks and ``help`` show them."""
+    one = MEMBERS[name]
+    given = list(inspect.signature(one).parameters.values())
+    assert [each.name for each in given if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)] == []
+    doc = inspect.getdoc(one)
+    assert doc
+    if not inspect.isclass(one):  # of a class it says what one is
+        first, _, rest = doc.splitlines()[0].partition(" ")
+        assert re.fullmatch(r"[A-Z][a-z]+", first), first
+        assert not first.endswith("s"), first
+        assert rest, first
+    told = described(one)
+    assert [each.name for each in given if each.name not in ("self", "cls", *told)] == []
+
+
+def test_what_may_be_set_is_in_signatures() -> None:
+    """With types and defaults; a name that stands for the model's own value says so."""
+    shown = inspect.signature(Engine.generate).parameters
+    assert {*names(Settings), *names(SamplingParams), *names(DraftOptions)} - {"constraint", "prompt"} <= shown.keys()
+    assert (shown["gamma"].default, shown["batch"].default, shown["seed"].default) == (None, 4, None)
+    assert str(shown["temperature"]) == "temperature: 'float' = <the model's>"
+    assert str(shown["stop"]) == "stop: 'str | tuple[str, ...]' = ()"
+    assert list(shown)[:4] == ["self", "prompt", "settings", "on_chunk"]
+    options = inspect.signature(edgespec.export).parameters
+    assert {name: options[name].default for name in ("format", "trials", "quick")} == {
+        "format": "int4", "trials": 64, "quick": False
+    }  # fmt: skip
+    assert options.keys() == {*names(edgespec.ExportOptions), "options", "progress"}
+    assert inspect.signature(edgespec.load).parameters.keys() == {*names(LoadOptions), "bundle", "options", "progress"}
+
+
+def test_a_wrong_name_is_an_error_of_types(tmp_path: Path) -> None:
+    """What an editor underlines: mypy reads the same names."""
+    (tmp_path / "tried.py").write_text(
+        "import edgespec\n"
+        'edgespec.export("a", "b", methods="ngram", target_size="1G", calibration="x.txt")\n'
+        'edgespec.export("a", "b", metods=["ngram"])\n'
+        'with edgespec.load("b", threads=1) as engine:\n'
+        '    engine.generate("x", temprature=1)\n'
+        '    engine.astream("x", max_new_tokens=1, temperature=0.5)\n',
+        "utf-8",
+    )
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent", "tried.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert [line.split(":")[1] for line in ran.stdout.splitlines() if "error" in line] == ["3", "5"], ran.stdout
+
+
+def test_completion_shows_no_inner_names() -> None:
+    assert dir(edgespec) == PUBLIC
+    shown = [name for name in dir(Engine) if not name.startswith("__")]
+    assert sorted(shown) == sorted(PUBLIC_OF_ENGINES)
+    assert not [name for name in shown if name.startswith("_")]
+    code = "import edgespec, edgespec.library, edgespec.engine.engine; assert dir(edgespec) == edgespec.__all__"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
+
+
+def test_export_is_the_function_however_it_is_imported() -> None:
+    """And the package of its name is there all the same."""
+    code = (
+        "import sys, io, contextlib, edgespec.export.front as front, edgespec.export.pipeline, edgespec;"
+        "from edgespec.export.front import export; from edgespec import export as other;"
+        "assert edgespec.export is export is other is front.export and front is sys.modules['edgespec.export.front'];"
+        "assert edgespec.export.pipeline.Exporter;"
+        "out = io.StringIO();\nwith contextlib.redirect_stdout(out): help(edgespec.export)\n"
+        "assert 'function export in module edgespec.export.front' in out.getvalue(), out.getvalue();"
+        "assert 'methods: decoding methods to prepare' in out.getvalue()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
 
 
 def test_settings() -> None:
@@ -132,6 +191,7 @@ def test_editors_know_what_may_be_changed() -> None:
         *names(Settings), *names(SamplingParams), *names(DraftOptions)
     } - {"constraint", "prompt"}  # fmt: skip
     assert list(LoadChanges.__annotations__) == names(LoadOptions)
+    assert ["model", "output", *ExportChanges.__annotations__] == names(edgespec.ExportOptions)
 
 
 def test_results() -> None:

@@ -40,17 +40,29 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
-        """Take a JSON schema, parsed or as text."""
+        """Take a JSON schema.
+
+        Args:
+            schema: parsed, or as text.
+        """
         return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
     @classmethod
     def regex(cls, expression: str) -> Grammar:
-        """Take a regular expression that the whole text must match."""
+        """Take a regular expression.
+
+        Args:
+            expression: what the whole text must match.
+        """
         return cls("regex", expression)
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """Take a grammar in Lark's notation."""
+        """Take a grammar in Lark's notation.
+
+        Args:
+            grammar: as llguidance reads it.
+        """
         return cls("lark", grammar)
 
 
@@ -266,6 +278,9 @@ class Settings:
         """Copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
 
         ``accept`` may be the text of a rule (``Accept.parse``), ``branch`` a number or a list.
+
+        Args:
+            **changes: fields by name.
 
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.

@@ -93,7 +93,12 @@ class Accept:
 
     @classmethod
     def parse(cls, text: str, min_block: int = 0) -> Accept:
-        """Read a rule as the command line writes it: ``typical``, ``typical:0.09,0.3``, ``top-k:3``, ..."""
+        """Read a rule as the command line writes it.
+
+        Args:
+            text: as ``typical``, ``typical:0.09,0.3`` or ``top-k:3``.
+            min_block: so many guesses of a chain are accepted under any rule.
+        """
         rule, _, rest = text.partition(":")
         numbers = rest.split(",") if rest else _LANTERN if rule == "lantern" else ()
         try:

@@ -55,7 +55,15 @@ class Conversation:
         self._prompt: list[int] = []
 
     def ask(self, content: Any = None, **changes: Unpack[SettingsChanges]) -> Result:
-        """Ask, and keep the answer; arguments as for ``stream``."""
+        """Ask a question, and keep the answer.
+
+        Args:
+            content: as for ``stream``.
+            **changes: fields of ``Settings``, set for this turn.
+
+        Raises:
+            InvalidRequest: as for ``stream``.
+        """
         stream = self.stream(content, **changes)
         for _ in stream:
             pass
@@ -102,6 +110,9 @@ class Conversation:
 
         Some tokenizers write the space before an answer as a part of its first word, and some templates write it
         themselves: of the text with and without spaces around it, what gives back most of the tokens is kept.
+
+        Args:
+            result: of the stream that ``stream`` began.
         """
         written = [*self._prompt, *result.tokens]
         texts = list(dict.fromkeys((result.text, result.text.lstrip(), result.text.strip())))
@@ -126,6 +137,9 @@ class Conversation:
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the messages and what was computed of them, as ``Engine.save_session`` does.
+
+        Args:
+            file: a session file; one that is there is replaced.
 
         ``engine.conversation(engine.restore_session(file))`` goes on with it.  Before the first question this saves the
         system message, which is then computed once per device.

@@ -6,12 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from edgespec.decoding.settings import Settings, SettingsChanges
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import DraftOptions, Settings, SettingsChanges
 from edgespec.decoding.stats import Stats
+from edgespec.engine.asynchronous import AsyncStream, in_thread
 from edgespec.engine.batch import Batches
 from edgespec.engine.beams import search_beams
 from edgespec.engine.conversation import Conversation
@@ -22,10 +25,12 @@ from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream, check_cancel
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.saved import restore_session, save_session
+from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.chat import Message
+from edgespec.signatures import takes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from edgespec.engine.drawing import Drawing
     from edgespec.engine.speaking import Speech
     from edgespec.engine.transcript import Transcript
-    from edgespec.engine.transcription import Transcription, TranscriptionSettings
+    from edgespec.engine.transcription import Transcription
     from edgespec.engine.windows import WindowedTranscription
     from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.audio.reading import Sound
@@ -44,12 +49,40 @@ if TYPE_CHECKING:
 
 Prompt = Union[str, Sequence[int], "Sequence[str | Image | Audio]", "NDArray[np.float32]", Source]
 STATS_EVERY = 16  # rounds
+MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Settings whose defaults a model may bring."""
+takes_settings = takes(
+    SettingsChanges, Settings, SamplingParams, DraftOptions, omit=("constraint", "prompt"), model=MODELS
+)
+takes_transcription = takes(TranscriptionSettings)
+for _function in (Settings.changed, Conversation.ask, Conversation.stream):
+    takes_settings(_function)
+takes_transcription(TranscriptionSettings.changed)
+PUBLIC = (
+    "generate", "stream", "agenerate", "astream", "generate_batch", "chat", "chat_prompt", "conversation",
+    "embed", "encode", "transcribe", "transcription", "speak", "draw", "save_session", "restore_session", "close",
+    "approximations", "bundle", "closed", "context", "defaults", "device", "methods", "options", "strict",
+)  # fmt: skip
+"""What an engine offers to programs; the rest of it is for other modules, and no completion shows it."""
 
 
-class Engine(LoadedBundle):
-    """A loaded bundle that answers.  ``with edgespec.load(...) as engine:`` closes it at the end.
+class _Completed(type):
+    """Classes of which completion and ``help`` show the public names alone."""
+
+    def __dir__(cls) -> list[str]:
+        return [*PUBLIC, *(name for name in super().__dir__() if name.startswith("__"))]
+
+
+class Engine(LoadedBundle, metaclass=_Completed):
+    """A loaded bundle that answers; ``edgespec.load`` makes one, and ``with`` closes it at the end.
 
     Requests may come from several threads; each keeps its own KV slot while it runs.
+
+    Attributes:
+        bundle: the opened bundle.
+        options: how it was loaded.
+        graph: which graph of the target; None = the one that can run every method.
+        share: whose model to use; None = its own.
     """
 
     def __init__(
@@ -69,8 +102,18 @@ class Engine(LoadedBundle):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __dir__(self) -> list[str]:
+        return dir(type(self))
+
+    def __repr__(self) -> str:
+        target, name = self.bundle.manifest.target, self.bundle.path.resolve().name
+        where = f"{self.operators.kind} operators" if self.device == "cpu" else self.device
+        state = "closed" if self.closed else f"methods {', '.join(self.methods)}"
+        return f"<Engine {name!r}: {target.format}, {where}, context {self.context}, {state}>"
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
+    @takes_settings
     def stream(
         self,
         prompt: Prompt,
@@ -81,19 +124,21 @@ class Engine(LoadedBundle):
         stats_every: int = STATS_EVERY,
         **changes: Unpack[SettingsChanges],
     ) -> Stream:
-        """Start a request.
+        """Start a request, which gives its text piece by piece.
 
         Args:
             prompt: text, token ids, or texts and images or recordings (``edgespec.Image``, ``Audio``), one behind the
-                other.  Of an
-                encoder-decoder what its encoder reads: text, its token ids, or rows of features, float32 [S, columns];
-                or a ``Source`` that was made before.
-            settings: what to set; None = ``defaults``, which has the model's own sampling.
+                other.  Of an encoder-decoder what its encoder reads: text, its token ids, or rows of features, float32
+                [S, columns]; or a ``Source`` that was made before.
+            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
             cancel: set it to end the request after the round at hand.
             on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
                 afterwards, so copy what is to be kept (``as_dict``).
             stats_every: rounds, >= 1.
             **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+
+        Returns:
+            a ``Stream``: iterate for pieces; its ``result`` is there at the end.
 
         Raises:
             InvalidRequest: an empty or too long prompt, an unknown method, nonsense settings.
@@ -105,6 +150,7 @@ class Engine(LoadedBundle):
             raise InvalidRequest("a text that beams are searched for is there at the end", "use `generate`")
         return Stream(self.usable, self.encode(prompt, settings), settings, cancel, on_stats, stats_every)
 
+    @takes_settings
     def generate(
         self,
         prompt: Prompt,
@@ -116,7 +162,23 @@ class Engine(LoadedBundle):
         stats_every: int = STATS_EVERY,
         **changes: Unpack[SettingsChanges],
     ) -> Result:
-        """Complete a prompt; arguments as for ``stream``, and ``on_chunk`` is called with every piece."""
+        """Complete a prompt, and return the whole text.
+
+        Args:
+            prompt: as for ``stream``: text, token ids, or parts.
+            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
+            on_chunk: called with every piece as it comes.
+            cancel: set it to end the request after the round at hand.
+            on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end.
+            stats_every: rounds, >= 1.
+            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+
+        Returns:
+            the text, its tokens, how it was made, and figures.
+
+        Raises:
+            InvalidRequest: as for ``stream``.
+        """
         settings = (settings or self.defaults).changed(**changes)
         if settings.beams is not None:
             result = search_beams(self.usable, self.encode(prompt, settings), settings, cancel)
@@ -129,6 +191,60 @@ class Engine(LoadedBundle):
                 on_chunk(chunk)
         return stream.result
 
+    @takes_settings
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        settings: Settings | None = None,
+        *,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        cancel: threading.Event | None = None,
+        **changes: Unpack[SettingsChanges],
+    ) -> Result:
+        """Complete a prompt while an event loop goes on; the cancellation of the task ends the request.
+
+        One thread decodes from the first token to the last.
+
+        Args:
+            prompt: as for ``stream``: text, token ids, or parts.
+            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
+            on_chunk: called with every piece as it comes, in the thread that decodes.
+            cancel: set it to end the request after the round at hand; its result is returned then.
+            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+
+        Returns:
+            the text, its tokens, how it was made, and figures.
+
+        Raises:
+            InvalidRequest: as for ``stream``.
+        """
+        check_cancel(cancel)
+        stop = cancel or threading.Event()
+        work = partial(self.generate, prompt, settings, on_chunk=on_chunk, cancel=stop, **changes)
+        return await in_thread(work, stop)
+
+    @takes_settings
+    def astream(
+        self, prompt: Prompt, settings: Settings | None = None, **changes: Unpack[SettingsChanges]
+    ) -> AsyncStream:
+        """Start a request whose text an event loop reads with ``async for``; leaving it ends the request.
+
+        One thread decodes from the first token to the last, and nothing waits for who reads.
+
+        Args:
+            prompt: as for ``stream``: text, token ids, or parts.
+            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
+            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+
+        Returns:
+            an ``AsyncStream``: its ``result`` is there at the end; ``aclose`` and ``cancel`` end it early.
+
+        Raises:
+            InvalidRequest: as for ``stream``, when the first piece is waited for.
+        """
+        return AsyncStream(lambda cancel: self.stream(prompt, settings, cancel=cancel, **changes))
+
+    @takes_settings
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
@@ -150,7 +266,7 @@ class Engine(LoadedBundle):
             seeds: one for each prompt; None = the seed of the settings for all.
             cancel: set it to end all of them after the round at hand; what was not begun has no tokens.
             on_result: called with the number of each prompt whose answer is complete, and the result, as they end.
-            **changes: as for ``stream``.
+            **changes: fields of ``Settings``, set on top for all of them.
 
         Raises:
             InvalidRequest: as for ``stream``, or seeds that are not one for each prompt.
@@ -175,6 +291,7 @@ class Engine(LoadedBundle):
                 on_result(len(results) - 1, results[-1])
         return results
 
+    @takes_settings
     def chat(
         self,
         messages: Sequence[Message],
@@ -191,27 +308,42 @@ class Engine(LoadedBundle):
             settings: what to set; None = ``defaults``.
             tools: JSON schemas of functions that the model may call.
             template_options: what else the template knows, such as ``{"enable_thinking": False}``.
-            **changes: as for ``stream``.
+            **changes: fields of ``Settings``, set on top.
+
+        Raises:
+            InvalidRequest: no template, one that refuses the messages, or as for ``stream``.
         """
         return self.generate(self.chat_prompt(messages, tools, options=template_options), settings, **changes)
 
-    def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        generation_prompt: bool = True,
+        continue_final: bool = False,
+    ) -> list[int]:
         """Write a conversation down by the model's own template -> token ids, with those of images.
 
         Args:
             messages: the content of one may be parts: ``{"type": "text", "text": ...}``, ``{"type": "image",
                 "image": ...}`` with an ``Image``, a file or its bytes, or ``{"type": "audio", "audio": ...}``.
             tools: as for ``chat``.
-            **how: arguments of ``TextCodec.write_chat``.
+            options: what else the template knows, such as ``{"enable_thinking": False}``.
+            generation_prompt: end with what stands before an answer.
+            continue_final: end within the last message, which the model is to go on with.
 
         Raises:
             InvalidRequest: the template refuses them, or an image cannot be read here.
         """
+        how: dict[str, Any] = {"options": options, "generation_prompt": generation_prompt, "nulls": True}
+        how["continue_final"] = continue_final
         seen = has_images(messages)
         messages = self.codec.adapted(messages, tools)
         if not seen:
-            return self.codec.chat(messages, tools, nulls=True, **how)
-        return self.reader().chat(self.codec, messages, tools, nulls=True, **how)
+            return self.codec.chat(messages, tools, **how)
+        return self.reader().chat(self.codec, messages, tools, **how)
 
     def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> list[int]:
         """Put rows of images where a text has tokens that stand for them; see ``Images.place``.
@@ -228,7 +360,14 @@ class Engine(LoadedBundle):
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Conversation:
-        """Begin a conversation of several turns, which keeps the messages; arguments as for ``chat``."""
+        """Begin a conversation of several turns, which keeps the messages.
+
+        Args:
+            messages: those so far, dicts with role and content.
+            settings: of every turn; None = ``defaults``.
+            tools: JSON schemas of functions that the model may call.
+            template_options: what else the template knows, such as ``{"enable_thinking": False}``.
+        """
         return Conversation(
             self.chat_prompt,
             self.stream,
@@ -268,6 +407,7 @@ class Engine(LoadedBundle):
             raise InvalidRequest("this model reads a source and writes a text: it gives no embeddings")
         return embed(self, [self._tokens(text) for text in texts], pooling, dimensions, cancel)
 
+    @takes_transcription
     def transcription(
         self,
         sound: Sound,
@@ -294,18 +434,42 @@ class Engine(LoadedBundle):
             InvalidRequest: a bundle that hears nothing, no sound, a language or a task that the model does not know.
         """
         from edgespec.engine.hearing import transcription
-        from edgespec.engine.transcription import TranscriptionSettings
 
         asked = (asked or TranscriptionSettings()).changed(**changes)
         return transcription(self, sound, asked, settings or self.defaults, rate, on_text, cancel)
 
-    def transcribe(self, sound: Sound, asked: TranscriptionSettings | None = None, **how: Any) -> Transcript:
-        """Transcribe a recording; arguments as for ``transcription``."""
-        running = self.transcription(sound, asked, **how)
+    @takes_transcription
+    def transcribe(
+        self,
+        sound: Sound,
+        asked: TranscriptionSettings | None = None,
+        settings: Settings | None = None,
+        *,
+        rate: int = 16_000,
+        on_text: Callable[[str], None] | None = None,
+        cancel: threading.Event | None = None,
+        **changes: Any,
+    ) -> Transcript:
+        """Transcribe a recording.
+
+        Args:
+            sound: a file (wav, flac, ogg, mp3), its bytes, or samples [n] or [n, channels].
+            asked: language, task, times and the like; None = ``TranscriptionSettings()``.
+            settings: of its texts, such as the method; temperatures are those of ``asked``.
+            rate: of samples, a second; a file has its own.
+            on_text: called with the text of the 30 s at hand as it grows; it may begin anew.
+            cancel: set it to end with an error at the next round.
+            **changes: fields of ``TranscriptionSettings``, set on top.
+
+        Raises:
+            InvalidRequest: as for ``transcription``.
+        """
+        running = self.transcription(sound, asked, settings, rate=rate, on_text=on_text, cancel=cancel, **changes)
         for _ in running:
             pass
         return running.transcript
 
+    @takes_settings
     def speak(
         self,
         text: str,
@@ -322,7 +486,7 @@ class Engine(LoadedBundle):
             voice: a name that the model knows; None = its usual one.
             settings: of the codes; None = ``speaking``.
             cancel: set it to end after the round at hand.
-            **changes: as for ``stream``.
+            **changes: fields of ``Settings``, set on top.
 
         Raises:
             InvalidRequest: a bundle that does not speak, an empty text, a voice that is no name, nonsense settings.
@@ -331,6 +495,7 @@ class Engine(LoadedBundle):
 
         return Speech(self, text, voice, (settings or self.speaking).changed(**changes), cancel)
 
+    @takes_settings
     def draw(
         self,
         prompt: str,
@@ -345,7 +510,7 @@ class Engine(LoadedBundle):
             prompt: what is to be drawn: text, or of models of classes the number of one.
             settings: of the codes; None = ``defaults``, with the model's own guidance.
             cancel: set it to end with an error after the round at hand.
-            **changes: as for ``stream``.
+            **changes: fields of ``Settings``, set on top.
 
         Raises:
             InvalidRequest: a bundle that does not draw, a prompt of words that it does not know, nonsense settings.
@@ -380,6 +545,9 @@ class Engine(LoadedBundle):
 
     def restore_session(self, file: str | os.PathLike[str]) -> list[Message]:
         """Take up a session file; a request whose prompt begins as its text computes nothing of that again.
+
+        Args:
+            file: of ``save_session``.
 
         Returns:
             the messages of its conversation; ``conversation`` goes on with them.
@@ -418,7 +586,11 @@ class Engine(LoadedBundle):
             super().close()
 
     def encode(self, prompt: Prompt, settings: Settings | None = None) -> list[int] | Source:
-        """Turn a prompt into token ids, or of an encoder-decoder into a source, in the languages of the settings.
+        """Turn a prompt into token ids, or of an encoder-decoder into a source.
+
+        Args:
+            prompt: as for ``stream``.
+            settings: with the languages of a source; None = ``defaults``.
 
         Raises:
             InvalidRequest: nothing, what is no prompt, or a language that the model lacks.

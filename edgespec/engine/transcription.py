@@ -94,6 +94,9 @@ class TranscriptionSettings:
     def changed(self, **changes: Any) -> TranscriptionSettings:
         """Copy with changes on top.
 
+        Args:
+            **changes: fields by name.
+
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """

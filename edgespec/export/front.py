@@ -6,17 +6,21 @@ import os
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from edgespec.errors import ExportError, InvalidRequest, unknown_name
 from edgespec.export.bundle.progress import Progress, shown
 from edgespec.export.bundle.writer import refuse_existing, save_manifest, staged_folder
-from edgespec.export.options import ExportOptions
+from edgespec.export.options import ExportChanges, ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.budget import parse_bytes
 from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.signatures import takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
@@ -49,22 +53,23 @@ def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
     return manifest
 
 
+@takes(ExportChanges, ExportOptions)
 def export(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: ExportOptions | None = None,
     *,
     progress: Progress | None = None,
-    **changes: Any,
+    **changes: Unpack[ExportChanges],
 ) -> Path:
-    """Export a model, as ``edgespec export`` does; ``edgespec.load`` opens what it returns.
+    """Export a model into a bundle, as ``edgespec export`` does; ``edgespec.load`` opens what it returns.
 
     Without ``options`` and without a ``format`` the fastest format is chosen that loses at most 1 % of perplexity.
 
     Args:
         model: folder, .gguf file, hub id or ``builtin:NAME``.
         output: the bundle's folder.
-        options: how.
+        options: how; None = ``ExportOptions`` with its defaults.  What follows is set on top.
         progress: is told stage, steps done, all steps, and what is done; None = a bar at a terminal.
         **changes: fields of ``ExportOptions`` (methods, format, draft, context, overwrite, ...), set on top.
 
@@ -80,23 +85,24 @@ def export(
         if not isinstance(value, (str, os.PathLike)):
             raise InvalidRequest(f"{name} is {value!r}: expected a name or a folder")
     known = {field.name for field in fields(ExportOptions)} - {"model", "output"}
-    if unknown := changes.keys() - known:
+    given: dict[str, Any] = dict(changes)
+    if unknown := given.keys() - known:
         raise unknown_name("export option", min(unknown), known)
     for name in ("methods", "heads", "attention", "devices", "device_precisions"):
-        if isinstance(changes.get(name), str):
-            changes[name] = (changes[name],)
-    for name in ("calibration", "skip_set", "keep_search"):
-        if isinstance(changes.get(name), str):
-            changes[name] = Path(changes[name])
+        if isinstance(given.get(name), str):
+            given[name] = (given[name],)
+    for name in ("calibration", "skip_set", "keep_search", "codes"):
+        if isinstance(given.get(name), str):
+            given[name] = Path(given[name])
     for name in ("target_size", "budget"):
-        if isinstance(changes.get(name), str):
-            changes[name] = parse_bytes(changes[name])
-    if (form := changes.get("format", "int4")) not in get_args(Format):
+        if isinstance(given.get(name), str):
+            given[name] = parse_bytes(given[name])
+    if (form := given.get("format", "int4")) not in get_args(Format):
         raise InvalidRequest(f"format {form!r}: expected one of {', '.join(get_args(Format))}")
     folder = Path(output)
     base = options or ExportOptions(os.fspath(model), folder)
-    wanted = replace(base, model=os.fspath(model), output=folder, **changes)
-    if options is None and not {"format", "choose"} & changes.keys():
+    wanted = replace(base, model=os.fspath(model), output=folder, **given)
+    if options is None and not {"format", "choose"} & given.keys():
         wanted = replace(wanted, choose=not wanted.names_format)
     with shown(progress) as report:
         write_bundle(wanted, report)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError
@@ -21,37 +22,84 @@ CALIBRATED: tuple[Format, ...] = FOUR_BITS
 """Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""
 
 
+class ExportChanges(TypedDict, total=False):
+    """Fields of ``ExportOptions`` by name, for editors; texts stand for lists of one, for paths and for sizes."""
+
+    methods: str | Sequence[str]
+    format: Format
+    quantizer: str | None
+    head_format: Format | None
+    draft: str | None
+    draft_format: Format | None
+    context: int | None
+    calibration: str | Path | None
+    skip_set: str | Path | None
+    trials: int
+    seed: int
+    threads: int | None
+    overwrite: bool
+    revision: str | None
+    keep_search: str | Path | None
+    operators: WantedOperators
+    attention: str | Sequence[str]
+    heads: str | Sequence[str]
+    head_vocab: int | None
+    draft_vocab: int | None
+    devices: DeviceName | Sequence[DeviceName]
+    device_precisions: Precision | Sequence[Precision]
+    adapter: str | None
+    drafter: str | None
+    codes: str | Path | None
+    text_only: bool
+    image_rows: int | None
+    target_size: str | int | None
+    target_kl: float | None
+    quick: bool
+    choose: bool
+    budget: str | int | None
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """What ``edgespec export`` asks for.
 
     Attributes:
-        model: folder, .gguf file, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to
-        prepare; ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8
-        levels are chosen; None = mse, and of an int4 target gptq where that loses less. quick: mse alone. head_format:
-        of the LM head and the embedding tied to it; None = ``format``. draft: the draft model, for ``speculative``.
+        model: folder, .gguf file, hub id or ``builtin:NAME``.
+        output: the bundle's folder.
+        methods: decoding methods to prepare; ar and ngram are always there.
+        format: weight format of target and draft.
+        quantizer: how int4 and int8 levels are chosen; None = mse, and of an int4 target gptq where that loses less.
+        head_format: of the LM head and the embedding tied to it; None = ``format``.
+        draft: the draft model, for ``speculative``.
         draft_format: weight format of the draft; None = the target's.
         context: most tokens of a sequence; None = the model's own limit.
         calibration: text, or of a model that hears recordings, to calibrate on, and to measure parity, acceptance and
             the search on; None = the model's own writing to calibrate on, the model's or our text to measure on.
-        skip_set: a JSON file with a published skip set, instead of the search. trials: proposals of that search.
-        seed: of the search, and of what the model writes. threads: of the measurements. overwrite: replace an older
-            bundle. revision: of a hub model. keep_search: folder for the state of an interrupted search.
+        skip_set: a JSON file with a published skip set, instead of the search.
+        trials: proposals of that search.
+        seed: of the search, and of what the model writes.
+        threads: of the measurements; None = all processors this process may use.
+        overwrite: replace an older bundle.
+        revision: of a hub model.
+        keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
-        heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
-        the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
-            and of the drafter; 0 = all, None = as many as pay (``planning/cut.py``), and what the drafter has.
-        target_size: most bytes of the target's weights; target_kl: most nats of divergence from the source: parts of an
-            int4 model become int8 (``measuring/mixer.py``).
-        devices: those to write graphs for. device_precisions: of activations there; none = fp32.
+        heads: folders of trained heads, for medusa, blockwise and paradecode.
+        head_vocab: rows of the heads' LM head, the most frequent tokens of the calibration text; None = all.
+        draft_vocab: the same of the LM head of the draft and of the drafter; 0 = all, None = as many as pay
+            (``planning/cut.py``), and what the drafter has.
+        devices: those to write graphs for.
+        device_precisions: of activations there; none = fp32.
         adapter: LoRA adapter to merge into the target.
+        drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
+        codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it is there.
         text_only: of a model that reads images or sound, take the text half.
         image_rows: most rows of an image; None = as many as the model was made for.
-        codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it is there.
+        target_size: most bytes of the target's weights: parts of an int4 model become int8 (``measuring/mixer.py``).
+        target_kl: most nats of divergence from the source, in the same way.
+        quick: choose levels by mse alone, without calibration.
         choose: take the fastest format that keeps the model's quality instead of ``format`` (``format_choice.py``).
         budget: most bytes of memory that such a bundle may take; None = what is free here.
-        drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
     """
 
     model: str

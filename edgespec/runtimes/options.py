@@ -15,6 +15,7 @@ from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.images.limits import limited
 from edgespec.runtimes.ort.session import check_threads, default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
+from edgespec.signatures import takes
 
 WeightPrecision = Literal["full", "high"]  # of int8 weights: both planes, or the high one
 LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
@@ -103,7 +104,10 @@ class LoadOptions:
             raise InvalidRequest(f"ngram_store is {self.ngram_store!r}: expected a file")
 
     def changed(self, **changes: Any) -> LoadOptions:
-        """Return a copy with ``changes`` on top.
+        """Copy with changes on top.
+
+        Args:
+            **changes: fields by name.
 
         Raises:
             InvalidRequest: an unknown name.
@@ -115,6 +119,9 @@ class LoadOptions:
 
     def seen(self, manifest: Manifest) -> Manifest:
         """Describe the same bundle with fewer rows an image, where that is asked for.
+
+        Args:
+            manifest: of the bundle.
 
         Raises:
             InvalidRequest: it reads no images, or they have more rows at least.
@@ -130,7 +137,10 @@ class LoadOptions:
         )
 
     def resolve(self, manifest: Manifest) -> RunOptions:
-        """Resolve the options for a bundle with ``manifest`` on this machine; no file is opened.
+        """Resolve the options for a bundle on this machine; no file is opened.
+
+        Args:
+            manifest: of the bundle.
 
         Raises:
             BundleError: operators that cannot run.
@@ -154,6 +164,9 @@ class LoadOptions:
             strict=self.strict or kind == "native",
             device=self.device,
         )
+
+
+takes(LoadChanges, LoadOptions)(LoadOptions.changed)
 
 
 def _check_planes(manifest: Manifest, kind: Operators) -> None:

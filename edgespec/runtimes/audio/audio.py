@@ -39,7 +39,11 @@ class Audio:
 
     @classmethod
     def of(cls, source: Any) -> Audio:
-        """Take a recording as it is given: an ``Audio``, or what ``open`` reads."""
+        """Take a recording as it is given.
+
+        Args:
+            source: an ``Audio``, or what ``open`` reads.
+        """
         return source if isinstance(source, Audio) else cls.open(source)
 
     @cached_property
@@ -49,6 +53,9 @@ class Audio:
 
     def text(self, part: SoundPart) -> str:
         """Write what stands for it in a text.
+
+        Args:
+            part: the sound part of a bundle's model.
 
         Raises:
             InvalidRequest: it is longer than the model hears at once.

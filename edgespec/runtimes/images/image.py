@@ -37,7 +37,11 @@ class Image:
 
     @classmethod
     def open(cls, source: Source) -> Image:
-        """Read a picture from a file or its bytes; see ``reading.open_picture`` for kinds and errors."""
+        """Read a picture; see ``reading.open_picture`` for kinds and errors.
+
+        Args:
+            source: a file or its bytes.
+        """
         return cls(read(source))
 
     @classmethod
@@ -68,14 +72,22 @@ class Image:
         return hashlib.sha256(f"{self.pixels.shape}".encode() + np.ascontiguousarray(self.pixels).tobytes()).digest()
 
     def processed(self, part: ImagePart) -> Processed:
-        """Cut it as a model reads it; what was cut is kept until ``forget``."""
+        """Cut it as a model reads it; what was cut is kept until ``forget``.
+
+        Args:
+            part: the image part of a bundle's model.
+        """
         if self._processed is None or self._processed[0] != part:
             self._processed = part, process(self.pixels, part)
             self._text = part, self._processed[1].text
         return self._processed[1]
 
     def text(self, part: ImagePart) -> str:
-        """Write what stands for it in a text."""
+        """Write what stands for it in a text.
+
+        Args:
+            part: the image part of a bundle's model.
+        """
         if self._text is None or self._text[0] != part:
             return self.processed(part).text
         return self._text[1]
