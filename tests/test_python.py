@@ -40,7 +40,7 @@ def test_a_name_like_no_other_gets_all_names(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="did you mean 'threads'"):
         LoadOptions().changed(thread=1)
     with pytest.raises(InvalidRequest, match="unknown export option 'method'\nhint: did you mean 'methods'"):
-        edgespec.export("builtin:shakespeare", tmp_path / "x", method="swift")
+        edgespec.export("builtin:shakespeare", tmp_path / "x", method="swift")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("text, size", [("1G", 1 << 30), ("512M", 512 << 20), ("1.5G", 3 << 29), ("64k", 1 << 16)])

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("__main__", "cli", "server", "library")
 LAYERS = (*TOP, "export", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding", "formulas",
-          "configs", "errors", "version")  # fmt: skip
+          "configs", "signatures", "errors", "version")  # fmt: skip
 """The layers of the package, the highest first: a layer imports lower ones only.  Some are one module."""
 
 Graph = Mapping[str, set[str]]
