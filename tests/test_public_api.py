@@ -121,6 +121,7 @@ def test_what_may_be_set_is_in_signatures() -> None:
     assert inspect.signature(edgespec.load).parameters.keys() == {*names(LoadOptions), "bundle", "options", "progress"}
 
 
+@pytest.mark.nightly  # mypy reads the whole package: a minute
 def test_a_wrong_name_is_an_error_of_types(tmp_path: Path) -> None:
     """What an editor underlines: mypy reads the same names."""
     (tmp_path / "tried.py").write_text(
