@@ -1,4 +1,4 @@
-"""Rules of a model on a request: of an encoder-decoder's generation_config.json, and of codes of speech."""
+"""Rules of a model on a request: of its generation_config.json, and of codes of speech."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, be
         return replace(sampling, constraint=FrameRule(codes, manifest.target.facts.vocab, ends, len(begin)))
     if codes and codes.image:
         return replace(sampling, constraint=OnlyCodes(codes, manifest.target.facts.vocab))
-    rules = manifest.text.rules if manifest.text is not None else None
+    rules = manifest.text.rules if manifest.text is not None else manifest.rules
     if rules is None or not RuledText.needed(rules):
         return sampling
     if settings.ignore_eos:

@@ -45,6 +45,7 @@ from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
+from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.speech import speech_part
 from edgespec.export.tokenizers.text_form import text_form
 from edgespec.planning.cut import first_ids
@@ -87,6 +88,7 @@ class Opened:
         read = source_of(self.arch) if self.arch else None
         self.speech = speech_part(folder, self.target.config, self.codec) if read and read.features else None
         self.sampling, self.pooling = sampling_part(folder), pooling_of(folder)
+        self.rules = decoder_rules(folder, self.target.config) if self.form is None else None
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))

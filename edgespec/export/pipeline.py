@@ -283,6 +283,7 @@ class Exporter(Opened):
             tokenizer=ended(self.tokenizer, made.codes),
             sampling=self.sampling,
             pooling=self.pooling,
+            rules=self.rules,
             text=None if self.speech else self.form,
             speech=self.speech,
             codes=made.codes,

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from edgespec.export.bundle.model_part import open_model
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import GENERATION, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
+from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.manifest import SamplingPart, TokenizerFacts, read_manifest
 from edgespec.runtimes.text.codec import TextCodec
@@ -230,7 +232,7 @@ def nothing(folder: Path) -> None:
         ("</s>", name_in_map, {}, ["z"]),
         ("</s>", name_outside_the_text_part, {}, ["z"]),
         ("z", broken_generation, {}, ["z"]),
-        ("</s>", other_generation, {"eos_token": "q"}, ["z"]),
+        ("</s>", other_generation, {"eos_token": "q"}, ["z", "q"]),
         # there is none
         (-1, nothing, {}, []),
         ([], nothing, {}, []),
@@ -403,6 +405,47 @@ def test_what_a_model_asks_for(tmp_path: Path, given: dict[str, Any], expected: 
 
 def test_without_the_file_nothing_is_asked_for(tmp_path: Path) -> None:
     assert sampling_part(tmp_path) is None
+
+
+def test_older_models_ask_in_config_json(tmp_path: Path) -> None:
+    """As transformers does, where there is no generation_config.json."""
+    write(tmp_path / "config.json", {"do_sample": True, "temperature": 0.5, "suppress_tokens": [3]})
+    assert sampling_part(tmp_path) == SamplingPart(temperature=0.5)
+    rules = decoder_rules(tmp_path, {"suppress_tokens": [3]})
+    assert rules is not None
+    assert rules.suppressed == [3]
+    write(tmp_path / GENERATION, {"eos_token_id": 2})
+    assert sampling_part(tmp_path) is None
+    assert decoder_rules(tmp_path, {"suppress_tokens": [3]}) is None
+
+
+def test_rules_of_a_decoder_bind_every_method(command: Command, tmp_path: Path) -> None:
+    """What generation_config.json forbids never comes, and speculation writes plain decoding's text under it."""
+    source = tmp_path / "model"
+    shutil.copytree(resolve("builtin:shakespeare-draft"), source)
+    file = source / GENERATION
+    given = json.loads(file.read_text("utf-8"))
+
+    def greedy(rules: dict[str, Any], *methods: str, prompt: str = "ROMEO:") -> list[list[int]]:
+        file.write_text(json.dumps(given | rules), "utf-8")
+        bundle = export(tmp_path / "bundle", str(source), *FP32, "--quick", "--overwrite")
+        with load(bundle, threads=1) as engine:
+            return [engine.generate(prompt, method=name, max_new_tokens=30, temperature=0.0).tokens for name in methods]
+
+    (plain,) = greedy({}, "ar")
+    (ended,) = greedy({"eos_token_id": plain[4], "min_new_tokens": 9}, "ar")
+    assert len(ended) >= 9
+    rules = {
+        "suppress_tokens": [plain[0], -1],
+        "begin_suppress_tokens": [plain[1]],
+        "bad_words_ids": [[plain[2]], [plain[3], plain[4]]],
+        "no_repeat_ngram_size": 3,
+    }
+    text, guessed = greedy(rules, "ar", "ngram", prompt="ROMEO: the king the king the king")
+    assert text == guessed
+    assert not {plain[0], plain[2]} & {*text}
+    assert (plain[3], plain[4]) not in {*pairwise(text)}
+    assert len({*zip(text, text[1:], text[2:], strict=False)}) == len(text) - 2
 
 
 @pytest.mark.parametrize("wrong", [{"top_p": 1.5}, {"temperature": -1}, {"top_k": "many"}, {"repetition_penalty": 0}])

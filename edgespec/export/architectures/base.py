@@ -178,6 +178,7 @@ class Architecture:
         # some checkpoints say untied and yet hold no head: transformers ties those as well
         has_head = any(source.has(f"{name}.weight") for name in (HEAD, self.outer_names.get(HEAD, HEAD)))
         tied = settings.flag("tie_word_embeddings", self.tied_by_default) or not has_head
+        own_head = tied and not self.both_ways and self._another_head(source)
         self.facts = part_of(
             ModelFacts,
             source.path,
@@ -190,13 +191,18 @@ class Architecture:
             head_dim=settings.integer("head_dim", hidden // heads),
             vocab=settings.integer("vocab_size"),
             context=settings.integer("max_position_embeddings", self.context_default),
-            tied=tied and not self.both_ways,
+            tied=tied and not self.both_ways and not own_head,
         )
         self.facts = self.facts.model_copy(update=self.configure())
         self.rotaries = self.rotations()
         check_heads(settings.file, self.facts, self.rotaries)
         self.facts = part_of(ModelFacts, settings.file, **dict(self.facts) | {"rope": rope_facts(self.rotaries)})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
+        if own_head:
+            self.source.notes.append(
+                "config.json says tie_word_embeddings, but the checkpoint holds an LM head (lm_head.weight) other than "
+                "the embedding: it is used, as in transformers"
+            )
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -433,6 +439,21 @@ class Architecture:
         return found
 
     # -- names -------------------------------------------------------------------------------------------------------
+
+    def embedding_at(self, source: Checkpoint) -> str:
+        """Name the embedding in the checkpoint."""
+        return f"{self.outer_names.get(EMBEDDING, EMBEDDING)}.weight"
+
+    def _another_head(self, source: Checkpoint) -> bool:
+        """Whether the checkpoint holds both an LM head and the embedding, and they differ."""
+        names = [f"{name}.weight" for name in (HEAD, self.outer_names.get(HEAD, HEAD))]
+        head, embedding = next(filter(source.has, names), None), self.embedding_at(source)
+        if head is None or head not in source.index or not source.has(embedding):
+            return False
+        if source.shape(head) != source.shape(embedding):
+            return True
+        pieces = zip(source.pieces(head), source.pieces(embedding), strict=True)
+        return any(not np.array_equal(mine, other) for mine, other in pieces)
 
     @property
     def embedding(self) -> str:

@@ -55,6 +55,8 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+MLP = ("ffn_gate", "ffn_up", "ffn_down")
 SANDWICH = {  # gemma 2 and 3: norms before and after each sub-layer
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -74,7 +76,7 @@ def hf_name(file: Path, name: str, config: Mapping[str, Any]) -> str | None:
     if model_type in T5 and (known := t5_name(name, config)):
         return known
     layer = LAYER | (SANDWICH if model_type in SANDWICHED else {})
-    if (match := re.fullmatch(r"(\w+)\.(weight|bias)", name)) and match[1] in TOP:
+    if (match := re.fullmatch(r"(\w+)\.(weight)", name)) and match[1] in TOP:
         return f"{TOP[match[1]]}.{match[2]}"
     if (match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)) and match[2] in layer:
         return f"model.layers.{match[1]}.{layer[match[2]]}.{match[3]}"
@@ -95,6 +97,10 @@ MODEL_TYPES = {
     "t5": ("t5", "T5ForConditionalGeneration"),
 }
 """general.architecture -> model_type and class; mistral is "llama" there, and the same decoder."""
+EMBEDDING = ("bert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert",
+             "nomic-bert", "nomic-bert-moe", "t5encoder")  # fmt: skip
+"""Architectures whose rows see later tokens: they make embeddings, no text."""
+RANK = 4  # the pooling of a reranker
 LOW, HIGH = 1.0, 4.0  # low_freq_factor and high_freq_factor of every llama3 scaling so far
 REBUILD = "export from the Hugging Face checkpoint"
 
@@ -106,8 +112,9 @@ class Facts:
         self.file, self.metadata = file, metadata
         self.architecture = str(metadata.get("general.architecture"))
         if self.architecture not in MODEL_TYPES:
+            what = ", an embedding model," if self.architecture in EMBEDDING else ""
             raise UnsupportedModel(
-                f"{file}: GGUF architecture {self.architecture!r} is not supported; supported: "
+                f"{file}: GGUF architecture {self.architecture!r}{what} is not supported; supported: "
                 f"{', '.join(MODEL_TYPES)}",
                 REBUILD,
             )
@@ -142,6 +149,17 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
     facts = Facts(file, metadata)
     if facts.get("expert_count"):
         raise UnsupportedModel(f"{file}: a mixture of experts is not supported for {facts.architecture}", REBUILD)
+    if facts.get("attention.causal") is False:
+        raise UnsupportedModel(
+            f"{file}: is an embedding model: its rows see later tokens ({facts.architecture}.attention.causal is "
+            "false), so it does not go on with a text",
+            "take a model that writes text; embeddings of it are served, too (/v1/embeddings)",
+        )
+    if facts.get("pooling_type") == RANK:
+        raise UnsupportedModel(
+            f"{file}: is a reranker ({facts.architecture}.pooling_type {RANK}): it scores texts and writes none",
+            "take a model that writes text",
+        )
     if "token_embd.weight" not in tensors:
         raise ExportError(f"{file}: has no tensor token_embd.weight", "give the file of a whole model")
     model_type, name = MODEL_TYPES[facts.architecture]
@@ -172,9 +190,9 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
     }
     config |= _tokens_named(metadata)
     if model_type in ("llama", "qwen3"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["attention_bias"] = any(f"blk.0.{name}.bias" in tensors for name in ATTENTION)
     if model_type == "llama":
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+        config["mlp_bias"] = any(f"blk.0.{name}.bias" in tensors for name in MLP)
     if scaling := _scaling(facts, tensors, config):
         config["rope_scaling"] = scaling
     return config | (EXTRA[model_type](facts) if model_type in EXTRA else {})
@@ -190,13 +208,26 @@ def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, A
     if ROPE_FACTORS in tensors:
         factors = tensors[ROPE_FACTORS].read(slice(None), None).astype(np.float64)
         return llama3_scaling(facts.file, factors, config["rope_theta"], config["max_position_embeddings"])
-    kind = str(facts.get("rope.scaling.type", "linear" if facts.get("rope.scale_linear") else "none"))
-    factor = facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor in (0, 1)):
+    kind = str(facts.get("rope.scaling.type", "linear"))  # as in llama.cpp, a factor without a type is linear
+    factor = float(facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))) or 1.0
+    grown = float(facts.get("rope.scaling.attn_factor", 1.0))  # of scores, beside what yarn does to them
+    if kind != "yarn" and grown != 1:
+        raise UnsupportedModel(
+            f"{facts.file}: {facts.architecture}.rope.scaling.attn_factor {grown:g} is supported for yarn alone, and "
+            f"the scaling is {kind}",
+            REBUILD,
+        )
+    if kind == "none" or (kind == "linear" and factor == 1):
         return None
-    scaling = {"rope_type": kind, "factor": _short(float(factor))}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": _short(factor)}
     if (original := facts.get("rope.scaling.original_context_length")) is not None:
         scaling["original_max_position_embeddings"] = int(original)
+    if kind == "yarn":
+        if grown != 1:
+            scaling["attention_factor"] = grown * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
+        for name in ("beta_fast", "beta_slow"):
+            if (beta := facts.get(f"rope.scaling.yarn_{name}")) is not None:
+                scaling[name] = _short(float(beta))
     return scaling
 
 
@@ -249,16 +280,18 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
 def _gemma3(facts: Facts) -> dict[str, Any]:
     heads, large = facts.number("attention.head_count"), facts.number("block_count") == 62
     query = facts.number("embedding_length") // heads if large else facts.number("attention.key_length", 256)
-    pattern = facts.get("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, list):  # whether each layer has a window
-        local: dict[str, Any] = {"layer_types": [f"{'sliding' if slides else 'full'}_attention" for slides in pattern]}
+    pattern, window = facts.get("attention.sliding_window_pattern", 6), int(facts.get("attention.sliding_window") or 0)
+    if not window:
+        local: dict[str, Any] = {"layer_types": ["full_attention"] * facts.number("block_count")}
+    elif isinstance(pattern, list):  # whether each layer has a window
+        local = {"layer_types": [f"{'sliding' if slides else 'full'}_attention" for slides in pattern]}
     else:
         local = {"sliding_window_pattern": int(pattern)}
     return _gemma(facts) | {
         "query_pre_attn_scalar": query,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "sliding_window": int(facts.number("attention.sliding_window", 1024)),
+        "attn_logit_softcapping": facts.get("attn_logit_softcapping") or None,
+        "final_logit_softcapping": facts.get("final_logit_softcapping") or None,
+        "sliding_window": window or None,
         "rope_local_base_freq": _short(facts.number("rope.freq_base_swa", 10000.0)),
         **local,
     }
@@ -286,7 +319,7 @@ SPLITS = {
     "tekken": TEKKEN,
 }
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a piece that is a token needs no merges
-BEGIN = ("llama-bpe", "llama3", "llama-v3")  # BOS, unless the file says otherwise
+BEGIN = ("llama-bpe", "llama3", "llama-v3", "tekken")  # BOS, unless the file says otherwise
 
 
 def describe_tokenizer(file: Path, metadata: Metadata) -> Described:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,7 +126,15 @@ class _Reader:
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 BESIDE = ("generation_config.json", "calibration.txt")
-ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message
+ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # of a text, a turn, a message, a file of code
+ENDING = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
+          "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+          "<\uff5cend\u2581of\u2581sentence\uff5c>")  # fmt: skip
+"""Control tokens that end a text by their names, as in llama.cpp (llama-vocab.cpp)."""
+POOLINGS = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken"}
+SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+PROJECTOR = "mmproj"
 
 
 def write_small_files(
@@ -140,9 +149,11 @@ def write_small_files(
     """
     notes = []
     _write(folder / "config.json", config)
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS]
-    found = sorted({int(number) for number in ends if number is not None})
-    _write(folder / "generation_config.json", {"eos_token_id": found} if found else {})
+    _write(folder / "generation_config.json", _generation(metadata))
+    pooling = metadata.get(f"{metadata['general.architecture']}.pooling_type")
+    if pooling in POOLINGS:
+        (folder / "1_Pooling").mkdir()
+        _write(folder / "1_Pooling" / "config.json", {f"pooling_mode_{POOLINGS[pooling]}": True})
     taken: tuple[str, ...] = BESIDE
     if (file.parent / TOKENIZER[0]).is_file():
         notes.append(f"the tokenizer is {TOKENIZER[0]} beside the file, not the file's own")
@@ -159,10 +170,26 @@ def write_small_files(
     return notes
 
 
+def _generation(metadata: Metadata) -> dict[str, Any]:
+    """Return what generation_config.json would say: ends of texts, tokens that never come, settings of sampling."""
+    ends = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS} - {None}
+    tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
+    ends |= {at for at, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3 and token in ENDING}
+    found: dict[str, Any] = {"eos_token_id": sorted(int(number) for number in ends)} if ends else {}
+    if suppressed := metadata.get("tokenizer.ggml.suppress_tokens"):
+        found["suppress_tokens"] = suppressed
+    if (temperature := metadata.get("general.sampling.temp")) is not None:
+        asked = {name: metadata.get(f"general.sampling.{theirs}") for name, theirs in SAMPLING.items()}
+        found |= {"do_sample": temperature > 0}
+        found |= {name: value for name, value in asked.items() if value is not None} if temperature > 0 else {}
+    return found
+
+
 def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
+OWN_CHECKPOINT = "for pictures and sound export from the Hugging Face checkpoint"
 PLAIN = {"F32", "F16", "BF16"}
 INSTALL = "pip install 'edgespec[gguf]'"
 
@@ -227,36 +254,94 @@ def open_gguf(file: Path, tokenizer: bool = True) -> Opened:
             not installed.
     """
     package = _package(file)
-    metadata, entries = read_gguf_header(file)
+    files = parts_of(file)
+    headers = [read_gguf_header(part) for part in files]
     try:
-        return _opened(file, metadata, entries, package, tokenizer)
+        return _opened(files, headers, package, tokenizer)
     except NONSENSE as error:
         raise ExportError(f"{file}: its metadata cannot be understood: {error!r}", TRUNCATED) from error
+
+
+def parts_of(file: Path) -> list[Path]:
+    """List the files of a model in order, one of which is given: several where llama.cpp has split it.
+
+    Raises:
+        ExportError: parts that are not there; they are named.
+    """
+    match = PART.fullmatch(file.name)
+    if match is None or int(match[3]) < 2:
+        return [file]
+    found = [file.with_name(f"{match[1]}-{at:05}-of-{match[3]}.gguf") for at in range(1, int(match[3]) + 1)]
+    if missing := [part.name for part in found if not part.is_file()]:
+        raise ExportError(
+            f"{file}: is one of {len(found)} parts of a model, and beside it are missing: {', '.join(missing[:5])}"
+            + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
+            "download all of them into one folder",
+        )
+    return found
+
+
+def is_projector(file: Path) -> bool:
+    """Whether a file is a multimodal projector by its name, as llama.cpp's tools call it."""
+    return PROJECTOR in file.name.lower()
 
 
 def is_quantized(path: Path) -> bool:
     """Whether a model is a GGUF file, or a folder of one, whose weights have fewer than 16 bits."""
     files = [path] if path.suffix == ".gguf" else [] if any(path.glob("*.safetensors")) else sorted(path.glob("*.gguf"))
-    if not files or not files[0].is_file():
+    files = [file for file in files if file.is_file() and not is_projector(file)]
+    if not files:
         return False
     package = _package(files[0])
     kinds = {package.GGMLQuantizationType(entry.kind).name for entry in read_gguf_header(files[0])[1].values()}
     return bool(kinds - PLAIN)
 
 
-def _opened(file: Path, metadata: Metadata, entries: Mapping[str, Entry], package: Any, tokenizer: bool) -> Opened:
+def _joined(
+    files: Sequence[Path], headers: Sequence[tuple[dict[str, Any], dict[str, Entry]]]
+) -> tuple[Metadata, dict[str, tuple[Path, Entry]]]:
+    """Return the metadata, which the first part holds, and which file holds which tensor."""
+    metadata = headers[0][0]
+    found: dict[str, tuple[Path, Entry]] = {}
+    for at, (file, (said, entries)) in enumerate(zip(files, headers, strict=True)):
+        count, number = int(said.get("split.count") or 1), int(said.get("split.no") or 0)
+        if count != len(files) or (count > 1 and number != at):
+            raise ExportError(
+                f"{file}: says that it is part {number + 1} of {count} of a model; its name makes it part {at + 1} of "
+                f"{len(files)}",
+                "give parts the names NAME-00001-of-00003.gguf and so on, all in one folder",
+            )
+        if twice := found.keys() & entries.keys():
+            raise ExportError(f"{file}: holds {min(twice)}, which another part holds, too", TRUNCATED)
+        found |= {name: (file, entry) for name, entry in entries.items()}
+    if len(files) > 1 and int(metadata.get("split.tensors.count", len(found))) != len(found):
+        raise ExportError(
+            f"{files[0]}: expected {metadata['split.tensors.count']} tensors in {len(files)} parts, found {len(found)}",
+            "the parts belong to different models: download them again",
+        )
+    return metadata, found
+
+
+def _opened(
+    files: Sequence[Path], headers: Sequence[tuple[dict[str, Any], dict[str, Entry]]], package: Any, tokenizer: bool
+) -> Opened:
+    file = files[0]
+    metadata, entries = _joined(files, headers)
     _refuse(file, metadata)
-    stored = {name: _stored(file, name, entry, package) for name, entry in entries.items()}
+    stored: dict[str, Stored] = {name: _stored(at, name, entry, package) for name, (at, entry) in entries.items()}
+    kinds = sorted({package.GGMLQuantizationType(entry.kind).name for _, entry in entries.values()} - PLAIN)
     config = gguf_config(file, metadata, stored)
     tensors: dict[str, Stored] = {}
     for name, tensor in stored.items():
         if known := hf_name(file, name, config):
             tensors[known] = _undone(tensor, known, config)
+    tensors |= _zero_biases(tensors, config)
     temporary = Temporary()
     folder = temporary.path / file.name
     folder.mkdir()
     notes = write_small_files(folder, file, metadata, config, tokenizer)
-    kinds = sorted({package.GGMLQuantizationType(tensor.kind).name for tensor in stored.values()} - PLAIN)
+    if beside := next(filter(is_projector, sorted(file.parent.glob("*.gguf"))), None):
+        notes.append(f"text alone: the projector {beside.name} beside the file is not read ({OWN_CHECKPOINT})")
     if kinds:
         notes = [f"the file is quantized ({', '.join(kinds)}): {LOSS}", *notes]
     left_out = not (folder / TOKENIZER[0]).is_file()
@@ -274,13 +359,15 @@ def _package(file: Path) -> Any:
 
 
 def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
-    if (kind := metadata.get("general.type", "model")) != "model":
-        raise UnsupportedModel(f"{file}: holds a GGUF {kind}, expected a model", "give the model's own file")
-    if int(metadata.get("split.count") or 1) > 1:
+    kind = metadata.get("general.type", "model")
+    if kind == PROJECTOR or metadata.get("general.architecture") == "clip":
         raise UnsupportedModel(
-            f"{file}: is one of {metadata['split.count']} parts of a model; expected a whole file",
-            "join them once: llama-gguf-split --merge FIRST-PART OUTPUT",
+            f"{file}: is a multimodal projector (mmproj), the part of a model that reads pictures or sound; edgespec "
+            "reads the text half of GGUF models alone",
+            f"give the model's own .gguf file for text; {OWN_CHECKPOINT}",
         )
+    if kind != "model":
+        raise UnsupportedModel(f"{file}: holds a GGUF {kind}, expected a model", "give the model's own file")
 
 
 def _stored(file: Path, name: str, entry: Entry, package: Any) -> GgufTensor:
@@ -301,8 +388,35 @@ def _stored(file: Path, name: str, entry: Entry, package: Any) -> GgufTensor:
     return GgufTensor(file, name, entry.kind, entry.shape, entry.offset, (size, length))
 
 
-def _undone(tensor: GgufTensor, name: str, config: Mapping[str, Any]) -> GgufTensor:
+@dataclass(frozen=True)
+class Zeros:
+    """A bias that a file does not hold although others of its kind are there."""
+
+    file: Path  # of the model
+    shape: tuple[int, ...]  # [n]
+
+    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        return np.zeros(self.shape, np.float32)[rows]
+
+
+def _zero_biases(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Stored]:
+    """Return biases of zeros where some projections have one and others of the same switch in config.json have none."""
+    kinds = {"self_attn.": config.get("attention_bias"), "mlp.": config.get("mlp_bias")}
+    found: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        bias = name.removesuffix("weight") + "bias"
+        if (
+            name.endswith("_proj.weight")
+            and bias not in tensors
+            and any(on and kind in name for kind, on in kinds.items())
+        ):
+            found[bias] = Zeros(tensor.file, tensor.shape[:1])
+    return found
+
+
+def _undone(tensor: Stored, name: str, config: Mapping[str, Any]) -> Stored:
     """Return the tensor ``name`` of the checkpoint: without what the converter did to it."""
+    assert isinstance(tensor, GgufTensor)
     if config["model_type"] == "llama" and (which := name.split(".")[-2]) in ("q_proj", "k_proj"):
         heads = int(config["num_attention_heads" if which == "q_proj" else "num_key_value_heads"])
         if tensor.shape[0] % (2 * heads):

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.errors import ExportError
 from edgespec.export.source.converters import converted
-from edgespec.export.source.gguf_files import TOKENIZER, open_gguf
+from edgespec.export.source.gguf_files import TOKENIZER, is_projector, open_gguf, parts_of
 from edgespec.export.source.lora import CONFIG, WEIGHTS, adapter_settings, is_adapter, merged
 from edgespec.export.source.stored import LOSS, NONSENSE, Opened, Temporary, read_object, safetensors_in
 from edgespec.export.source.widened import FILE as WIDENED
@@ -88,10 +88,11 @@ def _base(folder: Path) -> Opened:
 
 
 def _only_gguf(path: Path) -> Path | None:
-    files = sorted(path.glob("*.gguf"))
+    every = sorted(path.glob("*.gguf"))
+    files = [file for file in every if not is_projector(file)] or every
     if not files or any(path.glob("*.safetensors")):
         return None
-    if len(files) > 1:
+    if files != parts_of(files[0]) and len(files) > 1:
         raise ExportError(
             f"{path}: holds {len(files)} GGUF files ({files[0].name}, {files[1].name}, ...); expected one",
             "give the file itself",

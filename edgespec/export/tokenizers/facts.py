@@ -87,8 +87,8 @@ def tokenizer_facts(folder: Path, config: Mapping[str, Any], vocab: int, codec: 
 def begin_and_ends(folder: Path, config: Mapping[str, Any], codec: TextCodec | None) -> tuple[list[int], list[int]]:
     """Find BOS and EOS ids: of generation_config.json first, then config.json, then the tokenizer's own (None = none).
 
-    Without generation_config.json the tokenizer's EOS ends a text too: of chat-tuned models it is the end of a turn,
-    while config.json often keeps that of the base model.
+    The tokenizer's EOS always ends a text too: of chat-tuned models it is the end of a turn, while the other files
+    often keep that of the base model.  Servers read both; transformers' ``generate`` would run on.
     """
     generation = read_if_sound(folder / GENERATION)
     whole = read_if_sound(folder / "config.json") | {**config}  # EOS may be named outside the text part
@@ -96,8 +96,8 @@ def begin_and_ends(folder: Path, config: Mapping[str, Any], codec: TextCodec | N
     def own(name: str) -> list[int]:
         return [] if codec is None else _ids(codec.token_id(codec.special(name)))
 
-    eos = _ids(generation.get("eos_token_id"))
-    eos = eos or list(dict.fromkeys(_ids(whole.get("eos_token_id")) + own("eos_token")))
+    named = _ids(generation.get("eos_token_id")) or _ids(whole.get("eos_token_id"))
+    eos = list(dict.fromkeys(named + own("eos_token")))
     return _ids(generation.get("bos_token_id")) or _ids(whole.get("bos_token_id")) or own("bos_token"), eos
 
 
@@ -182,7 +182,8 @@ def sampling_part(folder: Path) -> SamplingPart | None:
     Raises:
         ExportError: a value that cannot be.
     """
-    given = {name: value for name, value in read_if_sound(folder / GENERATION).items() if value is not None}
+    told = read_if_sound(folder / GENERATION) or read_if_sound(folder / "config.json")  # older models write it there
+    given = {name: value for name, value in told.items() if value is not None}
     wanted = given.get("do_sample")
     names = ("temperature", *RULES) if wanted is True else ()
     found = {name: given[name] for name in (*names, "repetition_penalty") if name in given}

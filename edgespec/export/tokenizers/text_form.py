@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from edgespec.errors import ExportError, first_line
-from edgespec.export.tokenizers.facts import GENERATION, read_if_sound
-from edgespec.runtimes.files.text_form import Place, TextForm, WritingRules
+from edgespec.errors import ExportError
+from edgespec.export.tokenizers.facts import GENERATION
+from edgespec.export.tokenizers.generation import read_generation, writing_rules
+from edgespec.runtimes.files.text_form import Place, TextForm
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.languages import code_of
 from edgespec.runtimes.text.sources import SourceTexts
@@ -35,7 +34,7 @@ def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources
     Raises:
         ExportError: no token that a decoder's text begins with, or rules that cannot be.
     """
-    generation = _generation(folder, config)
+    generation = read_generation(folder, config)
     tokens = _language_tokens(codec)
     languages = {code_of(token): number for token, number in tokens.items()}
     by_id = {number: code for code, number in languages.items()}
@@ -64,7 +63,7 @@ def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources
         prefixes=_prefixes(config),
         default_from=_known(told.get("src_lang") or told.get("source_lang"), languages),
         default_to=target if named is None else by_id[named],
-        rules=_rules(folder, generation),
+        rules=writing_rules(folder, generation),
     )
 
 
@@ -87,12 +86,6 @@ def surroundings(form: TextForm, codec: TextCodec) -> tuple[list[int], tuple[lis
     around = SourceTexts(Path(), form, codec).encode("", told.get("from"), told.get("to"))
     at = form.source.index("text")
     return begin, (around[:at], around[at:])
-
-
-def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json, or where there is none config.json, which older models write it into."""
-    found = read_if_sound(folder / GENERATION)
-    return {key: value for key, value in (found or config).items() if value is not None}
 
 
 def _language_tokens(codec: TextCodec) -> dict[str, int]:
@@ -129,23 +122,3 @@ def _prefixes(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: task["prefix"] for name, task in found if isinstance(task, dict) and isinstance(task.get("prefix"), str)
     }
-
-
-def _rules(folder: Path, generation: Mapping[str, Any]) -> WritingRules:
-    """Read the rules; transformers' defaults where they say nothing."""
-    names = {
-        "suppressed": "suppress_tokens", "begin_suppressed": "begin_suppress_tokens", "bad_words": "bad_words_ids",
-        "no_repeat": "no_repeat_ngram_size", "least": "min_length", "most": "max_length",
-        "forced_end": "forced_eos_token_id", "beams": "num_beams", "length_penalty": "length_penalty",
-        "early_stopping": "early_stopping",
-    }  # fmt: skip
-    given = {mine: generation[theirs] for mine, theirs in names.items() if theirs in generation}
-    for name in ("suppressed", "begin_suppressed"):
-        if isinstance(given.get(name), list):
-            given[name] = [token for token in given[name] if token != -1]
-    if isinstance(given.get("forced_end"), list):
-        given["forced_end"] = given["forced_end"][0] if given["forced_end"] else None
-    try:
-        return WritingRules(**given)
-    except ValidationError as error:
-        raise ExportError(f"{folder / GENERATION}: {first_line(error)}", "repair this setting, or delete it") from error

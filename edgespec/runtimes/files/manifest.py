@@ -49,6 +49,7 @@ from edgespec.runtimes.files.sound import SoundPart as SoundPart
 from edgespec.runtimes.files.sound import reads_alike
 from edgespec.runtimes.files.speech import SpeechPart
 from edgespec.runtimes.files.text_form import TextForm as TextForm
+from edgespec.runtimes.files.text_form import WritingRules as WritingRules
 
 if TYPE_CHECKING:
     from edgespec.decoding.target import SkipSet
@@ -389,6 +390,7 @@ class Manifest(Part):
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
     sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
+    rules: WritingRules | None = Field(default=None, description="of a decoder: which tokens may come; None = any")
     text: TextForm | None = Field(default=None, description="of an encoder-decoder: what stands around its texts")
     speech: SpeechPart | None = Field(default=None, description="of a model that hears: what transcripts begin with")
     codes: CodesPart | None = Field(default=None, description="of a model that draws or speaks: what its tokens become")

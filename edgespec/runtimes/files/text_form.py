@@ -18,9 +18,12 @@ SOURCE_TOKENIZER = "source_tokenizer.json"  # of a model whose sources have a to
 class WritingRules(Part):
     """Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with.
 
+    Of an encoder-decoder they stand in ``TextForm``, of a decoder in the manifest itself.
+
     ``suppressed``: tokens that never come, ``begin_suppressed``: nor as the first; ``bad_words``: sequences that never
     come; ``no_repeat``: no so many tokens come twice (0 = off); ``least``: tokens before one may end the text, and
-    ``most``: where it is full, with ``forced_end`` as its last.  The others are defaults of beam search.
+    ``least_new``: the same without what it begins with; ``most``: where it is full, with ``forced_end`` as its last.
+    The others are defaults of beam search.
     """
 
     suppressed: Tokens = Field(default_factory=list)
@@ -28,6 +31,7 @@ class WritingRules(Part):
     bad_words: Annotated[list[Tokens], Field(max_length=1 << 16)] = Field(default_factory=list)
     no_repeat: Count = 0
     least: Count = 0
+    least_new: Count = 0
     most: Count | None = None
     forced_end: Token | None = None
     beams: Annotated[int, Field(ge=1, le=64)] = 1

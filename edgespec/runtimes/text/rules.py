@@ -49,7 +49,7 @@ class RuledText:
     def needed(rules: WritingRules) -> bool:
         """Whether the rules say anything of which tokens may come."""
         said = rules.suppressed, rules.begin_suppressed, rules.bad_words, rules.no_repeat, rules.least
-        return any(said) or rules.forced_end is not None
+        return any(said) or rules.least_new > 0 or rules.forced_end is not None
 
     def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
         """See Constraint."""
@@ -74,7 +74,7 @@ class RuledText:
     def _banned(self, prefix: Sequence[int]) -> Iterator[int]:
         """Tokens that may not follow this prefix, beside those that never come."""
         rules, size = self._rules, len(prefix)
-        if size < rules.least:
+        if size < max(rules.least, self._prompt + rules.least_new):
             yield from self._ends
         if size == self._prompt:
             yield from rules.begin_suppressed

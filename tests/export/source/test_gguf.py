@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, PoolingType
 from gguf.quants import dequantize
 from safetensors.numpy import load_file, save_file
 
@@ -23,13 +24,14 @@ from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.export.source.gguf_config import llama3_scaling
 from edgespec.export.source.source import Checkpoint, resolve
-from edgespec.export.tokenizers.facts import tokenizer_facts
+from edgespec.export.tokenizers.facts import pooling_of, sampling_part, tokenizer_facts
+from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.sentencepieces import new_sentencepiece
 from edgespec.export.tokenizers.text_form import text_form
-from edgespec.runtimes.files.manifest import TokenizerFacts
+from edgespec.runtimes.files.manifest import SamplingPart, TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf, seq2seq, spm
-from tests.support.gguf_files import BLOCKS, Change, interleaved, rope_factors, write_gguf, write_t5
+from tests.support.gguf_files import BLOCKS, Change, gguf_name, interleaved, rope_factors, write_gguf, write_t5
 
 NAME = "llama_tied_gqa"
 TEXTS = [
@@ -209,11 +211,122 @@ def test_other_factors_are_refused(tmp_path: Path) -> None:
                        w.add_rope_scaling_orig_ctx_len(128)),
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
         ),
+        # a factor without a type is linear in llama.cpp; its factor of scores multiplies that of YaRN
+        (lambda w: w.add_rope_scaling_factor(2.0), {"rope_type": "linear", "factor": 2.0}),
+        (lambda w: w.add_float32("llama.rope.scale_linear", 2.0), {"rope_type": "linear", "factor": 2.0}),
+        (lambda w: (w.add_rope_scaling_type(_scaling("none")), w.add_rope_scaling_factor(2.0)), None),
+        (
+            lambda w: (w.add_rope_scaling_type(_scaling("yarn")), w.add_rope_scaling_factor(4.0),
+                       w.add_rope_scaling_attn_factors(0.5), w.add_float32("llama.rope.scaling.yarn_beta_fast", 16.0)),
+            {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5 * (0.1 * math.log(4) + 1), "beta_fast": 16.0},
+        ),
     ],
 )  # fmt: skip
 def test_other_scalings_are_told(tmp_path: Path, change: Change, scaling: dict[str, Any] | None) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, change=change)
     assert Checkpoint.open(tmp_path / "model.gguf").config.get("rope_scaling") == scaling
+
+
+@pytest.mark.parametrize("biased", [("q_proj", "k_proj", "v_proj"), ("q_proj",), ("up_proj",), ()])
+def test_biases_of_some_projections(tmp_path: Path, biased: tuple[str, ...]) -> None:
+    """Those that are not there are zero: config.json has one switch for all of them."""
+    biases = {
+        name: value for name, value in hf.weights(hf.CONFIGS["llama_biases_mqa"], 3).items() if "proj.bias" in name
+    }
+
+    def change(writer: GGUFWriter) -> None:
+        kept = [gguf_name(name, "llama") for name in biases if any(one in name for one in biased)]
+        for name in [name for name in writer.tensors[0] if name.endswith(".bias") and name not in kept]:
+            del writer.tensors[0][name]
+
+    write_gguf(tmp_path / "model.gguf", "llama_biases_mqa", change=change)
+    arch = open_model(tmp_path / "model.gguf", None)
+    for name, value in biases.items():
+        if arch.source.has(name):
+            kept = any(one in name for one in biased)
+            assert np.abs(arch.source.read(name)).sum() == pytest.approx(np.abs(value).sum() if kept else 0)
+    assert reference_logits(arch, [1, 2, 3]).shape[0] == 3
+
+
+def test_caps_of_gemma3_and_no_window(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_final_logit_softcapping(30.0)
+        writer.add_attn_logit_softcapping(50.0)
+
+    write_gguf(tmp_path / "model.gguf", "gemma3_old", change=change)
+    arch = open_model(tmp_path / "model.gguf", None)
+    assert (arch.logits.cap, arch.rule(0).cap) == (30.0, 50.0)
+    assert arch.window(0) > 0
+    write_gguf(tmp_path / "model.gguf", "gemma3_old", change=drop("gemma3.attention.sliding_window"))
+    assert {open_model(tmp_path / "model.gguf", None).window(layer) for layer in range(arch.facts.layers)} == {0}
+
+
+def drop(*keys: str) -> Change:
+    return lambda writer: [writer.kv_data[0].pop(key) for key in keys]
+
+
+def test_what_else_the_metadata_asks_for(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_array("tokenizer.ggml.suppress_tokens", [7, 9])
+        writer.add_pooling_type(PoolingType.LAST)
+        for name, value in (("temp", 0.5), ("top_p", 0.75)):
+            writer.add_float32(f"general.sampling.{name}", value)
+        writer.add_int32("general.sampling.top_k", 20)
+
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    checkpoint = Checkpoint.open(tmp_path / "model.gguf")
+    folder = checkpoint.path
+    assert pooling_of(folder) == "last"
+    assert sampling_part(folder) == SamplingPart(temperature=0.5, top_k=20, top_p=0.75)
+    rules = decoder_rules(folder, {})
+    assert rules is not None
+    assert rules.suppressed == [7, 9]
+
+
+# -- several files -----------------------------------------------------------------------------------------------------
+
+
+def split(file: Path, count: int) -> list[Path]:
+    """Cut a file as llama-gguf-split does: metadata in the first part, tensors in all of them."""
+    reader = GGUFReader(file)
+    parts = [file.with_name(f"{file.stem}-{at:05}-of-{count:05}.gguf") for at in range(1, count + 1)]
+    for at, part in enumerate(parts):
+        writer = GGUFWriter(part, "llama")
+        if at == 0:
+            for key, field in reader.fields.items():
+                if not key.startswith(("GGUF.", "general.architecture")):
+                    sub = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+                    writer.add_key_value(key, field.contents(), field.types[0], sub)
+        writer.add_uint16("split.no", at)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[at::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    file.unlink()
+    return parts
+
+
+def test_parts_are_one_model(tmp_path: Path) -> None:
+    """Whichever part is named, and as a folder, beside a projector too."""
+    truth = write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q8_0)
+    parts = split(tmp_path / "model.gguf", 3)
+    (tmp_path / "mmproj-model-f16.gguf").write_bytes(b"")
+    for given in (*parts, tmp_path):
+        checkpoint = Checkpoint.open(given)
+        assert checkpoint.index.keys() == truth.keys()
+        assert {*checkpoint.index.values()} == {*parts}
+        for name, value in truth.items():
+            np.testing.assert_array_equal(checkpoint.read(name), value)
+        assert any("mmproj-model-f16.gguf" in note for note in checkpoint.notes)
+    parts[0].rename(tmp_path / "model.gguf")
+    refused(parts[1], parts[0].name, "missing", "download all")
+    refused(tmp_path / "model.gguf", "part 1 of 3", "part 1 of 1")
+    shutil.copy(parts[1], parts[0])
+    refused(parts[1], "part 2 of 3", "part 1 of 3")
 
 
 def _scaling(name: str) -> Any:
@@ -293,7 +406,7 @@ def refused(file: Path, *words: str, error: type[ExportError] = ExportError) -> 
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "phi3", "qwen2moe", "clip"])
+@pytest.mark.parametrize("architecture", ["mamba", "phi3", "qwen2moe"])
 def test_other_architectures(tmp_path: Path, architecture: str) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, architecture=architecture)
     refused(
@@ -306,8 +419,11 @@ def test_other_architectures(tmp_path: Path, architecture: str) -> None:
     [
         (lambda w: w.add_expert_count(8), ["mixture of experts"]),
         (lambda w: w.add_type("adapter"), ["holds a GGUF adapter"]),
-        (lambda w: w.add_uint16("split.count", 3), ["one of 3 parts", "--merge"]),
-        (lambda w: w.add_string("general.type", "mmproj"), ["holds a GGUF mmproj"]),
+        (lambda w: w.add_string("general.type", "mmproj"), ["is a multimodal projector", "the model's own .gguf"]),
+        (lambda w: w.add_causal_attention(False), ["is an embedding model", "attention.causal"]),
+        (lambda w: w.add_pooling_type(PoolingType.RANK), ["is a reranker"]),
+        (lambda w: w.add_rope_scaling_attn_factors(2.0), ["attn_factor 2"]),
+        (with_arrays("output.bias"), ["tensor output.bias is unknown"]),
         (with_arrays("blk.0.attn_sinks"), ["tensor blk.0.attn_sinks is unknown"]),
         (with_arrays("blk.0.ffn_gate_inp.weight"), ["tensor blk.0.ffn_gate_inp.weight is unknown"]),
         (lambda w: w.add_value_length(7), ["values of another length"]),

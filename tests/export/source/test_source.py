@@ -24,7 +24,7 @@ from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source import source
 from edgespec.export.source.source import Checkpoint, builtin_heads, builtin_names, resolve
 from edgespec.runtimes.text.codec import TextCodec
-from tests.support import hf
+from tests.support import hf, seq2seq
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
@@ -59,6 +59,27 @@ def refused(folder: Path, *words: str, error: type[EdgespecError] = ExportError)
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [NAME, "gpt2_default", "gemma_mqa", "bart"])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_beside_a_tied_embedding(tmp_path: Path, name: str, same: bool) -> None:
+    """Transformers ties them only where they are equal, and says so where they are not."""
+    folder = tmp_path / "model"
+    if name == "bart":
+        seq2seq.write_case(folder, name)
+    else:
+        hf.write_checkpoint(folder, hf.CONFIGS[name], 3)
+    configure(folder, tie_word_embeddings=True)
+    arch = open_model(folder, None)
+    assert arch.facts.tied
+    embedding = arch.source.read(arch.embedding)
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": embedding if same else embedding[::-1].copy()}))
+    arch = open_model(folder, None)
+    assert arch.facts.tied == same
+    assert same == (not any("lm_head.weight" in note for note in arch.source.notes))
+    if not same:
+        np.testing.assert_array_equal(arch.source.read(arch.head.weight), embedding[::-1])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -170,14 +170,15 @@ class Engine internal constructor(
 
     private fun begin(prompt: IntArray, source: Source?, settings: Settings): Request {
         checkOpen()
-        return Request(this, prompt, source, if (source == null) settings else ruled(settings, prompt.size))
+        return Request(this, prompt, source, if (source == null && manifest.rules == null) settings else ruled(settings, prompt.size))
     }
 
-    /** A request of an encoder-decoder, with the length and by the rules of writing that its model has. */
+    /** A request with the rules of writing that its model has, and of an encoder-decoder with its length. */
     internal fun ruled(settings: Settings, begin: Int): Settings {
-        val rules = manifest.text?.rules
-        val length = settings.maxNewTokens ?: maxOf(1, minOf(rules?.most ?: context, context) - begin)
-        if (rules?.needed != true) return settings.copy(maxNewTokens = length)
+        val rules = manifest.text?.rules ?: manifest.rules
+        val most = if (manifest.text == null) begin + settings.length else minOf(rules?.most ?: context, context)
+        val length = settings.maxNewTokens ?: maxOf(1, most - begin)
+        if (rules?.needed != true || settings.sampling.constraint != null) return settings.copy(maxNewTokens = length)
         val (kept, ends) = if (settings.ignoreEos) rules.copy(forcedEnd = null) to emptySet() else rules to eos
         val bound = RuledText(kept, manifest.target.facts.vocab, ends, begin, minOf(context, begin + length))
         return settings.copy(maxNewTokens = length, sampling = settings.sampling.copy(constraint = bound))

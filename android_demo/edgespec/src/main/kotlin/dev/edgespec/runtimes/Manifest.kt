@@ -79,7 +79,7 @@ class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArra
  */
 data class Manifest(
     val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?,
-    val eos: List<Int>, val sampling: SamplingParams, val text: TextForm?, val speech: SpeechPart?,
+    val eos: List<Int>, val sampling: SamplingParams, val rules: WritingRules?, val text: TextForm?, val speech: SpeechPart?,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
     val elsewhere: Set<String>, // methods of the bundle that this runtime does not have
 ) {
@@ -155,7 +155,7 @@ private fun Reader.manifest(): Manifest {
     val found = Manifest(
         target, partOrNull("draft") { model() }, partOrNull("drafter") { model() }, methods.filterKeys { it in METHODS }, bos, eos,
         partOrNull("sampling") { sampling(this@manifest) } ?: SamplingParams(),
-        partOrNull("text") { textForm() }, partOrNull("speech") { speech() },
+        partOrNull("rules") { rules() }, partOrNull("text") { textForm() }, partOrNull("speech") { speech() },
         jsonOrNull("cost") ?: JsonObject(), jsonOrNull("provenance") ?: JsonObject(),
         parts("golden") {
             GoldenVector(ints("prompt").toIntArray(), text("method"), ints("tokens").toIntArray(), intsOrNull("begin")?.toIntArray())

@@ -18,15 +18,16 @@ class FeaturePart(val bands: Int, val frames: Int, val columns: Int)
  */
 class SourcePart(val kind: String, val most: Int, val width: Int, val features: FeaturePart?, val sharesEncoder: Boolean)
 
-/** Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with. */
+/** Rules of generation_config.json that bind every text, by any method; lengths but [leastNew] count what the text begins with. */
 data class WritingRules(
     val suppressed: List<Int> = emptyList(), val beginSuppressed: List<Int> = emptyList(), val badWords: List<List<Int>> = emptyList(),
-    val noRepeat: Int = 0, val least: Int = 0, val most: Int? = null, val forcedEnd: Int? = null, val lengthPenalty: Double = 1.0,
-    val earlyStopping: String = "false",
+    val noRepeat: Int = 0, val least: Int = 0, val leastNew: Int = 0, val most: Int? = null, val forcedEnd: Int? = null,
+    val lengthPenalty: Double = 1.0, val earlyStopping: String = "false",
 ) {
     /** Whether they say anything of which tokens may come. */
     val needed: Boolean
-        get() = listOf(suppressed, beginSuppressed, badWords).any { it.isNotEmpty() } || noRepeat > 0 || least > 0 || forcedEnd != null
+        get() = listOf(suppressed, beginSuppressed, badWords).any { it.isNotEmpty() } || maxOf(noRepeat, least, leastNew) > 0 ||
+            forcedEnd != null
 }
 
 private val PLACES = listOf("text", "from", "to") // in the lists of a [TextForm]: -1, -2, -3
@@ -59,7 +60,7 @@ internal fun Reader.rules(): WritingRules {
     ignore("beams")
     return WritingRules(
         ints("suppressed", 0), ints("begin_suppressed", 0), tokenLists("bad_words"), intOrNull("no_repeat", 0) ?: 0,
-        intOrNull("least", 0) ?: 0, intOrNull("most", 0), intOrNull("forced_end", 0), numberOrNull("length_penalty") ?: 1.0,
+        intOrNull("least", 0) ?: 0, intOrNull("least_new", 0) ?: 0, intOrNull("most", 0), intOrNull("forced_end", 0), numberOrNull("length_penalty") ?: 1.0,
         wordOrFlag("early_stopping") ?: "false",
     )
 }
@@ -192,7 +193,7 @@ internal class RuledText(
     private fun banned(prefix: List<Int>): List<Int> {
         val found = ArrayList<Int>()
         val size = prefix.size
-        if (size < rules.least) found += ends
+        if (size < maxOf(rules.least, prompt + rules.leastNew)) found += ends
         if (size == prompt) found += rules.beginSuppressed
         for (words in longer) {
             if (size >= words.size - 1 && prefix.subList(size - words.size + 1, size) == words.dropLast(1)) found += words.last()

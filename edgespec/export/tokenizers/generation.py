@@ -1,0 +1,69 @@
+"""What generation_config.json says of how texts are written: its values, and the rules of which tokens may come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from edgespec.errors import ExportError, first_line
+from edgespec.export.tokenizers.facts import GENERATION, read_if_sound
+from edgespec.runtimes.files.text_form import WritingRules
+from edgespec.runtimes.text.rules import RuledText
+
+OF_TOKENS = {
+    "suppressed": "suppress_tokens",
+    "begin_suppressed": "begin_suppress_tokens",
+    "bad_words": "bad_words_ids",
+    "no_repeat": "no_repeat_ngram_size",
+    "least": "min_length",
+    "least_new": "min_new_tokens",
+    "forced_end": "forced_eos_token_id",
+}
+OF_TEXTS = {
+    "most": "max_length",
+    "beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+}
+
+
+def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read generation_config.json without nulls, or where there is none config.json, which older models write it into.
+
+    Transformers falls back in the same way.
+    """
+    found = read_if_sound(folder / GENERATION)
+    return {key: value for key, value in (found or config).items() if value is not None}
+
+
+def decoder_rules(folder: Path, config: Mapping[str, Any]) -> WritingRules | None:
+    """Read which tokens may come in a decoder's texts; None = any.
+
+    Raises:
+        ExportError: rules that cannot be.
+    """
+    rules = writing_rules(folder, read_generation(folder, config), OF_TOKENS)
+    return rules if RuledText.needed(rules) else None
+
+
+def writing_rules(
+    folder: Path, generation: Mapping[str, Any], names: Mapping[str, str] = OF_TOKENS | OF_TEXTS
+) -> WritingRules:
+    """Read the rules; transformers' defaults where they say nothing.
+
+    Args:
+        names: keys of generation_config.json, by the fields of the rules.
+    """
+    given = {mine: generation[theirs] for mine, theirs in names.items() if theirs in generation}
+    for name in ("suppressed", "begin_suppressed"):
+        if isinstance(given.get(name), list):
+            given[name] = [token for token in given[name] if token != -1]
+    if isinstance(given.get("forced_end"), list):
+        given["forced_end"] = given["forced_end"][0] if given["forced_end"] else None
+    try:
+        return WritingRules(**given)
+    except ValidationError as error:
+        raise ExportError(f"{folder / GENERATION}: {first_line(error)}", "repair this setting, or delete it") from error
