@@ -100,6 +100,10 @@ def compressed(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict
         raise UnsupportedModel(
             f"compressed-tensors format {unknown[0]!r} is not supported; supported: {', '.join(FORMATS)}", UNQUANTIZED
         )
+    if settings.get("transform_config"):
+        raise UnsupportedModel(
+            "compressed-tensors with rotated weights (transform_config) is not supported", UNQUANTIZED
+        )
     blocks = {tuple(group["block_structure"]) for group in weights if group.get("block_structure")}
     aside = (*ASIDE, *(f".weight_{part}" for part in PARTS))
     found: dict[str, Stored] = {name: tensor for name, tensor in stored.items() if not name.endswith(aside)}

@@ -15,7 +15,7 @@ eight levels a word in the order 0 2 4 6 1 3 5 7 from the lowest bits on; ``scal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +129,15 @@ class PackedMatrix:
 
 
 FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is to be added to a stored zero point
+LOOKED_AT, SAMPLE = 9, 1 << 18  # modules, and words of each, that tell how zero points are stored
 
 
 def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, Stored]:
     """Return the tensors of a GPTQ checkpoint, ``settings`` being its quantization_config."""
-    bits, form = settings.get("bits"), settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    bits, form = settings.get("bits"), settings.get("checkpoint_format") or settings.get("format")
     if settings.get("is_marlin_format"):
         form = "marlin"
-    if form not in FORMATS:
+    if form not in (None, *FORMATS):
         raise UnsupportedModel(
             f"GPTQ checkpoint format {form!r} is not supported; supported: {', '.join(FORMATS)}", UNQUANTIZED
         )
@@ -145,9 +146,67 @@ def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, 
         raise UnsupportedModel(
             f"GPTQ of {bits} bits in {packed} is not supported; supported: 2, 4 and 8 bits in int32", UNQUANTIZED
         )
-    return _unpacked(
-        stored, lambda module: _gptq_matrix(stored, module, int(bits), FORMATS[form], settings.get("group_size", -1))
-    )
+    mixed = bool(settings.get("dynamic"))  # modules may have bits of their own: their shapes say how many
+
+    def matrix(module: str) -> PackedMatrix:
+        return _gptq_matrix(stored, module, None if mixed else int(bits), settings.get("group_size"))
+
+    found = _unpacked(stored, matrix)
+    add = _stored_less([one for one in found.values() if isinstance(one, PackedMatrix)], form)
+    return {name: replace(one, add=add) if isinstance(one, PackedMatrix) else one for name, one in found.items()}
+
+
+def _stored_less(matrices: list[PackedMatrix], form: str | None) -> int:
+    """Return what is to be added to stored zero points: 1 in the first format, 0 in the second.
+
+    Zero points that are all the middle of the range, or all one less, tell it for sure.  Of others the levels tell it:
+    weights are zero on average, so levels are on average their zero points.  Tools name the format or do not
+    (``form``), and some name a wrong one.
+
+    Raises:
+        ExportError: neither the file's numbers nor its settings say it, or they contradict each other.
+    """
+    if not matrices:
+        return 0
+    for name, add in FORMATS.items():
+        if all(_all_zeros_are(one, (1 << (one.bits - 1)) - add) for one in matrices):
+            return FORMATS[name]
+    apart = [found for one in matrices[:: -(-len(matrices) // LOOKED_AT) or 1] if (found := _levels_above(one))]
+    middle, error = (float(np.median([at[side] for at in apart])) if apart else 1.0 for side in (0, 1))
+    clear = 4 * error / max(1, len(apart)) ** 0.5
+    seen = {name: add for name, add in FORMATS.items() if abs(middle - add) + clear < 0.45}
+    if form is None and not seen:
+        raise ExportError(
+            "quantization_config does not say how zero points are stored, and the weights do not tell it",
+            'add "checkpoint_format" to it: "gptq" (stored less one, as AutoGPTQ does) or "gptq_v2" (as they are)',
+        )
+    if form is not None and seen and form not in seen:
+        raise ExportError(
+            f"checkpoint_format is {form}, but the zero points are those of {next(iter(seen))}: with them weights are "
+            "zero on average",
+            f'set "checkpoint_format" of quantization_config to "{next(iter(seen))}", or export the unquantized model',
+        )
+    return FORMATS[form or next(iter(seen))]
+
+
+def _all_zeros_are(matrix: PackedMatrix, zero: int) -> bool:
+    """Whether every stored zero point is that number."""
+    assert matrix.zeros is not None
+    word = sum(zero << at for at in range(0, 32, matrix.bits))
+    return bool((matrix.zeros.raw().view(np.uint32) == np.uint32(word)).all())
+
+
+def _levels_above(matrix: PackedMatrix) -> tuple[float, float] | None:
+    """Return by how much levels are above stored zero points on average, and the error of that."""
+    assert matrix.zeros is not None
+    many = 32 // matrix.bits
+    rows = max(1, min(matrix.words.shape[0], SAMPLE // max(1, matrix.words.shape[1])))
+    levels = unpack(np.ascontiguousarray(matrix.words.raw(slice(0, rows), slice(None)).T), matrix.bits)
+    zeros = unpack(matrix.zeros.raw(), matrix.bits)[matrix.group[: rows * many]].T  # [n, inputs]
+    if not levels.size:
+        return None
+    above = levels.astype(np.float32) - zeros
+    return float(above.mean()), float(above.std() / above.size**0.5)
 
 
 def _unpacked(stored: Mapping[str, Plain], matrix: Callable[[str], PackedMatrix]) -> dict[str, Stored]:
@@ -161,8 +220,9 @@ def _unpacked(stored: Mapping[str, Plain], matrix: Callable[[str], PackedMatrix]
     return found
 
 
-def _gptq_matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, group_size: Any) -> PackedMatrix:
+def _gptq_matrix(stored: Mapping[str, Plain], module: str, bits: int | None, group_size: Any) -> PackedMatrix:
     qweight, qzeros, scales = (packed_part(stored, f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
+    bits = bits or next((bits for bits in (2, 4, 8) if qzeros.shape[1] * 32 == qweight.shape[1] * bits), 4)
     k, n = qweight.shape[0] * 32 // bits, qweight.shape[1]
     groups = scales.shape[0]
     expect_shape(scales, (groups, n), f"{bits} bits")
@@ -172,7 +232,15 @@ def _gptq_matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, 
         expect_shape(index, (k,), f"{bits} bits")
         group = index.raw().astype(np.int64)
     else:
-        size = k if not isinstance(group_size, int) or group_size <= 0 else group_size
+        size = k if group_size == -1 else group_size
+        if group_size is None:  # the number of scales says it, unless several sizes fit
+            fitting = [size for size in (16, 32, 64, 128, 256, 512, 1024) if -(-k // size) == groups]
+            size = k if groups == 1 else fitting[0] if len(fitting) == 1 else None
+        if not isinstance(size, int) or size < 1 or -(-k // size) != groups:
+            raise ExportError(
+                f"{qweight.file}: {module} has {groups} groups of scales for {k} inputs, but group_size {group_size}",
+                "quantization_config and the weights do not belong together",
+            )
         group = np.arange(k) // size
     if group.size and not 0 <= group.min() <= group.max() < groups:
         raise ExportError(
@@ -180,7 +248,7 @@ def _gptq_matrix(stored: Mapping[str, Plain], module: str, bits: int, add: int, 
             f"{group.max()}",
             "the checkpoint is damaged, or config.json has another group_size: download it again",
         )
-    return PackedMatrix(qweight, qzeros, scales, group, bits, (0, 1), add=add)
+    return PackedMatrix(qweight, qzeros, scales, group, bits, (0, 1))
 
 
 def packed_part(stored: Mapping[str, Plain], name: str) -> Plain:

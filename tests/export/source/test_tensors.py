@@ -112,6 +112,59 @@ def test_groups_without_g_idx(tmp_path: Path) -> None:
         np.testing.assert_array_equal(checkpoint.read(name), value)
 
 
+def test_groups_that_config_json_says_otherwise(tmp_path: Path) -> None:
+    """Without g_idx, group_size must fit the scales; where it is not said, they say it."""
+    truth = write(tmp_path, "gptq4", "qwen2_untied")
+    edit(tmp_path, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("g_idx")])
+    for wrong in (-1, 64, 0, "many"):
+        settings(tmp_path, group_size=wrong)
+        with pytest.raises(ExportError, match="groups of scales"):
+            Checkpoint.open(tmp_path)
+    settings(tmp_path, group_size=None)
+    checkpoint = Checkpoint.open(tmp_path)
+    for name, value in truth.items():
+        np.testing.assert_array_equal(checkpoint.read(name), value)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("said", [None, "gptq", "gptq_v2"])
+def test_how_zero_points_are_stored(tmp_path: Path, symmetric: bool, first: bool, said: str | None) -> None:
+    """The file's own numbers say it, whatever its settings say; where they say it wrongly, at least an error does."""
+    told: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": symmetric}
+    hf.write_checkpoint(tmp_path, hf.CONFIGS["llama_tied_gqa"], 3)
+    packer = packed.gptq(4, 32, symmetric=symmetric, first=first)
+    truth = packed.pack_checkpoint(tmp_path, packer, told | ({"checkpoint_format": said} if said else {}))
+    if not symmetric and said not in (None, "gptq" if first else "gptq_v2"):
+        with pytest.raises(ExportError, match=f"zero points are those of {'gptq:' if first else 'gptq_v2:'}"):
+            Checkpoint.open(tmp_path)
+        return
+    checkpoint = Checkpoint.open(tmp_path)
+    for name, value in truth.items():
+        np.testing.assert_array_equal(checkpoint.read(name), value)
+
+
+def test_zero_points_that_nothing_tells(tmp_path: Path) -> None:
+    write(tmp_path, "gptq4_act_asym")
+    edit(tmp_path, lambda tensors: [tensors[name].fill(0) for name in tensors if name.endswith("qweight")])
+    with pytest.raises(ExportError, match=r'add "checkpoint_format"'):
+        Checkpoint.open(tmp_path)
+
+
+def test_modules_with_bits_of_their_own(tmp_path: Path) -> None:
+    truth = write(tmp_path, "gptq4")
+    name, value = next(
+        (name, value) for name, value in hf.weights(hf.CONFIGS["llama_tied_gqa"], 3).items() if "up_proj" in name
+    )
+    parts, meant = packed.gptq(8, 32)(name.removesuffix(".weight"), value)
+    edit(tmp_path, lambda tensors: tensors.update(parts))
+    settings(tmp_path, dynamic={"+:.*up_proj.*": {"bits": 8}})
+    checkpoint = Checkpoint.open(tmp_path)
+    np.testing.assert_array_equal(checkpoint.read(name), meant)
+    other = next(other for other in truth if "down_proj" in other)
+    np.testing.assert_array_equal(checkpoint.read(other), truth[other])
+
+
 def test_a_zero_point_that_wraps_around_is_zero(tmp_path: Path) -> None:
     """The first GPTQ format stores zero points less one, so 15 stands for 0."""
     write(tmp_path, "gptq4")
@@ -225,6 +278,7 @@ def test_mlx_is_refused_by_name(tmp_path: Path) -> None:
         ("awq", {"version": "gemv"}, "AWQ version 'gemv'"),
         ("awq", {"bits": 8}, "of 8 bits"),
         ("compressed_int4", {"format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized' is not supported"),
+        ("compressed_int4", {"transform_config": {"R1": {}}}, "transform_config"),
         ("compressed_int4", {"format": "marlin-24"}, "'marlin-24' is not supported"),
         ("compressed_int8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
         ("compressed_int4", {"config_groups": {"group_0": {"weights": {"num_bits": 3}}}}, "num_bits 3"),
