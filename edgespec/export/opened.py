@@ -42,6 +42,7 @@ from edgespec.export.quantization.calibration_sound import read_sounds
 from edgespec.export.quantization.calibration_text import read_calibration, unmeasured
 from edgespec.export.quantization.coded_keys import check_attention
 from edgespec.export.quantization.quantizer import Quantizer
+from edgespec.export.source.keys import left_out
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
@@ -89,6 +90,7 @@ class Opened:
         self.speech = speech_part(folder, self.target.config, self.codec) if read and read.features else None
         self.sampling, self.pooling = sampling_part(folder), pooling_of(folder)
         self.rules = decoder_rules(folder, self.target.config) if self.form is None else None
+        self.notes += left_out(folder, self.target.config, self.codec, sequence=self.form is not None)
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))

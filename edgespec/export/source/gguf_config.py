@@ -147,31 +147,14 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
         ExportError: facts that are missing.
     """
     facts = Facts(file, metadata)
-    if facts.get("expert_count"):
-        raise UnsupportedModel(f"{file}: a mixture of experts is not supported for {facts.architecture}", REBUILD)
-    if facts.get("attention.causal") is False:
-        raise UnsupportedModel(
-            f"{file}: is an embedding model: its rows see later tokens ({facts.architecture}.attention.causal is "
-            "false), so it does not go on with a text",
-            "take a model that writes text; embeddings of it are served, too (/v1/embeddings)",
-        )
-    if facts.get("pooling_type") == RANK:
-        raise UnsupportedModel(
-            f"{file}: is a reranker ({facts.architecture}.pooling_type {RANK}): it scores texts and writes none",
-            "take a model that writes text",
-        )
-    if "token_embd.weight" not in tensors:
-        raise ExportError(f"{file}: has no tensor token_embd.weight", "give the file of a whole model")
+    _refuse(facts, tensors)
     model_type, name = MODEL_TYPES[facts.architecture]
     if model_type in T5:
         start = {"decoder_start_token_id": int(facts.get("decoder_start_token_id", 0))}
         return t5_config(facts.number, tensors) | start | _tokens_named(metadata)
     heads, hidden = facts.number("attention.head_count"), facts.number("embedding_length")
     key_length = facts.number("attention.key_length", hidden // heads)
-    if facts.number("attention.value_length", key_length) != key_length:
-        raise UnsupportedModel(f"{file}: values of another length than keys are not supported", REBUILD)
-    if facts.number("rope.dimension_count", key_length) != key_length:
-        raise UnsupportedModel(f"{file}: rotary positions on a part of the head are not supported", REBUILD)
+    _refuse_heads(facts, key_length)
     config: dict[str, Any] = {
         "architectures": [name],
         "model_type": model_type,
@@ -196,6 +179,40 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
     if scaling := _scaling(facts, tensors, config):
         config["rope_scaling"] = scaling
     return config | (EXTRA[model_type](facts) if model_type in EXTRA else {})
+
+
+def _refuse(facts: Facts, tensors: Mapping[str, Stored]) -> None:
+    """Refuse what is no decoder of texts, or no whole one."""
+    file = facts.file
+    if facts.get("expert_count"):
+        raise UnsupportedModel(f"{file}: a mixture of experts is not supported for {facts.architecture}", REBUILD)
+    if facts.get("attention.causal") is False:
+        raise UnsupportedModel(
+            f"{file}: is an embedding model: its rows see later tokens ({facts.architecture}.attention.causal is "
+            "false), so it does not go on with a text",
+            "take a model that writes text; embeddings of it are served, too (/v1/embeddings)",
+        )
+    if facts.get("pooling_type") == RANK:
+        raise UnsupportedModel(
+            f"{file}: is a reranker ({facts.architecture}.pooling_type {RANK}): it scores texts and writes none",
+            "take a model that writes text",
+        )
+    if "token_embd.weight" not in tensors:
+        raise ExportError(f"{file}: has no tensor token_embd.weight", "give the file of a whole model")
+
+
+def _refuse_heads(facts: Facts, key_length: int) -> None:
+    """Refuse heads that are not all alike."""
+    file = facts.file
+    if facts.number("attention.value_length", key_length) != key_length:
+        raise UnsupportedModel(f"{file}: values of another length than keys are not supported", REBUILD)
+    if facts.number("rope.dimension_count", key_length) != key_length:
+        raise UnsupportedModel(f"{file}: rotary positions on a part of the head are not supported", REBUILD)
+    for name in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
+        if facts.number(name, key_length) != key_length:
+            raise UnsupportedModel(f"{file}: layers with heads of other sizes ({name}) are not supported", REBUILD)
+    if facts.get("nextn_predict_layers"):
+        raise UnsupportedModel(f"{file}: layers that guess (nextn_predict_layers) are not supported", REBUILD)
 
 
 def _tokens_named(metadata: Metadata) -> dict[str, int]:
@@ -268,6 +285,12 @@ def _gemma(facts: Facts) -> dict[str, Any]:
 
 def _gemma2(facts: Facts) -> dict[str, Any]:
     heads, large = facts.number("attention.head_count"), facts.number("block_count") == 46
+    for key, usual in (
+        ("attention.sliding_window_pattern", 2),
+        ("rope.freq_base_swa", facts.get("rope.freq_base", 1e4)),
+    ):
+        if facts.get(key, usual) != usual:
+            raise UnsupportedModel(f"{facts.file}: gemma2.{key} other than {usual} is not supported", REBUILD)
     query = facts.number("embedding_length") // heads if large else facts.number("attention.key_length", 256)
     return _gemma(facts) | {  # the 27B model alone scales queries by another size than the head's
         "query_pre_attn_scalar": query,
@@ -376,7 +399,10 @@ def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
         if number is not None and 0 <= number < len(tokens):
             found[f"{name}_token"] = tokens[number]
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
-        found["chat_template"] = template
+        begins = "tokenizer.chat_template."
+        more = {key.removeprefix(begins): value for key, value in metadata.items() if key.startswith(begins)}
+        named = [{"name": name, "template": each} for name, each in {"default": template, **more}.items()]
+        found["chat_template"] = named if more else template
     return found | {"add_bos_token": _begins(metadata)}
 
 

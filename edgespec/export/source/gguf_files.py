@@ -32,6 +32,7 @@ from edgespec.export.source.gguf_config import (
     tokenizer_bytes,
     tokenizer_settings,
 )
+from edgespec.export.source.keys import GGUF, unread
 from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -175,7 +176,9 @@ def _generation(metadata: Metadata) -> dict[str, Any]:
     ends = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS} - {None}
     tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
     ends |= {at for at, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3 and token in ENDING}
-    found: dict[str, Any] = {"eos_token_id": sorted(int(number) for number in ends)} if ends else {}
+    found: dict[str, Any] = (
+        {"eos_token_id": sorted(int(number) for number in ends if number is not None)} if ends else {}
+    )
     if suppressed := metadata.get("tokenizer.ggml.suppress_tokens"):
         found["suppress_tokens"] = suppressed
     if (temperature := metadata.get("general.sampling.temp")) is not None:
@@ -340,6 +343,7 @@ def _opened(
     folder = temporary.path / file.name
     folder.mkdir()
     notes = write_small_files(folder, file, metadata, config, tokenizer)
+    notes += unread(GGUF, metadata)
     if beside := next(filter(is_projector, sorted(file.parent.glob("*.gguf"))), None):
         notes.append(f"text alone: the projector {beside.name} beside the file is not read ({OWN_CHECKPOINT})")
     if kinds:

@@ -146,7 +146,12 @@ def test_how_zero_points_are_stored(tmp_path: Path, symmetric: bool, first: bool
 
 def test_zero_points_that_nothing_tells(tmp_path: Path) -> None:
     write(tmp_path, "gptq4_act_asym")
-    edit(tmp_path, lambda tensors: [tensors[name].fill(0) for name in tensors if name.endswith("qweight")])
+    edit(
+        tmp_path,
+        lambda tensors: tensors.update(
+            {name: np.zeros_like(value) for name, value in tensors.items() if name.endswith("qweight")}
+        ),
+    )
     with pytest.raises(ExportError, match=r'add "checkpoint_format"'):
         Checkpoint.open(tmp_path)
 
