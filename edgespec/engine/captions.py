@@ -31,7 +31,10 @@ class Captions(Images):
         if len(front) != 2 or not file.is_file() or not (bundle.path / SOURCE_TOKENIZER).is_file():
             raise BundleError(f"{bundle.path}: lacks what reads captions", "export the bundle again")
         self.codec = TextCodec(bundle.path, checked=bundle.checked, file=SOURCE_TOKENIZER)
-        self._nothing = np.fromfile(file, "<f4").reshape(part.most, -1)  # [most, width]
+        nothing = np.fromfile(file, "<f4")
+        if not len(nothing) or len(nothing) % part.most:
+            raise BundleError(f"{file}: {4 * len(nothing)} bytes, expected {part.most} equal rows", "export it again")
+        self._nothing = nothing.reshape(part.most, -1)  # [most, width]
 
     def caption(self, text: str, other: str = "") -> tuple[Placed, list[int]]:
         """Make the rows of a caption -> a prompt of them, which also keeps those of guidance's other half, and these.

@@ -21,7 +21,6 @@ from edgespec.export.pipeline import Exporter
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import RunOptions
-from edgespec.runtimes.text.guidance import Guidance
 from tests.conftest import write_large
 from tests.support import hf
 
@@ -172,7 +171,7 @@ def test_compiled_grammars_are_bounded_and_make_room(bundle: Path, within: Calla
         guidance.require(Grammar.json_schema(shape))
     most = engine.grammar_bytes
     assert 0 < most <= 32 << 20
-    kept = Guidance.nbytes(Grammar.json_schema(shape))
+    kept = guidance.nbytes(Grammar.json_schema(shape))
     assert most < 12 * kept
     tokens = max(tokens for tokens in range(100, 4000, 100) if peak(bundle, tokens, 1) < engine.allowance.limit)  # type: ignore[operator]
     engine.generate([5] * (tokens - NEW - 64), method="ar", max_new_tokens=NEW, ignore_eos=True)

@@ -14,7 +14,8 @@ from edgespec.decoding.settings import Grammar
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.call_formats import FUNCTION_GEMMA_QUOTE, GEMMA_QUOTE, HARMONY, THOUGHTS, AnswerShape
 from edgespec.runtimes.text.call_syntax import MOST_NAME
-from edgespec.runtimes.text.guidance import JSON_FORM
+from edgespec.runtimes.text.guidance import JSON_FORM, prepared
+from edgespec.runtimes.text.schemas import parameters
 
 MOST_CALLS = 16  # of an answer that must call
 Schema = Mapping[str, Any]
@@ -43,9 +44,7 @@ def calls_grammar(
         name = str(tool.get("name", ""))
         if not _CALLABLE.fullmatch(name) or len(name) > MOST_NAME:
             raise InvalidRequest(f"the tool's name is {name[:80]!r}: expected letters, digits and any of _ . : / -")
-        schema = tool.get("parameters")
-        schema = schema if isinstance(schema, dict) and schema else {"type": "object", "properties": {}}
-        calls.append(write(rules, name, schema))
+        calls.append(write(rules, name, parameters(tool.get("parameters"), name)))
     call = rules.add(" | ".join(calls))
     more = f"({rules.text(between)} {call}){{0,{MOST_CALLS - 1}}}" if many and between is not None else ""
     text = f"{rules.text(begin)} {call} {more} {rules.text(end)}"
@@ -103,7 +102,7 @@ class _Rules:
 
     def json(self, schema: Any) -> str:
         """Add what a schema allows."""
-        formed = {"x-guidance": JSON_FORM} | schema if isinstance(schema, dict) else schema
+        formed = {"x-guidance": JSON_FORM} | prepared(schema) if isinstance(schema, dict) else schema
         return self.add(f"%json {json.dumps(formed)}")
 
 
