@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.errors import Failure
+from edgespec.server.guard import client_of
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
 
@@ -37,6 +38,9 @@ HEAD = 1 << 16  # bytes of a request's line and headers
 BEHIND = 1 << 16  # bytes that may come behind a running request
 MOST_PIPELINED = 8  # requests among them
 FREE_PIECES, PIECE = 1024, 256  # pieces of a body: so many, and one more for so many bytes
+SPARE = 8  # connections beyond the limits, which may ask for /health alone
+SPARE_SECONDS = 2.0  # for their requests
+HEALTH = b"/health"
 LINGER = 2.0  # seconds in which a client that was cut may read why
 
 
@@ -45,14 +49,33 @@ class Open:
     """The connections of a server."""
 
     limits: Limits  # of the server
+    most: int = 1 << 30  # as many as the system lets there be
     all: dict[Connection, None] = field(default_factory=dict)  # those that are open, the oldest first
-    freed: asyncio.Event = field(default_factory=asyncio.Event)  # set when one is closed
+    spare: dict[Connection, None] = field(default_factory=dict)  # those beyond the limits
 
-    def make_room(self) -> None:
-        """Close the oldest that waits for its client, of the address that has most."""
-        counts = Counter(one.address for one in self.all)
-        if idle := [one for one in self.all if not one.running and not one.cut]:
-            max(idle, key=lambda one: counts[one.address]).abort()  # the first of equals
+    def place(self, new: Connection) -> bool:
+        """Give a new connection a place among all -> whether there is one; else it is a spare one.
+
+        One client may have three quarters of the places.  A connection that waits for its client gives way.
+        """
+        most = min(self.limits.connections, self.most)
+        own = [one for one in self.all if one.client_name == new.client_name]
+        crowded = own if len(own) >= most - most // 4 else list(self.all) if len(self.all) >= most else None
+        if crowded is not None and not self._close_one(crowded):
+            self.spare[new] = None
+            if len(self.spare) > SPARE:
+                next(iter(self.spare)).abort()
+            return False
+        self.all[new] = None
+        return True
+
+    def _close_one(self, among: list[Connection]) -> bool:
+        """Close the oldest that waits for its client, of the client that has most; False = none does."""
+        counts = Counter(one.client_name for one in self.all)
+        idle = [one for one in among if not one.running and not one.cut] or [one for one in among if one.cut]
+        if idle:
+            max(idle, key=lambda one: counts[one.client_name]).abort()  # the first of equals
+        return bool(idle)
 
 
 class Connection(HttpToolsProtocol):
@@ -64,7 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
+        self.client_name = client_of(self.client[0] if self.client else "")
         self.cut = False
         self._begun = self._headed = self._whole = False  # its first byte, its headers, its last byte are here
         self._taken = self._pieces = self._body = self._behind = 0
@@ -72,12 +95,11 @@ class Connection(HttpToolsProtocol):
         self._why: tuple[int, str] | None = None
         self._arriving: TimerHandle | None = None
         self._reading: TimerHandle | None = None
-        self.open.all[self] = None
+        self.spare = not self.open.place(self)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.open.all.pop(self, None)
-        self.open.freed.set()
+        self._leave_place()
         for timer in (self._arriving, self._reading):
             if timer is not None:
                 timer.cancel()
@@ -92,7 +114,12 @@ class Connection(HttpToolsProtocol):
     def abort(self) -> None:
         """Close it at once."""
         self.cut = True
+        self._leave_place()
         self.transport.abort()
+
+    def _leave_place(self) -> None:
+        self.open.all.pop(self, None)
+        self.open.spare.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self.cut:  # what is still on its way is thrown away, so that the client reads why
@@ -132,8 +159,12 @@ class Connection(HttpToolsProtocol):
             self._stop(400, f"more than {MOST_PIPELINED} requests behind one that is not answered yet")
 
     def on_headers_complete(self) -> None:
+        if self.spare and self.url.partition(b"?")[0] != HEALTH:
+            self._stop(429, "this server has as many connections as it may, or this client has: close some, or wait")
         super().on_headers_complete()
         self._headed = True
+        if self.spare:
+            self.cycle.keep_alive = False
         self._cycles = [one for one in self._cycles if not one.response_complete] + [self.cycle]
 
     def on_body(self, body: bytes) -> None:
@@ -182,7 +213,8 @@ class Connection(HttpToolsProtocol):
 
     def _expect(self) -> None:
         """Cut a request that is not here in time."""
-        self._arriving = self.loop.call_later(self.open.limits.arrive, self._too_late)
+        seconds = self.open.limits.arrive
+        self._arriving = self.loop.call_later(min(seconds, SPARE_SECONDS) if self.spare else seconds, self._too_late)
 
     def _too_late(self) -> None:
         self._arriving = None
@@ -208,6 +240,7 @@ class Connection(HttpToolsProtocol):
             path = self.url.decode("latin-1") if self._begun else ""  # of the request that is cut
             body = json.dumps(Failure(message, status).body(path)).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head += "retry-after: 1\r\n" if status == 429 else ""
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
         self._linger()
@@ -314,13 +347,15 @@ class Server(uvicorn.Server):
         super().__init__(config)
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # clients that leave are no news
         self._socket, self._limits, self._say, self._started = sock, limits, say, started
-        self._models: Models = app.state.models
+        self._app, self._models = app, cast(Models, app.state.models)
         self._accepting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn; connections are accepted here."""
         await super().startup(sockets=[])
+        if self._app.state.failure is not None:
+            raise self._app.state.failure
         self._loop = asyncio.get_running_loop()
         self._accepting = asyncio.create_task(self._accept())
         self._started()
@@ -344,13 +379,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def _accept(self) -> None:
-        loop, opened = asyncio.get_running_loop(), self._open
-        most = min(self._limits.connections, _descriptors())
+        loop = asyncio.get_running_loop()
+        self._open.most = _descriptors()
         while True:
-            while len(opened.all) >= most:  # pause: the system keeps those who come
-                opened.freed.clear()
-                opened.make_room()
-                await opened.freed.wait()
             try:
                 sock, _ = await loop.sock_accept(self._socket)
             except OSError:  # one that has gone already, or no descriptor after all
@@ -372,4 +403,4 @@ def _descriptors() -> int:
         return 1 << 30
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else OTHERS
-    return 1 << 30 if soft == resource.RLIM_INFINITY else max(4, soft - used - OTHERS)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else max(4, soft - used - OTHERS - SPARE)
