@@ -97,7 +97,7 @@ _RULES: Rules = {
     "shadow": ("a number of rounds, 0 for no comparison", lambda value: value is None or whole(value)),
     "top_logprobs": (f"0 to {MOST_LIKELIEST}", lambda value: whole(value, 0, MOST_LIKELIEST)),
     "method": ("a name, or None", _text_or_none),
-    "prediction": ("text, or None", _text_or_none),
+    "prediction": ("text, token ids, or None", lambda value: isinstance(value, (str, tuple, type(None)))),
     "source_language": ("a language, or None", _text_or_none),
     "target_language": ("a language, or None", _text_or_none),
     "stop": (
@@ -172,7 +172,7 @@ class SettingsChanges(TypedDict, total=False):
     grammar: Grammar | None
     proposer: Proposer | None
     markers: tuple[str, ...]
-    prediction: str | None
+    prediction: str | Sequence[int] | None
     source_language: str | None
     target_language: str | None
     begin: Sequence[int] | None
@@ -224,7 +224,7 @@ class Settings:
         grammar: what the text must be: a JSON schema, a regular expression, a grammar; None = anything.
         proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
         markers: special tokens that stay in the text, for who reads calls of tools there; others are left out.
-        prediction: text that is expected, such as a file before an edit: guesses for every method but ar.
+        prediction: text that is expected, or its tokens, as of a file before an edit: guesses for every method but ar.
         source_language, target_language: from and to which an encoder-decoder translates, by its own code, that of ISO
             639, or an English name; None = as the model has it.
         begin: tokens that an encoder-decoder's text begins with, instead of those that its languages ask for.
@@ -255,7 +255,7 @@ class Settings:
     grammar: Grammar | None = None
     proposer: Proposer | None = None
     markers: tuple[str, ...] = ()
-    prediction: str | None = None
+    prediction: str | tuple[int, ...] | None = None
     source_language: str | None = None
     target_language: str | None = None
     begin: tuple[int, ...] | None = None

@@ -22,23 +22,31 @@ class Predicted(Drafter):
     cheap = True
 
     def __init__(self, expected: Sequence[int], prompt: int) -> None:
-        self._expected, self._prompt, self._read = list(expected), prompt, prompt
+        self._expected, self._prompt, self._read = np.array(expected, np.int64), prompt, prompt
         self._at: int | None = 0  # of the guess that comes next; None = nobody knows
         self._last = 0  # where it was last
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        for end in range(_EQUAL, len(self._expected) + 1):
-            self._places.setdefault(tuple(self._expected[end - _EQUAL : end]), []).append(end)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         for token in tokens[self._read :]:
-            if self._at is not None and self._expected[self._at : self._at + 1] == [token]:
+            if self._at is not None and self._at < len(self._expected) and self._expected[self._at] == token:
                 self._at = self._last = self._at + 1
             else:
                 self._at = None
         self._read = len(tokens)
         if self._at is None and self._read - self._prompt >= _EQUAL:
-            found = self._places.get(tuple(tokens[-_EQUAL:]), [])
-            self._at = next((end for end in found if end >= self._last), found[0] if found else None)
+            self._at = self._found(tokens[-_EQUAL:])
             self._last = self._last if self._at is None else self._at
-        guesses = [] if self._at is None else self._expected[self._at : self._at + budget]
-        return Proposal(np.array(guesses, np.int64)) if guesses else EMPTY
+        guesses = self._expected[:0] if self._at is None else self._expected[self._at : self._at + budget]
+        return Proposal(guesses.copy()) if len(guesses) else EMPTY
+
+    def _found(self, last: list[int]) -> int | None:
+        """Find where the expected text goes on behind such tokens: from where the text was, or else the first place."""
+        starts = len(self._expected) - _EQUAL + 1
+        if starts < 1:
+            return None
+        equal = [self._expected[at : at + starts] == token for at, token in enumerate(last)]
+        ends = np.flatnonzero(np.logical_and.reduce(equal)) + _EQUAL
+        if not len(ends):
+            return None
+        at = int(np.searchsorted(ends, self._last))
+        return int(ends[at] if at < len(ends) else ends[0])

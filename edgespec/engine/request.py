@@ -72,6 +72,8 @@ class Stream:
         self._engine, self._settings, self._places = engine, settings, engine.places
         check_cancel(cancel)
         self._cancel = cancel or threading.Event()
+        self._reading = threading.Lock()  # held while a round is read, by the thread of this number
+        self._reader = 0
         choice = engine.choose_for(settings)
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -149,7 +151,9 @@ class Stream:
         if constraint is not None and settings.grammar is not None:
             self._sure["grammar"] = Forced(constraint)
         if settings.prediction:
-            expected = self._engine.codec.encode(settings.prediction, special=False)
+            expected = settings.prediction
+            if isinstance(expected, str):
+                expected = self._engine.codec.encode(expected, special=False)
             self._sure["prediction"] = Predicted(expected, len(self._prompt))
         self._chain: Chain | None = None
         if self._sure and settings.method != "ar":
@@ -214,18 +218,33 @@ class Stream:
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
+        return self
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        if not self._reading.acquire(blocking=False):
+            raise InvalidRequest("this stream is being read already, as by another thread", "read it in one thread")
+        self._reader = threading.get_ident()
+        try:
+            return next(self._chunks)
+        finally:
+            self._reader = 0
+            self._reading.release()
 
     def cancel(self) -> None:
         """End the request after the round at hand; safe from another thread."""
         self._cancel.set()
 
     def close(self) -> None:
-        """End the request now; what was written so far is in ``result``."""
-        self._chunks.close()
+        """End the request now; what was written so far is in ``result``.
+
+        Where another thread reads it, it ends after the round at hand.
+        """
+        if self._reader == threading.get_ident():
+            raise InvalidRequest("a stream cannot be closed by what it calls itself", "use cancel()")
+        if self._reader:
+            self._cancel.set()
+        with self._reading:
+            self._chunks.close()
         self._release()  # a stream that nobody began to read
 
     @property

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.json_file import open_regular
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
 QUIET = 1.0  # seconds before its digest was taken in which a file must not have changed
@@ -69,7 +70,7 @@ def take_digest(path: Path) -> Taken:
     """
     digest, buffer = hashlib.sha256(), bytearray(_PIECE)
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             handle = file.fileno()
             lasting = _keeps_times(handle) and _written_back(handle)
             before, now = Stamp.of(os.fstat(handle)), time.time_ns()
@@ -205,7 +206,7 @@ class _Record:
         known = self._known.get(path.name)
         with suppress(OSError):
             if known is not None:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     if Stamp.of(os.fstat(file.fileno())) == known.stamp and _keeps_times(file.fileno()):
                         return known
         return None

@@ -11,7 +11,7 @@ import os
 import stat
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from edgespec.errors import BundleError, EdgespecError
 
@@ -26,6 +26,20 @@ Made = TypeVar("Made", bound="BaseModel")
 Kind = type[EdgespecError]
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open the file at ``path`` to read it; a pipe, a device or a socket is refused at once, through links too.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(None, "is no regular file")
+    return file
+
+
 def read_regular(path: Path, most: int) -> bytes:
     """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once, through links too.
 
@@ -33,10 +47,7 @@ def read_regular(path: Path, most: int) -> bytes:
         OSError: it cannot be opened, or is no regular file.
         ValueError: it is larger than ``most`` bytes.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(None, "is no regular file")
+    with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"more than {most} bytes")

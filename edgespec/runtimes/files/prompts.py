@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.runtimes.files.cache import BLOCK, ORIGIN, PROMPTS, cache_folder, describe, is_gone, stop_of
+from edgespec.runtimes.files.json_file import open_regular
 from edgespec.runtimes.files.sealed import seal_of
 from edgespec.runtimes.files.staged import remove_stale, staged
 
@@ -129,7 +130,7 @@ class PromptFolder:
             Damaged: it is another one than was written, or too short.
             OSError: it is not there any more, or cannot be read.
         """
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             begin = file.read(LINE)
             if len(begin) < LINE:
                 raise Damaged(path, "too short")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.images import (
     Gemma3Pixels,
     Idefics3Pixels,
@@ -87,10 +87,18 @@ def merged_grid(grid: Size, part: ImagePart) -> Size:
 
 
 def read_places(folder: Path, part: ImagePart) -> Floats | None:  # [side * side, width]
-    """Read the learnt positions of a tower that resamples them; None = it does not."""
+    """Read the learnt positions of a tower that resamples them; None = it does not.
+
+    Raises:
+        BundleError: the file has another size than the manifest says.
+    """
     if (places := part.places) is None:
         return None
-    return np.fromfile(folder / places.file, "<f4", places.side**2 * places.width).reshape(-1, places.width)
+    file, count = folder / places.file, places.side**2 * places.width
+    found = np.fromfile(file, "<f4", count + 1)
+    if len(found) != count:
+        raise BundleError(f"{file}: {file.stat().st_size} bytes, expected {4 * count} of positions", "export it again")
+    return found.reshape(-1, places.width)
 
 
 def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats:  # [T, columns]
