@@ -24,17 +24,18 @@ from starlette.routing import Route
 from edgespec.engine.hearing import why_deaf
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.apis import APIS, Kind
-from edgespec.server.audio import MOST_FIELD, MOST_FIELDS, PATHS, TASKS, read_form
+from edgespec.server.audio import PATHS, TASKS, AudioRequest
 from edgespec.server.audio import Kind as AudioKind
 from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import Wanted
 from edgespec.server.errors import Failure, Gone, failure
 from edgespec.server.guard import BodyLimit, Guard, client_of
+from edgespec.server.held import held_by
 from edgespec.server.jobs import Jobs
 from edgespec.server.models import Models
 from edgespec.server.openapi import describe
-from edgespec.server.readers import Readers
-from edgespec.server.reading import no_model
+from edgespec.server.readers import Readers, Told
+from edgespec.server.reading import Asking, no_model
 from edgespec.server.requestlog import MODEL, RequestLog
 from edgespec.server.web import page_routes
 
@@ -158,44 +159,53 @@ class _Routes:
     async def _answer(self, kind: Kind, request: Request) -> Response:
         async with self._counting(request) as client:
             owner = self.access.owner(request)
-            body = await request.body()
-            read = await self.readers.read(client, kind, body, lambda wanted: self._stored(owner, wanted)[1])
+            look_up = partial(self._conversation, owner)
+            read = await self.readers.read(client, kind, await request.body(), look_up, held_by(request))
+            _let_go_body(request)
             async with self._jobs(request, read.model) as jobs:
                 job = await jobs.start(kind, read, client, owner)
+            held_by(request).set(sum(len(one) for one in read.echo.values() if isinstance(one, bytes)))
         if not read.stream:
             return await jobs.whole(job, request)
         return StreamingResponse(
             jobs.stream(job), media_type="text/event-stream", background=BackgroundTask(job.cancel)
         )
 
+    async def _read(self, client: str, kind: Asking, request: Request, more: bytes = b"") -> Told:
+        """Have a request read; its body is not held any longer."""
+        found = await self.readers.ask(client, kind, await request.body(), more, held_by(request))
+        _let_go_body(request)
+        return found
+
     async def count(self, request: Request) -> Response:
-        found, _ = await self.readers.ask(self.access.client(request), "count", await request.body())
+        found, _ = await self._read(self.access.client(request), "count", request)
         return JSONResponse({"input_tokens": found["count"]})
 
     async def embeddings(self, request: Request) -> Response:
         async with self._counting(request) as client:
-            found, texts = await self.readers.ask(client, "embedding", await request.body())
+            found, texts = await self._read(client, "embedding", request)
             wanted = Wanted(**found["wanted"])
             async with self._jobs(request, wanted.model) as jobs:
                 return await jobs.embed(client, texts, wanted, request)
 
     async def speech(self, request: Request) -> Response:
         async with self._counting(request) as client:
-            found, (prompt,) = await self.readers.ask(client, "speech", await request.body())
+            found, (prompt,) = await self._read(client, "speech", request)
             async with self._jobs(request, found["speech"]["model"]) as jobs:
                 return await jobs.speak(client, prompt, found["speech"], request)
 
     async def images(self, request: Request) -> Response:
         async with self._counting(request) as client:
-            found, _ = await self.readers.ask(client, "image", await request.body())
+            found, _ = await self._read(client, "image", request)
             asked = ImageRequest(**found["image"])
             async with self._jobs(request, asked.model) as jobs:
                 return await jobs.draw(client, asked, request)
 
     async def audio(self, kind: AudioKind, request: Request) -> Response:
         async with self._counting(request) as client:
-            async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=MOST_FIELD) as form:
-                asked, sound = await read_form(form, kind)
+            content_type = request.headers.get("content-type", "").encode("latin-1")
+            found, _ = await self._read(client, kind, request, content_type)
+            asked, sound = AudioRequest(**found["audio"]), found["blobs"]["sound"]
             if asked.model not in self.served.all:
                 raise no_model(asked.model, self.served.all)
             if why := why_deaf(self.served.all[asked.model].manifest):
@@ -220,8 +230,18 @@ class _Routes:
             raise _unknown(wanted)
         return found
 
+    def _conversation(self, owner: str, wanted: str) -> bytes:
+        return self._stored(owner, wanted)[1]
+
     def _described(self, name: str) -> dict[str, Any]:
         return self.served.all[name].described(self.started)
+
+
+def _let_go_body(request: Request) -> None:
+    """Free the body of a request that was read: its answer may take minutes."""
+    if hasattr(request, "_body"):
+        held_by(request).add(-len(request._body))
+        request._body = b""
 
 
 def _unknown(wanted: str) -> Failure:
@@ -244,7 +264,10 @@ def make_app(
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        await routes.readers.start()
+        try:
+            await routes.readers.start()
+        except EdgespecError as error:
+            app.state.failure = error  # uvicorn would write a traceback
         sweeping = asyncio.create_task(models.sweep())
         try:
             yield
@@ -264,11 +287,11 @@ def make_app(
                 allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
             )
         )
-    middleware.append(Middleware(BodyLimit, limits.body))
+    middleware.append(Middleware(BodyLimit, limits.body, models.held))
     handlers = {EdgespecError: _failed, ClientDisconnect: _gone, HTTPException: _refused, Exception: _failed}
     all_routes = routes.routes() + (page_routes() if page else [])
     app = Starlette(routes=all_routes, middleware=middleware, exception_handlers=handlers, lifespan=life)
-    app.state.models = models
+    app.state.models, app.state.failure = models, None
     return app
 
 

@@ -9,7 +9,9 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
-from starlette.datastructures import FormData, UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
@@ -52,29 +54,58 @@ class AudioRequest(Strict):
         return asked.changed(temperatures=(self.temperature,)) if self.temperature else asked
 
 
-async def read_form(form: FormData, kind: Kind) -> tuple[AudioRequest, bytes]:
+def read_form(body: bytes, content_type: bytes, kind: Kind) -> tuple[AudioRequest, bytes]:
     """Read a form: what is asked, and the recording.
 
+    Args:
+        body: of the request.
+        content_type: its header.
+        kind: of the request.
+
     Raises:
-        Failure: no recording, or a field that is unknown or has no such value.
+        Failure: no form, no recording, or a field that is unknown or has no such value.
     """
+    _, how = parse_options_header(content_type)
+    if how.get(b"charset", b"utf-8").lower() != b"utf-8":  # some decode in quadratic time
+        raise Failure("expected a form in UTF-8, without another charset in its Content-Type", 415)
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield body
+
+    parser = _Form(Headers(raw=[(b"content-type", content_type)]), whole(), max_files=1, max_fields=MOST_FIELDS,
+                   max_part_size=MOST_FIELD)  # fmt: skip
+    try:
+        return asyncio.run(_read(parser, kind))
+    except MultiPartException as error:
+        raise Failure(f"this is no form that can be read: {error.message}") from error
+
+
+class _Form(MultiPartParser):
+    spool_max_size = MOST_BODY << 8  # nothing is written to the disk
+
+
+async def _read(parser: MultiPartParser, kind: Kind) -> tuple[AudioRequest, bytes]:
+    form = await parser.parse()
     fields: dict[str, Any] = {}
-    sound: bytes | None = None
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile):
-            if name != "file" or sound is not None:
-                raise Failure(f"{name[:80]}: expected one recording, as the file `file`", param=name[:80])
-            sound = await value.read()
-        elif name == "timestamp_granularities[]":
-            fields.setdefault("timestamp_granularities", []).append(value)
-        else:
-            fields[name] = value
-    if sound is None:
+    sounds: list[bytes] = []
+    try:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                if name != "file":
+                    raise Failure(f"{name[:80]}: expected one recording, as the file `file`", param=name[:80])
+                sounds.append(await value.read())
+            elif name == "timestamp_granularities[]":
+                fields.setdefault("timestamp_granularities", []).append(value)
+            else:
+                fields[name] = value
+    finally:
+        await form.close()
+    if not sounds:
         raise Failure("expected a recording, as the file `file` of a form", param="file")
     if kind == "translations" and "language" in fields:
         raise Failure("language: a translation is always into English", param="language")
     try:
-        return AudioRequest(**fields), sound
+        return AudioRequest(**fields), sounds[0]
     except ValidationError as error:
         found = misread(error)
         hint = "; times of words are not told" if (found.param or "").startswith("timestamp_granularities") else ""

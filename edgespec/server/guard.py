@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.errors import Failure
+from edgespec.server.held import SCOPE, Held, HeldBytes
 
 JSON, FORM = "application/json", "multipart/form-data"
 FORMS = "/v1/audio/transcriptions", "/v1/audio/translations"  # where forms are sent, with recordings
@@ -108,15 +109,16 @@ class _TooLarge(Exception):
 
 
 class BodyLimit:
-    """ASGI middleware: answers 413 to larger bodies without reading them to the end.
+    """ASGI middleware: answers 413 to larger bodies without reading them to the end, and counts what requests hold.
 
     Args:
         app: what it stands in front of.
-        most: bytes.
+        most: bytes of a body.
+        held: counts all of them.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp, most: int, held: HeldBytes) -> None:
+        self._app, self._most, self._held = app, most, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,13 +126,16 @@ class BodyLimit:
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         taken, begun = 0, False
+        held = scope[SCOPE] = Held(self._held, client_of((scope.get("client") or [""])[0]))
 
         async def limited() -> Message:
             nonlocal taken
             message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._most:
-                raise _TooLarge
+            if piece := message.get("body", b""):
+                taken += len(piece)
+                if taken > self._most:
+                    raise _TooLarge
+                held.add(len(piece))
             return message
 
         async def watched(message: Message) -> None:
@@ -139,10 +144,13 @@ class BodyLimit:
             await send(message)
 
         try:
-            if not announced.isdigit() or int(announced) > self._most:
+            digits = announced.lstrip(b"0")  # Python reads no number of thousands of digits
+            if not announced.isdigit() or len(digits) > 18 or int(digits or b"0") > self._most:
                 raise _TooLarge
             await self._app(scope, limited, watched)
         except _TooLarge:
             if not begun:
                 text = f"the body is larger than {self._most} bytes, this server's limit"
                 await Failure(text, 413).response(scope["path"])(scope, receive, send)
+        finally:
+            held.close()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import Grammar, Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.speaking import sound_part
 from edgespec.engine.transcript import Segment, Transcript
@@ -35,7 +35,7 @@ from edgespec.server.responses import ResponseWriter
 from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
 from edgespec.server.speech import answered, require_coder, speech_settings, spoken
 from edgespec.server.stored import Stored
-from edgespec.server.writer import Writer, as_json, sse
+from edgespec.server.writer import Writer, sse
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
 
@@ -112,9 +112,11 @@ class Jobs:
         self.scheduler = Scheduler(engine, limits, make_room)
         seconds = limits.seconds
         self.transcriber = Turns("recordings", seconds, audio.MOST_WAITING, audio.MOST_OF_ONE)
-        self.embedder = Turns("texts to be embedded", seconds, embeddings.MOST_WAITING)
+        waiting = embeddings.MOST_WAITING
+        self.embedder = Turns("texts to be embedded", seconds, waiting, waiting - waiting // 4)
         self.viewer = Turns("requests with pictures to be read", seconds, pictures.MOST_WAITING, pictures.MOST_OF_ONE)
-        self.drawer = Turns("pictures to be drawn", seconds, drawings.MOST_WAITING)
+        waiting = drawings.MOST_WAITING
+        self.drawer = Turns("pictures to be drawn", seconds, waiting, waiting - waiting // 4)
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
@@ -153,7 +155,7 @@ class Jobs:
         self.engine.choose_for(read.settings)
         if (grammar := read.settings.grammar) is not None:  # readers have tried what it takes
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._compiling, lambda: self.engine.guidance.require(grammar))
+            await loop.run_in_executor(self._compiling, self._require, grammar, read.large)
         prompts: Sequence[Sequence[int]] = read.prompts
         if read.pictures:
             look = pictures.placed(self.engine, read.prompts[0], list(read.pictures), self._owner(client))
@@ -188,6 +190,12 @@ class Jobs:
                 job.cancel()
                 raise
         return job
+
+    def _require(self, grammar: Grammar, large: bool) -> None:
+        if large:
+            self.engine.guidance.mark_large(grammar)
+        else:
+            self.engine.guidance.require(grammar)
 
     def _submit(
         self, prompt: Sequence[int], settings: Settings, put: Callable[[Event], None], client: str, request: str
@@ -296,9 +304,8 @@ class Jobs:
     def _keep(self, job: Job) -> None:
         """Store a response that is to be stored."""
         writer = job.writer
-        if isinstance(writer, ResponseWriter) and (said := writer.conversation()) is not None:
-            response, conversation = (as_json(one).encode("utf-8", "replace") for one in (writer.response(), said))
-            self.stored.put(job.owner, writer.id, response, conversation)
+        if isinstance(writer, ResponseWriter) and (stored := writer.stored()) is not None:
+            self.stored.put(job.owner, writer.id, *stored)
 
     async def _events(self, job: Job) -> AsyncIterator[tuple[Choice, Sequence[tuple[Piece, Part]], Event]]:
         """Yield the events of a job until every text has ended; an error of one ends all.  Leaving cancels it."""

@@ -20,11 +20,13 @@ from edgespec.engine.embedding import why_no_embeddings
 from edgespec.engine.loading import load
 from edgespec.engine.methods import own_sampling
 from edgespec.errors import InvalidRequest
-from edgespec.planning.allowance import Allowance, Crowded
-from edgespec.planning.footprint import SERVER
+from edgespec.planning.allowance import OFF, Allowance, Crowded
+from edgespec.planning.budget import parse_bytes
+from edgespec.planning.footprint import LOADING, PROCESS, RUNNING, SERVER
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import LoadOptions
 from edgespec.server.errors import Busy, Stopped
+from edgespec.server.held import ASIDE, HeldBytes
 from edgespec.server.jobs import Jobs
 from edgespec.server.metrics import Metrics
 from edgespec.server.reading import Known
@@ -188,6 +190,7 @@ class Models:
             name: Model(name, folder, self.options, self.limits.tokens, calls, pictures, sampling)
             for name, folder in bundles.items()
         }
+        self.held = HeldBytes(self.limits.body, self._free)
         self.stored, self.metrics = Stored(), Metrics(list(self.all), self._figure)
         self._lock = threading.Lock()  # of what is loaded and who uses it
         self._memory = threading.Lock()  # held while memory is given to a request or a bundle
@@ -329,8 +332,15 @@ class Models:
             return True
 
     def _beside(self, loaded: _Loaded) -> int:
-        """Bytes of all others."""
-        return sum(one.bytes for one in list(self._loaded) if one is not loaded)
+        """Bytes of all others, and of requests."""
+        return self.held.beyond + sum(one.bytes for one in list(self._loaded) if one is not loaded)
+
+    def _free(self) -> int | None:
+        """Bytes of the budget that neither models nor their texts take; None = no budget was given."""
+        if self.options.budget in (None, OFF):
+            return None
+        base = sum(part.all for part in (PROCESS, LOADING, RUNNING)) + SERVER - ASIDE
+        return parse_bytes(self.options.budget) - base - sum(one.bytes for one in list(self._loaded))
 
     def _let_go(self, model: Model) -> _Loaded:
         """Take a model away from whoever asks from now on; the caller has the lock, and closes it."""

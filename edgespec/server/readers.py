@@ -9,27 +9,29 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from array import array
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Busy, Failure, Stopped
+from edgespec.server.held import Held
 from edgespec.server.queues import OneByOne, answer, refuse
-from edgespec.server.reading import HEAD, MEMORY, Known, Read, command, understood
+from edgespec.server.reading import HEAD, KINDS, MEMORY, Asking, Known, Read, command, understood
 
 MOST_NOTED = 256  # fields that are logged
 SMALL = 1 << 14  # bytes of a small request
 QUICK, SLOW = 2, 6  # seconds of processor time for a small one, and for others
 WAIT = 60.0  # seconds of the clock, where processor time is not limited
 MOST_WAITING, MOST_OF_ONE = 256, 192  # requests that wait to be read; of one client
-MOST_BYTES, BYTES_OF_ONE = 32 << 20, 24 << 20  # of their bodies
+PIECE = 1 << 18  # bytes that are written to a process, or read from it, at once: others are answered between them
 _ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -49,6 +51,7 @@ class _Work:
     body: bytes
     earlier: bytes
     client: str
+    held: Held | None
     done: asyncio.Future[Told]
 
 
@@ -79,7 +82,9 @@ class Readers:
         await self._small.close()
         await self._large.close()
 
-    async def read(self, client: str, kind: Kind, body: bytes, look_up: LookUp | None = None) -> Read:
+    async def read(
+        self, client: str, kind: Kind, body: bytes, look_up: LookUp | None = None, held: Held | None = None
+    ) -> Read:
         """Read what is asked.
 
         Args:
@@ -87,33 +92,34 @@ class Readers:
             kind: of the request.
             body: as it came.
             look_up: gives the messages of an earlier response by its id, as JSON.
+            held: counts what is made of it; None = nobody counts.
 
         Raises:
             Failure: it cannot be answered, or takes too much to read.
-            Busy: too many wait to be read.
+            Busy: too many wait to be read, or hold too much.
         """
-        found, prompts = await self.ask(client, kind, body)
+        found, prompts = await self.ask(client, kind, body, held=held)
         if (previous := found.get("previous")) is not None and look_up is not None:
-            found, prompts = await self.ask(client, kind, body, look_up(previous))
+            found, prompts = await self.ask(client, kind, body, look_up(previous), held)
         return understood(self._known, found, prompts)
 
-    async def ask(self, client: str, kind: Kind, body: bytes, earlier: bytes = b"") -> Told:
+    async def ask(self, client: str, kind: Asking, body: bytes, earlier: bytes = b"", held: Held | None = None) -> Told:
         """Read what is asked, as ``Reader.read`` gives it; errors as of ``read``."""
         found: dict[str, Any] = {"elsewhere": True}
         prompts: list[array[int]] = []
         if len(body) + len(earlier) <= SMALL:
-            found, prompts = await self._small.ask(client, kind, body, earlier)
+            found, prompts = await self._small.ask(client, kind, body, earlier, held)
         if found.get("elsewhere"):
-            found, prompts = await self._large.ask(client, kind, body, earlier)
+            found, prompts = await self._large.ask(client, kind, body, earlier, held)
         self._note(kind, found.pop("unknown", ()))
         return found, prompts
 
-    def _note(self, kind: Kind, names: Iterable[str]) -> None:
+    def _note(self, kind: Asking, names: Iterable[str]) -> None:
         """Log fields that are not known, each once."""
         for name in names:
             if (kind, name) not in self._noted and len(self._noted) < MOST_NOTED:
                 self._noted.add((kind, name))
-                self._log(f"{APIS[kind].path}: ignored the field {name!r}, which this server does not know")
+                self._log(f"{APIS[cast(Kind, kind)].path}: ignored the field {name!r}, which this server does not know")
 
 
 class _Lane:
@@ -125,14 +131,12 @@ class _Lane:
         self._process: Process | None = None
         self._starting = asyncio.Lock()
 
-    async def ask(self, client: str, kind: Kind, body: bytes, earlier: bytes) -> Told:
-        waiting = [len(work.body) for work in self._waiting]
-        own = [len(work.body) for work in self._waiting if work.client == client]
-        if len(waiting) >= MOST_WAITING or sum(waiting) > MOST_BYTES:
-            raise Busy(f"{len(waiting)} requests wait to be read already", "ask again in a moment")
-        if len(own) >= MOST_OF_ONE or sum(own) > BYTES_OF_ONE:
-            raise Busy(f"{len(own)} requests of this client wait to be read already", "ask again in a moment")
-        work = _Work(kind, body, earlier, client, asyncio.get_running_loop().create_future())
+    async def ask(self, client: str, kind: Asking, body: bytes, earlier: bytes, held: Held | None) -> Told:
+        if len(self._waiting) >= MOST_WAITING:
+            raise Busy(f"{len(self._waiting)} requests wait to be read already", "ask again in a moment")
+        if (own := self._waiting.of(client)) >= MOST_OF_ONE:
+            raise Busy(f"{own} requests of this client wait to be read already", "ask again in a moment")
+        work = _Work(kind, body, earlier, client, held, asyncio.get_running_loop().create_future())
         self._waiting.add(client, "", work)
         try:
             return await work.done
@@ -146,11 +150,16 @@ class _Lane:
             if self._process is not None and self._process.returncode is None:
                 return self._process
             made = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=os.environ | _ONE_THREAD
+                *self._command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                env=os.environ | _ONE_THREAD,
+                start_new_session=True,
             )
             self._process = made
             try:
-                found, _ = await asyncio.wait_for(_receive(made), WAIT)
+                found, _ = await asyncio.wait_for(_receive(made, None), WAIT)
             except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
                 await self.close()
                 raise EdgespecError("the process that reads requests could not be started") from error
@@ -175,36 +184,91 @@ class _Lane:
     async def _exchange(self, work: _Work) -> Told:
         process = await self.start()
         assert process.stdin is not None
-        head = HEAD.pack(self._seconds, list(APIS).index(work.kind), len(work.body), len(work.earlier))
+        head = HEAD.pack(self._seconds, KINDS.index(work.kind), len(work.body), len(work.earlier))
         try:
-            process.stdin.write(head + work.body + work.earlier)
-            await process.stdin.drain()
-            found, prompts = await asyncio.wait_for(_receive(process), WAIT)
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
+            found, prompts = await asyncio.wait_for(self._told(process, head, work), WAIT)
+        except asyncio.TimeoutError as error:
             await self._end()
-            limit = f"{self._seconds} s of processor time or {MEMORY >> 20} MiB"
-            raise Failure(f"reading this request needs more than {limit}: expected a smaller one") from error
+            raise Failure(f"reading this request takes more than {WAIT:g} s: expected a smaller one") from error
+        except (asyncio.IncompleteReadError, OSError) as error:
+            with suppress(asyncio.TimeoutError):  # it may have closed its pipes and go on
+                await asyncio.wait_for(process.wait(), 1)
+            code = process.returncode
+            await self._end()
+            raise ended(code, self._seconds) from error
+        except EdgespecError:
+            raise
+        except BaseException:  # what it says now would be taken for the answer to the next request
+            await self._end()
+            raise
         if refused := found.get("refused"):
             raise Failure(*refused)
         return found, prompts
 
+    async def _told(self, process: Process, head: bytes, work: _Work) -> Told:
+        """Write a request to the process, and receive what it says."""
+        assert process.stdin is not None
+        for data in (head, work.body, work.earlier):
+            for at in range(0, len(data), PIECE):
+                process.stdin.write(memoryview(data)[at : at + PIECE])
+                await process.stdin.drain()
+        return await _receive(process, work.held)
 
-async def _receive(process: Process) -> Told:
-    """Receive what a process says."""
+
+def ended(code: int | None, seconds: int) -> Failure:
+    """Say why a process ended in the middle of a request.
+
+    Args:
+        code: that it ended with, of a signal less than 0; None = it has not ended.
+        seconds: of processor time that it had.
+    """
+    name = "" if code is None or code >= 0 else signal.Signals(-code).name
+    if name in ("SIGXCPU", "SIGKILL"):  # the limit of time, and whoever kills what takes too much
+        limit = f"{seconds} s of processor time or {MEMORY >> 20} MiB"
+        return Failure(f"reading this request needs more than {limit}: expected a smaller one")
+    if name:
+        return Failure(f"reading this request failed: {name}, where it may have more than {MEMORY >> 20} MiB")
+    return Failure(f"the process that reads requests ended with exit code {code}", 500, "server_error")
+
+
+async def _receive(process: Process, held: Held | None) -> Told:
+    """Receive what a process says, and count what it takes, where somebody does."""
     stdout = process.stdout
     assert stdout is not None
     size = int.from_bytes(await stdout.readexactly(8), "little")
     found = json.loads(await stdout.readexactly(size))
     prompts = []
-    for length in found.pop("lengths"):
+    lengths, blobs, sizes = found.pop("lengths"), found.pop("blobs"), found.pop("sizes")
+    try:
+        if held is not None:
+            held.add(sum(blobs.values()) + sum(_bytes(*size) for size in sizes))
+    except Busy:
+        for size in [*(4 * length for length in lengths), *blobs.values(), *(_bytes(*size) for size in sizes)]:
+            for at in range(0, size, PIECE):
+                await stdout.readexactly(min(PIECE, size - at))
+        raise
+    for length in lengths:
         prompt = array("i")
-        prompt.frombytes(await stdout.readexactly(length * prompt.itemsize))
+        prompt.frombytes(await _exactly(stdout, length * prompt.itemsize))
         prompts.append(prompt)
+    found["blobs"] = {name: bytes(await _exactly(stdout, length)) for name, length in blobs.items()}
     found["pictures"] = []
-    for size, *width in found.pop("sizes"):
-        if width:
-            pixels = np.frombuffer(await stdout.readexactly(size * width[0] * 3), np.uint8)
-            found["pictures"].append(pixels.reshape(size, width[0], 3))
-        else:
-            found["pictures"].append(np.frombuffer(await stdout.readexactly(size * 4), np.float32))
+    for size in sizes:
+        data = await _exactly(stdout, _bytes(*size))
+        picture = np.frombuffer(data, np.uint8).reshape(*size, 3) if len(size) > 1 else np.frombuffer(data, np.float32)
+        found["pictures"].append(picture)
     return found, prompts
+
+
+def _bytes(size: int, width: int | None = None) -> int:
+    """Count the bytes of a recording of so many samples, or of a picture of so many rows."""
+    return 4 * size if width is None else 3 * size * width
+
+
+async def _exactly(stream: asyncio.StreamReader, size: int) -> bytearray:
+    """Receive so many bytes, others between them."""
+    found = bytearray(size)
+    for at in range(0, size, PIECE):
+        found[at : at + PIECE] = await stream.readexactly(min(PIECE, size - at))
+        await asyncio.sleep(0)
+    return found

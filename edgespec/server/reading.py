@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import struct
 import sys
 from array import array
@@ -37,6 +36,8 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind, Request, fields_of
+from edgespec.server.audio import TASKS, read_form
+from edgespec.server.audio import Kind as AudioKind
 from edgespec.server.drawings import ImageRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.errors import Failure, failure, misread
@@ -51,6 +52,8 @@ MEMORY = 3 << 29  # bytes that the process may have
 HEAD = struct.Struct("<IBQQ")  # before a request: seconds, its kind, bytes of its body, and of what it goes on from
 TRIM_EVERY = 5.0  # seconds between two times that what large requests took goes back to the system
 MOST_UNKNOWN = 16  # names of fields of one request that are told
+TRIED_KNOWN = 64  # grammars that need not be tried again
+LONGEST_TOKEN = 64  # characters, for cutting a text that is expected
 STARTING = 60  # seconds of processor time to open a tokenizer
 
 
@@ -88,6 +91,8 @@ class Known:
 
 
 MODELS = TypeAdapter(list[Known])
+Asking = Kind | AudioKind
+KINDS: list[Asking] = [*APIS, *TASKS]  # of requests, as the processes number them
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class Read:
         stream, usage, drafts: how it is answered.
         single: one call of a tool ends it.
         shape: how its texts are read.
+        large: its grammar needs much memory.
         echo: what of it the answer repeats.
         pictures: uint8 [h, w, 3] each, or recordings, float32 [n]; the only prompt has a token for each of their rows.
     """
@@ -116,6 +122,7 @@ class Read:
     usage: bool
     drafts: bool
     single: bool
+    large: bool
     shape: AnswerShape
     echo: dict[str, Any]
     pictures: list[Given]
@@ -137,6 +144,7 @@ class _Tokens:
         if known.text is not None:
             self.sources = SourceTexts(Path(known.bundle), known.text, self.codec)
         self.sight = None if known.sense is None else Sight(known.sense, known.pictures)
+        self.tried: dict[Grammar, None] = {}  # grammars that can be followed
 
     @cached_property
     def guidance(self) -> Guidance:
@@ -175,19 +183,22 @@ class Reader:
             self._limit(self.seconds)
         return self._opened[model]
 
-    def read(self, kind: Kind, body: bytes, earlier: bytes = b"") -> tuple[dict[str, Any], list[array[int]]]:
+    def read(self, kind: Asking, body: bytes, earlier: bytes = b"") -> tuple[dict[str, Any], list[array[int]]]:
         """Read what is asked, as plain data for ``understood``, and the token ids of each prompt.
 
         Args:
             kind: of the request.
             body: as it came.
             earlier: messages of the response that it goes on from, as JSON; without them, where it does, the data name
-                that response.
+                that response.  Of a form its Content-Type.
 
         Raises:
             EdgespecError: it cannot be answered; the message says why.
             ValidationError: a field that is none, or outside its bounds.
         """
+        if kind in TASKS:
+            asked, sound = read_form(body, earlier, kind)
+            return {"audio": asked.model_dump(), "blobs": {"sound": sound}}, []
         made, unknown = fields_of(kind, parsed(body))
         found, prompts = self._read(kind, APIS[kind].request.model_validate(made), earlier)
         return found | {"unknown": unknown[:MOST_UNKNOWN]}, prompts
@@ -222,14 +233,20 @@ class Reader:
         settings = settings_of(known.sampling, changes, biases, grammar)
         for prompt in prompts:
             check_prompt(prompt, settings.sampling, known.vocab, known.most + 1 if known.most else known.context)
-        if grammar is not None:
-            _compile(tokens.guidance, grammar)
+        large = grammar is not None and _tried(tokens, grammar)
+        tokenized = [array("i", prompt) for prompt in prompts]
+        if predicted := changes.pop("prediction", None):
+            tokenized.append(_predicted(tokens, predicted))
+        repeated = sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {}
+        blobs = {name: value for name, value in repeated.items() if isinstance(value, bytes)}
         options = asked.stream_options
         return {
             "model": known.name,
             "changes": changes,
             "biases": list(biases.items()),
             "grammar": None if grammar is None else [grammar.kind, grammar.text],
+            "large": large,
+            "predicted": bool(predicted),
             "choices": asked.choices,
             "seed": asked.seed,
             "stream": bool(asked.stream),
@@ -237,9 +254,10 @@ class Reader:
             "drafts": asked.edgespec.show_drafts,
             "single": plan.single,
             "shape": asdict(plan.shape),
-            "echo": sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {},
+            "echo": {name: value for name, value in repeated.items() if name not in blobs},
+            "blobs": blobs,
             "pictures": plan.pictures,
-        }, [array("i", prompt) for prompt in prompts]
+        }, tokenized
 
 
 def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]:
@@ -271,9 +289,22 @@ def _texts(tokens: _Tokens, sent: EmbeddingRequest) -> tuple[dict[str, Any], lis
     return {"wanted": sent.model_dump(exclude={"input"})}, [array("i", text) for text in texts]
 
 
-def _compile(guidance: Guidance, grammar: Grammar) -> None:
+def _predicted(tokens: _Tokens, text: str) -> array[int]:
+    """Tokenize what is expected, as far as the context reaches."""
+    context = tokens.known.context
+    return array("i", tokens.codec.encode(text[: LONGEST_TOKEN * context], special=False)[:context])
+
+
+def _tried(tokens: _Tokens, grammar: Grammar) -> bool:
+    """Refuse a grammar that cannot be followed -> whether it is large."""
     try:
-        guidance.require(grammar)
+        guidance = tokens.guidance
+        if grammar not in tokens.tried:
+            guidance.try_out(grammar)
+            tokens.tried[grammar] = None
+            while len(tokens.tried) > TRIED_KNOWN:
+                del tokens.tried[next(iter(tokens.tried))]
+        return guidance.is_large(grammar)
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             "this server cannot follow grammars: llguidance is not installed", "pip install 'edgespec[guidance]'"
@@ -322,8 +353,13 @@ def understood(models: Mapping[str, Known], found: dict[str, Any], prompts: list
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
     model = found["model"]
     settings = settings_of(models[model].sampling, found["changes"], dict(found["biases"]), grammar)
-    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "echo")}
-    return Read(model, prompts, settings, shape=AnswerShape(**found["shape"]), pictures=found["pictures"], **how)
+    if found["predicted"]:
+        settings = settings.changed(prediction=tuple(prompts[-1]))
+        prompts = prompts[:-1]
+    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "large")}
+    echo = found["echo"] | found["blobs"]
+    shape = AnswerShape(**found["shape"])
+    return Read(model, prompts, settings, shape=shape, pictures=found["pictures"], echo=echo, **how)
 
 
 def _no_number(name: str) -> None:
@@ -342,8 +378,6 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def serve(models: Sequence[Known], grammars: bool) -> None:
     """Answer until there is nobody to ask."""
-    kinds = list(APIS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     limit_request(1 + STARTING, MEMORY)
     with _told() as told:
@@ -356,7 +390,7 @@ def serve(models: Sequence[Known], grammars: bool) -> None:
         limit_request(1 + seconds, MEMORY)
         prompts: list[array[int]] = []
         with _told() as told:
-            found, prompts = reader.read(kinds[kind], body, earlier)
+            found, prompts = reader.read(KINDS[kind], body, earlier)
             told |= found
         _write(stdout, told, prompts)
         trim_memory(TRIM_EVERY)
@@ -374,6 +408,11 @@ def _told() -> Iterator[dict[str, Any]]:
         told["refused"] = _refused(failure(error))
     except (MemoryError, RecursionError) as error:
         told["refused"] = _refused(Failure(f"reading this request failed: {type(error).__name__}"))
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a mistake of ours, or of a library: panics are no Exceptions
+        found = Failure(f"reading this request failed: {type(error).__name__}: {error}", 500, "server_error")
+        told["refused"] = _refused(found)
 
 
 def _refused(found: Failure) -> list[Any]:
@@ -382,10 +421,16 @@ def _refused(found: Failure) -> list[Any]:
 
 
 def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -> None:
-    pictures = told.pop("pictures", ())
-    sizes = {"lengths": [len(prompt) for prompt in prompts], "sizes": [one.shape[:2] for one in pictures]}
+    pictures, blobs = told.pop("pictures", ()), told.pop("blobs", {})
+    sizes = {
+        "lengths": [len(prompt) for prompt in prompts],
+        "sizes": [one.shape[:2] for one in pictures],
+        "blobs": {name: len(blob) for name, blob in blobs.items()},
+    }
     head = json.dumps(told | sizes).encode()
     stream.write(len(head).to_bytes(8, "little") + head + b"".join(prompt.tobytes() for prompt in prompts))
+    for blob in blobs.values():
+        stream.write(blob)
     for one in pictures:
         stream.write(one.tobytes())
     stream.flush()
@@ -393,6 +438,8 @@ def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -
 
 def command(models: Sequence[Known], grammars: bool) -> list[str]:
     """Write what starts the process."""
-    start = "import sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import MODELS, serve; "
+    # what stops a service is the parent's to answer, and may be sent to all of its processes
+    start = "import signal; [signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)]; "
+    start += "import sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import MODELS, serve; "
     start += f"serve(MODELS.validate_json(sys.argv[1]), {grammars})"
     return [sys.executable, "-c", start, MODELS.dump_json(list(models)).decode(), *sys.path]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from edgespec.engine.result import Chunk
 from edgespec.errors import InvalidRequest
@@ -24,8 +24,11 @@ from edgespec.server.requests import (
     Name,
     Sampled,
 )
-from edgespec.server.writer import Body, Writer, as_json, sse
+from edgespec.server.writer import Body, Writer, as_bytes, as_json, sse
 
+MOST_METADATA = 16  # pairs, as OpenAI takes
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
 _ROLES = ("user", "assistant", "system", "developer")
 JOINED = "__"  # between the names of a namespace and of its function
@@ -51,7 +54,7 @@ class ResponsesRequest(Sampled):
     stream_options: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MOST_METADATA)] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
 
@@ -90,26 +93,30 @@ class ResponsesRequest(Sampled):
         return made
 
     def echo(self, earlier: bytes) -> Body:
-        """Say what the answer repeats, and the conversation that is stored; None = it is not."""
-        kept = None if self.store is False else self.conversation(earlier)
+        """Give what the answer repeats, and the conversation that is stored (None = it is not), both as JSON.
+
+        The process that answers only copies them: parsing them there would keep all other requests waiting.
+        """
         return {
-            "conversation": kept,
             "namespaces": [str(tool.get("name")) for tool in self.tools or [] if tool.get("type") == "namespace"],
-            "said": {
-                "instructions": self.instructions,
-                "max_output_tokens": self.max_output_tokens,
-                "metadata": self.metadata or {},
-                "parallel_tool_calls": self.parallel_tool_calls is not False,
-                "previous_response_id": self.previous_response_id,
-                "reasoning": {"effort": None, "summary": None} | (self.reasoning or {}),
-                "store": self.store is not False,
-                "temperature": self.temperature,
-                "text": {"format": {"type": "text"}} | (self.text or {}),
-                "tool_choice": self.tool_choice or "auto",
-                "tools": [tool for tool in self.tools or [] if tool.get("type") not in LEFT_OUT],
-                "top_p": self.top_p,
-                "truncation": "disabled",
-            },
+            "conversation": None if self.store is False else as_bytes(self.conversation(earlier)),
+            "said": as_bytes(
+                {
+                    "instructions": self.instructions,
+                    "max_output_tokens": self.max_output_tokens,
+                    "metadata": self.metadata or {},
+                    "parallel_tool_calls": self.parallel_tool_calls is not False,
+                    "previous_response_id": self.previous_response_id,
+                    "reasoning": {"effort": None, "summary": None} | (self.reasoning or {}),
+                    "store": self.store is not False,
+                    "temperature": self.temperature,
+                    "text": {"format": {"type": "text"}} | (self.text or {}),
+                    "tool_choice": self.tool_choice or "auto",
+                    "tools": [tool for tool in self.tools or [] if tool.get("type") not in LEFT_OUT],
+                    "top_p": self.top_p,
+                    "truncation": "disabled",
+                }
+            ),
         }
 
 
@@ -181,12 +188,12 @@ class ResponseWriter(Writer):
     _number = 0
 
     def whole(self) -> Iterator[str]:
-        yield as_json(self.response())
+        yield self._json(self.response())
 
     def opening(self) -> Iterator[bytes]:
         begun = self._response("in_progress", [])
-        yield self._event("response.created", response=begun)
-        yield self._event("response.in_progress", response=begun)
+        yield self._whole_event("response.created", begun)
+        yield self._whole_event("response.in_progress", begun)
 
     def piece(self, choice: Choice, found: Sequence[tuple[Piece, Part]], chunk: Chunk | None) -> Iterator[bytes]:
         for piece, part in found:
@@ -204,14 +211,14 @@ class ResponseWriter(Writer):
 
     def closing(self) -> Iterator[bytes]:
         made = self.response()
-        yield self._event(f"response.{made['status']}", response=made)
+        yield self._whole_event(f"response.{made['status']}", made)
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
         error = {"code": failure.code or "server_error", "message": failure.message}
-        yield self._event("response.failed", response=self._response("failed", []) | {"error": error})
+        yield self._whole_event("response.failed", self._response("failed", []) | {"error": error})
 
     def response(self) -> Body:
-        """Write the response as it is now."""
+        """Write the response as it is now, without what it repeats of the request."""
         (choice,) = self.choices
         cut = choice.finish == "length"
         items = [self._item(choice, part, "completed") for part in choice.parts]
@@ -228,17 +235,25 @@ class ResponseWriter(Writer):
         }
         return made | {"edgespec": extension(self.choices)}
 
-    def conversation(self) -> list[dict[str, Any]] | None:
-        """List the messages that are stored, the answer included; None = nothing is."""
-        before = self.echo["conversation"]
-        return None if before is None else [*before, self.choices[0].said()]
+    def stored(self) -> tuple[bytes, bytes] | None:
+        """Return what is stored as JSON, the response and its conversation; None = nothing is."""
+        before: bytes | None = self.echo["conversation"]
+        if before is None:
+            return None
+        separator = b", " if len(before) > len(b"[]") else b""
+        said = before[:-1] + separator + as_bytes(self.choices[0].said()) + b"]"
+        return self._json(self.response()).encode("utf-8", "replace"), said
 
     def _response(self, status: str, items: list[Body]) -> Body:
         known: Body = {"id": self.id, "object": "response", "created_at": self.created, "status": status}
         known |= {"error": None, "incomplete_details": None, "model": self.model, "output": items, "usage": None}
         if status == "incomplete":
             known["incomplete_details"] = {"reason": "max_output_tokens"}
-        return known | self.echo["said"]
+        return known
+
+    def _json(self, response: Body) -> str:
+        """Write a response with what it repeats of the request."""
+        return f"{as_json(response)[:-1]}, {self.echo['said'][1:].decode()}"
 
     def _item(self, choice: Choice, part: Part, status: str) -> Body:
         number = f"{self.id[-16:]}{choice.parts.index(part)}"
@@ -286,6 +301,12 @@ class ResponseWriter(Writer):
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return sse({"type": kind, "sequence_number": self._number - 1} | fields, kind)
+
+    def _whole_event(self, kind: str, response: Body) -> bytes:
+        head = as_json({"type": kind, "sequence_number": self._number})[:-1]
+        self._number += 1
+        text = f'event: {kind}\ndata: {head}, "response": {self._json(response)}}}\n\n'
+        return text.encode("utf-8", "replace")
 
 
 _NAMES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 MOST_BYTES, BYTES_OF_ONE = 64 << 20, 16 << 20  # of all that is kept; of one owner
 
@@ -11,23 +11,34 @@ class Stored:
     """Keeps the latest responses, as JSON."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[bytes, bytes]] = OrderedDict()
+        # by owner, the oldest response first, and the owner whose latest response is the oldest
+        self._kept: OrderedDict[str, OrderedDict[str, tuple[bytes, bytes]]] = OrderedDict()
+        self._bytes: Counter[str] = Counter()  # of each owner
 
     def put(self, owner: str, id_: str, response: bytes, conversation: bytes) -> None:
         """Keep a response and the conversation that ends with it; the oldest ones make room."""
-        self._kept[owner, id_] = response, conversation
-        while self._bytes(owner) > BYTES_OF_ONE:
-            del self._kept[next(key for key in self._kept if key[0] == owner)]
-        while self._bytes() > MOST_BYTES:
-            self._kept.popitem(last=False)
+        size = len(response) + len(conversation)
+        self.remove(owner, id_)
+        if size > BYTES_OF_ONE:
+            return
+        self._kept.setdefault(owner, OrderedDict())[id_] = response, conversation
+        self._kept.move_to_end(owner)
+        self._bytes[owner] += size
+        while self._bytes[owner] > BYTES_OF_ONE:
+            self.remove(owner, next(iter(self._kept[owner])))
+        while self._bytes.total() > MOST_BYTES:
+            oldest = next(iter(self._kept))
+            self.remove(oldest, next(iter(self._kept[oldest])))
 
     def get(self, owner: str, id_: str) -> tuple[bytes, bytes] | None:
         """Look up a response, and the conversation; None = it is not kept, or it is somebody else's."""
-        return self._kept.get((owner, id_))
+        return self._kept.get(owner, OrderedDict()).get(id_)
 
     def remove(self, owner: str, id_: str) -> bool:
         """Forget one -> whether it was there."""
-        return self._kept.pop((owner, id_), None) is not None
-
-    def _bytes(self, owner: str | None = None) -> int:
-        return sum(len(one) + len(two) for (whose, _), (one, two) in self._kept.items() if owner in (None, whose))
+        if (found := self._kept.get(owner, OrderedDict()).pop(id_, None)) is None:
+            return False
+        self._bytes[owner] -= sum(map(len, found))
+        if not self._kept[owner]:
+            del self._kept[owner], self._bytes[owner]
+        return True

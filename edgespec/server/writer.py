@@ -64,6 +64,11 @@ def as_json(body: Any) -> str:
     return json.dumps(body, ensure_ascii=False)
 
 
+def as_bytes(body: Any) -> bytes:
+    """Write JSON as it is sent, in UTF-8; lone surrogates become question marks."""
+    return as_json(body).encode("utf-8", "replace")
+
+
 def listed(head: Body, name: str, items: Iterable[Body], tail: Body) -> Iterator[str]:
     """Write an object with a list between other fields, in pieces: a long answer must not keep others waiting."""
     yield f'{as_json(head)[:-1]}, "{name}": ['
