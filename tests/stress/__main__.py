@@ -23,6 +23,7 @@ from tests.stress.kills import EVENTS, Place, disturb
 from tests.stress.life import Life, live, open_and_close
 
 HEALTH = 0.1  # seconds within which 99 % of the looks at a server under attack must be answered, on a quiet machine
+BUDGET = 400 << 20  # bytes of a server under attack
 GROWN = 0.05  # most growth of its memory, of the last quarter over the second
 
 
@@ -83,13 +84,18 @@ def main() -> int:
 
 def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[str, Any], int]:
     """Make a server that clients who mean harm use for so long."""
-    served = start(bundle(work / "native", "native"), "--name", "demo", "--arrive", "10", threads=threads)
+    options = ("--name", "demo", "--arrive", "10", "--budget", f"{BUDGET >> 20}MiB")
+    served = start(bundle(work / "native", "native"), *options, threads=threads)
     try:
         host, _, port = served.url.removeprefix("http://").partition(":")
-        found = hostile.attack(attacks.Place(host, int(port), "demo"), seconds, served.process.pid, seed)
+        found = hostile.attack(attacks.Place(host, int(port), "demo"), seconds, served.process.pid, seed, True)
     finally:
         said = stop(served)
     bad = [*found.bad, *(["a traceback in the log"] if "Traceback" in said else [])]
+    if (most := max(found.server, default=0)) > BUDGET:
+        bad.append(f"the server took {most >> 20} MiB of a budget of {BUDGET >> 20}")
+    if not found.texts:
+        bad.append("no text was written for clients without harm")
     share = found.share(0.99)
     say(
         f"/health: {1000 * share:.1f} ms (99 % point), memory {found.growth():+.1%}, {len(bad)} answers that may not be"

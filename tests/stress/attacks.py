@@ -1,4 +1,4 @@
-"""What clients that mean harm do to a server: eight kinds of them.
+"""What clients that mean harm do to a server: eight kinds of them, and seven more that hold much or make others wait.
 
 Each is one round, which yields what it was answered.
 """
@@ -171,16 +171,101 @@ def no_readers(place: Place, random: Random) -> Iterator[str]:
         yield "left"
 
 
-ATTACKS: dict[str, Attack] = {
-    one.__name__.replace("_", " "): one
-    for one in (
-        large_prompts,
-        heavy_grammars,
-        deep_and_wide,
-        many_fields,
-        small_pieces,
-        half_requests,
-        behind_a_running_one,
-        no_readers,
+def expected_texts(place: Place, random: Random) -> Iterator[str]:
+    """Make a text of nearly a MiB that is expected, for many choices."""
+    text = "the quick brown fox jumps " * 38_000
+    chat = {"model": place.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "n": 16}
+    yield _posted(place, "/v1/chat/completions", json.dumps(chat | {"prediction": {"content": text}}).encode())
+
+
+def repeated_objects(place: Place, random: Random) -> Iterator[str]:
+    """Make requests of which the answer repeats very many small objects."""
+    lists: Any = [[]] * 300_000
+    asked = {"model": place.model, "input": "x", "stream": True, "max_output_tokens": 1}
+    tool = {"type": "function", "name": "f", "parameters": {"enum": lists}}
+    for change in (
+        {"metadata": {"a": lists}},
+        {"tools": [tool]},
+        {"instructions": "x" * 900_000},
+        {"text": {"a": lists}},
+    ):
+        yield _posted(place, "/v1/responses", json.dumps(asked | change).encode())
+
+
+def growing_grammars(place: Place, random: Random) -> Iterator[str]:
+    """Write expressions of few characters whose lexer grows while a text is written."""
+    for _ in range(4):
+        wide = rf"(.*a.{{{random.randrange(50, 99)}}}b.*|.*c.{{{random.randrange(50, 99)}}}d.*)"
+        yield _completion(place, max_tokens=200, temperature=2, edgespec={"regex": wide})
+    dead = {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^a$": {}}, "type": "object"}
+    form = {"type": "json_schema", "json_schema": {"schema": dead}}
+    yield _completion(place, max_tokens=200, temperature=2, response_format=form)
+
+
+def odd_forms(place: Place, random: Random) -> Iterator[str]:
+    """Make a form in a charset that is decoded in quadratic time."""
+    fields = b"".join(
+        b'--x\r\nContent-Disposition: form-data; name="f%d-"\r\n\r\n' % number + b"b" * 65_000 + b"\r\n"
+        for number in range(15)
     )
-}
+    for charset in ("punycode", "utf-8"):
+        headers = {"Authorization": f"Bearer {place.key}"}
+        headers["Content-Type"] = f"multipart/form-data; boundary=x; charset={charset}"
+        url = f"{place.url}/v1/audio/transcriptions"
+        yield str(httpx.post(url, content=fields + b"--x--\r\n", headers=headers, timeout=WAIT).status_code)
+
+
+def half_bodies(place: Place, random: Random) -> Iterator[str]:
+    """Send most of many large bodies, and wait."""
+    with ExitStack() as stack:
+        socks = [stack.enter_context(place.connected()) for _ in range(80)]
+        for sock in socks:
+            with suppress(OSError):
+                sock.sendall(place.head("/v1/completions", f"Content-Length: {1 << 20}") + b" " * ((1 << 20) - 99))
+        yield "sent"
+        time.sleep(1)
+        yield _answer(socks[-1])
+
+
+def every_place(place: Place, random: Random) -> Iterator[str]:
+    """Fill all places for connections with requests that run or wait."""
+    texts = json.dumps({"model": place.model, "input": ["x y z " * 50] * 24}).encode()
+    with ExitStack() as stack:
+        for _ in range(300):
+            sock = stack.enter_context(place.connected())
+            with suppress(OSError):
+                sock.sendall(place.head("/v1/embeddings", f"Content-Length: {len(texts)}") + texts)
+        yield "opened"
+        time.sleep(2)
+
+
+def broken_parts(place: Place, random: Random) -> Iterator[str]:
+    """Send parts of messages that are no objects, in all APIs."""
+    odd: list[Any] = [["plain"], [None], [[]], [1.5], [{"type": None}], [{"type": []}], {"type": "text"}]
+    results = [{"type": "tool_result", "tool_use_id": "c", "content": one} for one in odd]
+    for content in [*odd, *([one] for one in results)]:
+        message = {"role": random.choice(["user", "assistant", "tool"]), "content": content}
+        chat = {"model": place.model, "max_tokens": 1, "messages": [message]}
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            yield _posted(place, path, json.dumps(chat).encode())
+        items = {"model": place.model, "max_output_tokens": 1, "input": [message]}
+        yield _posted(place, "/v1/responses", json.dumps(items).encode())
+
+
+def _named(*attacks: Attack) -> dict[str, Attack]:
+    return {one.__name__.replace("_", " "): one for one in attacks}
+
+
+ATTACKS = _named(
+    large_prompts,
+    heavy_grammars,
+    deep_and_wide,
+    many_fields,
+    small_pieces,
+    half_requests,
+    behind_a_running_one,
+    no_readers,
+)
+MORE = _named(
+    expected_texts, repeated_objects, growing_grammars, odd_forms, half_bodies, every_place, broken_parts
+)  # beside those

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import multiprocessing
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from tests.stress.attacks import ATTACKS, WAIT, Attack, Place
+from tests.stress.attacks import ATTACKS, MORE, WAIT, Attack, Place
 
 EVERY = 0.05  # seconds between two looks
 MIB = 1 << 20
@@ -44,13 +45,15 @@ class Outcome:
         health: seconds of each look at /health.
         bad: looks that failed, and answers of 500 and above.
         resident: bytes of the server and its children at each look, if it runs here.
-        texts: that were written meanwhile for clients without harm.
+        server: those of the server alone, which a budget counts.
+        texts: that were written meanwhile for clients without harm; another one than alone is bad.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
     health: list[float] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
+    server: list[int] = field(default_factory=list)
     texts: int = 0
 
     def share(self, of: float) -> float:
@@ -72,12 +75,13 @@ class Outcome:
             "resident_mib": [round(size / MIB) for size in (min(self.resident), max(self.resident))]
             if self.resident
             else [],
+            "server_mib": round(max(self.server, default=0) / MIB),
             "growth": round(self.growth(), 4),
             "bad": self.bad[:20],
         }
 
 
-def attack(place: Place, seconds: float, pid: int | None = None, seed: int = 0) -> Outcome:
+def attack(place: Place, seconds: float, pid: int | None = None, seed: int = 0, more: bool = False) -> Outcome:
     """All attacks at once for so long.
 
     Args:
@@ -85,10 +89,11 @@ def attack(place: Place, seconds: float, pid: int | None = None, seed: int = 0) 
         seconds: how long.
         pid: of the server, to look at its memory; None = it is elsewhere.
         seed: of what the attacks choose.
+        more: whether those of ``MORE`` attack, too.
     """
     context = multiprocessing.get_context("spawn")  # what it costs to attack must not slow those who look
     told, tells = context.Pipe(duplex=False)
-    enemies = context.Process(target=_attack, args=(place, seconds, seed, tells), daemon=True)
+    enemies = context.Process(target=_attack, args=(place, seconds, seed, more, tells), daemon=True)
     enemies.start()
     found, end = _told(told, WAIT), time.monotonic() + seconds  # they have begun
     while time.monotonic() < end:
@@ -101,6 +106,7 @@ def attack(place: Place, seconds: float, pid: int | None = None, seed: int = 0) 
         found.health.append(time.perf_counter() - begun)
         if pid is not None:
             found.resident.append(resident(pid))
+            found.server.append(4096 * int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]))
         time.sleep(EVERY)
     came = _told(told, 2 * WAIT)
     enemies.join()
@@ -129,7 +135,7 @@ def _looked(place: Place) -> int:
         asking.close()
 
 
-def _attack(place: Place, seconds: float, seed: int, told: Any) -> None:
+def _attack(place: Place, seconds: float, seed: int, more: bool, told: Any) -> None:
     """In a process of its own: all attacks, and two clients without harm."""
     found, stop, lock = Outcome(), threading.Event(), threading.Lock()
 
@@ -146,17 +152,21 @@ def _attack(place: Place, seconds: float, seed: int, told: Any) -> None:
                         return
             stop.wait(0.01)
 
+    right = _texts(place, found)
+
     def talk() -> None:
-        asked = {"model": place.model, "prompt": "The king", "max_tokens": 200, "temperature": 0, "n": 2}
-        with httpx.Client(timeout=WAIT, headers={"Authorization": f"Bearer {place.key}"}) as client:
-            while not stop.is_set():
-                with suppress(httpx.HTTPError):
-                    answer = client.post(f"{place.url}/v1/completions", json=asked)
-                    found.texts += answer.status_code == 200
+        while not stop.is_set():
+            with suppress(httpx.HTTPError):
+                if (texts := _texts(place, found)) is None:
+                    time.sleep(EVERY)
+                    continue
+                found.texts += 1
+                if texts != right:
+                    found.bad.append(f"another text: {texts}")
 
     threads = [
         threading.Thread(target=go_on, args=(name, one, number), daemon=True)
-        for number, (name, one) in enumerate(ATTACKS.items())
+        for number, (name, one) in enumerate((ATTACKS | (MORE if more else {})).items())
     ]
     threads += [threading.Thread(target=talk, daemon=True) for _ in range(2)]
     for thread in threads:
@@ -167,6 +177,19 @@ def _attack(place: Place, seconds: float, seed: int, told: Any) -> None:
     for thread in threads:
         thread.join(WAIT)
     told.send(found)
+
+
+def _texts(place: Place, found: Outcome) -> list[str] | None:
+    """Texts for a client without harm; None = it is told to come again."""
+    asked = {"model": place.model, "prompt": "The king", "max_tokens": 200, "temperature": 0, "n": 2}
+    headers = {"Authorization": f"Bearer {place.key}"}
+    own = httpx.HTTPTransport(local_address="127.0.0.2" if sys.platform == "linux" else None)  # a client of its own
+    with httpx.Client(timeout=2 * WAIT, headers=headers, transport=own) as client:
+        answer = client.post(f"{place.url}/v1/completions", json=asked)
+    if answer.status_code != 200:
+        found.answers[f"no harm {answer.status_code}"] += 1
+        return None
+    return [one["text"] for one in answer.json()["choices"]]
 
 
 def resident(pid: int) -> int:
