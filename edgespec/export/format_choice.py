@@ -125,5 +125,6 @@ def _percent(loss: Loss) -> str:
     share = 100 * max(0.0, loss.perplexity)
     if share > 1000:
         return "more than 1000 %"
-    about = "about " if loss.estimated else ""
-    return about + ("less than 0.1 %" if share < 0.05 else f"{share:.1f} %" if share < 9.95 else f"{share:.0f} %")
+    if share < 0.05:
+        return "less than 0.1 %"
+    return ("about " if loss.estimated else "") + (f"{share:.1f} %" if share < 9.95 else f"{share:.0f} %")

@@ -80,6 +80,8 @@ def test_one_line_says_what_was_chosen() -> None:
     assert choose(estimated, 10**9).line.startswith("int8, about 0.2 % quality loss (estimate), 180.0 MiB")
     assert choose(candidates(lost(0.0), lost(0.0)), 10**9).line == "int4, less than 0.1 % quality loss, 100.0 MiB"
     assert choose(candidates(None, lost(0.002)), 10**9).line.endswith("--format int4 is 1.6x as fast and loses more")
+    little = candidates(None, Loss(0.0001, 0.001, 128, estimated=True))
+    assert choose(little, 10**9).line.startswith("int8, less than 0.1 % quality loss (estimate), 180.0 MiB; ")
     blind = choose(candidates(None, None), 10**9, "no text")
     assert blind.line.startswith("int8, quality loss not measured (no text), 180.0 MiB; ")
 
