@@ -45,6 +45,7 @@ ANTHROPIC = {
     431: "request_too_large",
     503: "overloaded_error",
 }
+NO_THREAD = "thread_not_found"  # code of an error behind which Anthropic's clients send all messages
 _TYPES = ("str", "int", "list", "dict")  # which pydantic names among the fields, where one may have several
 
 
@@ -75,7 +76,8 @@ class Failure(EdgespecError):
             full = self.code == "context_length_exceeded"  # its clients know it by these words, and shorten the talk
             message = f"prompt is too long: {self.message}" if full else self.message
             kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-            return {"type": "error", "error": {"type": kind, "message": message}}
+            details = {"details": {"error_code": self.code}} if self.code == NO_THREAD else {}
+            return {"type": "error", "error": {"type": kind, "message": message, **details}}
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

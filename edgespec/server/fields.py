@@ -13,8 +13,7 @@ NOTHING: tuple[Any, ...] = (False, "", [], {})  # what asks for nothing, beside 
 CHANGE: dict[str, tuple[Any, ...]] = {
     # OpenAI's and Anthropic's
     "audio": (), "container": (), "conversation": (), "function_call": ("none", "auto"), "functions": (),
-    "mcp_servers": (), "modalities": (["text"],), "prompt": (), "thread": ({"type": "create"},),
-    "web_search_options": (),
+    "mcp_servers": (), "modalities": (["text"],), "prompt": (), "web_search_options": (),
     # of how tokens are chosen
     "allowed_token_ids": (), "bad_words": (), "dry_multiplier": (0,), "dynatemp_range": (0,), "ignore_eos": (),
     "length_penalty": (1,), "logits_processors": (), "min_tokens": (0,), "mirostat": (0,), "no_repeat_ngram_size": (0,),

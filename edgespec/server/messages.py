@@ -12,7 +12,7 @@ from edgespec.engine.result import Chunk
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.call_syntax import Event as Piece
 from edgespec.server.answers import Choice, Part, extension
-from edgespec.server.errors import MESSAGES, Failure
+from edgespec.server.errors import MESSAGES, NO_THREAD, Failure
 from edgespec.server.pictures import as_parts, parts
 from edgespec.server.pictures import part as picture
 from edgespec.server.requests import (
@@ -56,13 +56,17 @@ class MessagesRequest(Sampled):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None  # asks the server to keep the conversation
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
         """Make the chat that it is.
 
         Raises:
             InvalidRequest: something that is no text, or a tool that is not the client's.
+            Failure: it goes on from a message that is kept; none is, and clients send all messages then.
         """
+        if self.thread and self.thread.get("type") != "create":
+            raise Failure("thread: no messages are kept here; send all of them", 404, param="thread", code=NO_THREAD)
         output = self.output_config or {}
         thinks = {"enabled": True, "adaptive": True, "disabled": False}.get(str((self.thinking or {}).get("type")))
         made = self.common | {

@@ -224,6 +224,8 @@ def _other_answers(name: Shape) -> Shape:
     part: Shape = {"type": "object", "properties": {"type": TEXT}, "required": ["type"]}
     counts = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     vector = _object(object=_const("embedding"), index=WHOLE, embedding=_either(_list(NUMBER), TEXT))
+    error = _object(type=TEXT, message=TEXT)
+    error["properties"]["details"] = ANY
     response = _object(
         id=TEXT,
         object=_const("response"),
@@ -260,5 +262,5 @@ def _other_answers(name: Shape) -> Shape:
         "Count": _object(input_tokens=WHOLE),
         "Response": response | {"additionalProperties": True},  # it repeats what was asked
         "Deleted": _object(id=TEXT, object=_const("response"), deleted=FLAG),
-        "Error": _object(type=_const("error"), error=_object(type=TEXT, message=TEXT)),
+        "Error": _object(type=_const("error"), error=error),
     }

@@ -10,6 +10,8 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.apis import APIS, Kind, fields_of
+from edgespec.server.errors import Failure
+from edgespec.server.messages import MessagesRequest
 from edgespec.server.readers import Readers
 from edgespec.server.requests import ChatRequest, CompletionRequest
 
@@ -52,7 +54,6 @@ def test_what_asks_for_nothing_is_left_out(kind: Kind, sent: dict[str, Any], mor
         ("chat", CHAT, {"temprature": 0.5}),
         ("chat", CHAT, {"max_output_tokens": 5}),
         ("chat", CHAT, {"skip_special_tokens": False}),
-        ("message", MESSAGE, {"thread": {"type": "continue", "id": "t"}}),
         ("message", MESSAGE, {"mcp_servers": [{"url": "x"}]}),
         ("message", MESSAGE, {"logit_bias": {"5": 1}}),
         ("response", RESPONSE, {"conversation": "c"}),
@@ -63,6 +64,15 @@ def test_what_asks_for_nothing_is_left_out(kind: Kind, sent: dict[str, Any], mor
 def test_what_would_change_the_answer_is_refused(kind: Kind, sent: dict[str, Any], more: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=f"^{next(iter(more))}: "):
         fields_of(kind, sent | more)
+
+
+def test_a_conversation_that_a_server_should_keep() -> None:
+    """Anthropic's tool runner sends all messages when it is told that they are not kept."""
+    MessagesRequest.model_validate(MESSAGE | {"thread": {"type": "create"}}).asked()
+    going_on = MESSAGE | {"thread": {"type": "continue", "previous_message_id": "msg_1"}}
+    with pytest.raises(Failure) as caught:
+        MessagesRequest.model_validate(going_on).asked()
+    assert caught.value.body("/v1/messages")["error"]["details"] == {"error_code": "thread_not_found"}
 
 
 def test_a_field_that_nobody_knows_is_logged_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.server.conftest import Served, start, stop
 from tests.server.test_tools import SCHEMAS, TOOLS
+from tests.support import client_loops
 from tests.support.elsewhere import python_with
 
 pytestmark = pytest.mark.nightly
@@ -61,6 +62,22 @@ def test_litellm_speaks_all_three_apis(server: Served, tmp_path: Path) -> None:
     assert all(call == calls[0] for call in calls)
     assert calls[0][0] == "tool_calls"
     assert calls[0][1] in SCHEMAS
+
+
+def test_three_turns_of_every_client(server: Served, tmp_path: Path) -> None:
+    """A call, another one and an answer, whose history is each client's own."""
+    script = Path(client_loops.__file__)
+    command = [python_with("clients"), str(script), server.url, "agent"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"HOME": str(tmp_path)}, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    turns = json.loads(done.stdout.splitlines()[-1])
+    assert len(turns) == len(client_loops.CLIENTS)
+    for name, (*calls, said) in turns.items():
+        assert len(calls) >= 2, name
+        assert all(call in ({"lines": 1}, {"lines": 2}) or name == "anthropic_tool_runner" for call in calls), name
+        assert isinstance(said, str), name
 
 
 def test_the_llm_command(server: Served, tmp_path: Path) -> None:
