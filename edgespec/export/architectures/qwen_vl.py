@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.errors import ExportError
 from edgespec.export.architectures.base import FINAL_NORM, LAYERS, QKV, Sight
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.settings import Settings
@@ -83,7 +84,16 @@ def image_of(whole: Whole, how: Qwen2VlPixels, factor: int, **more: Any) -> Imag
 def open_sight(whole: Whole) -> Sight:
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 16)
-    layers = vision.layers("deepstack_visual_indexes")
+    listed = vision.layers("deepstack_visual_indexes")
+    order = sorted(range(len(listed)), key=listed.__getitem__)  # rows reach the decoder in the tower's order
+    layers = [listed[at] for at in order]
+    depth = whole.text.facts.layers
+    if len({*layers}) != len(layers) or len(layers) > depth or any(layer < 0 for layer in layers):
+        raise ExportError(
+            f"{vision.file}: expected deepstack_visual_indexes to be different layers of the tower, no more than the "
+            f"decoder's {depth}, got {listed}",
+            "download config.json again",
+        )
     side = isqrt(vision.integer("num_position_embeddings", 2304))
     how = pixels_of(whole, patch)
     source = whole.below("patch_embed.proj.weight")
@@ -99,5 +109,5 @@ def open_sight(whole: Whole) -> Sight:
         return Projector(whole.below("patch_embed.proj.weight"), sizes, image.most, tensors, norm or None)
 
     projectors = [projector("merger", norm=False)]
-    projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in range(len(layers))]
+    projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in order]
     return Sight(image, tower, [*projectors], original(source, tower.places_at))

@@ -10,6 +10,16 @@ from typing import Any
 from edgespec.errors import UnsupportedModel
 
 ENCODERS = "encoders, and decoders that read one"
+LACKING = {
+    "bigbird_pegasus": "sparse attention of the encoder",
+    "led": "windowed and global attention of the encoder",
+    "longt5": "local and transient-global attention of the encoder",
+    "nllb-moe": "mixtures of experts in encoder-decoders",
+    "prophetnet": "predictions of several tokens at once (n-stream attention)",
+    "switch_transformers": "mixtures of experts in encoder-decoders",
+}
+"""What is missing of encoder-decoders that are not described, by model type."""
+SEQUENCES = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper")
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
         "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
@@ -63,9 +73,16 @@ def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[s
 
 
 def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
-    """Refuse what has an encoder, alone or in front of a decoder: nothing here and no graph of optimum's runs it."""
-    if config.get("is_encoder_decoder") is True or kind in REFUSED[ENCODERS]:
+    """Refuse what has an encoder that is not described: nothing here and no graph of optimum's runs it."""
+    if config.get("is_encoder_decoder") is True or kind in (*LACKING, "blenderbot"):
+        why = f"it needs {LACKING[kind]}" if kind in LACKING else "its layers are not described here"
         raise NotText(
-            f"{path}: architecture {kind!r} is not supported: it has an encoder, and edgespec runs decoders alone",
-            "take a model that goes on with a text (a decoder, as Llama and Qwen are)",
+            f"{path}: the encoder-decoder {kind!r} is not supported: {why}; of encoder-decoders these are: "
+            f"{', '.join(SEQUENCES)}",
+            "take a model of one of these, or a decoder",
+        )
+    if kind in REFUSED[ENCODERS]:
+        raise NotText(
+            f"{path}: {kind!r} is an encoder alone: it reads a text and writes none",
+            "take a model that writes text; embeddings of it are served, too (/v1/embeddings)",
         )

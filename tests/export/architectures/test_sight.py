@@ -76,6 +76,28 @@ def test_rows_and_texts_equal_transformers(opened: Callable[[str], Architecture]
         assert rows_of(seen.image, found, places, native).shape[1] == features.shape[1] == arch.inserts
 
 
+def test_deepstack_in_another_order_and_beyond(tmp_path: Path) -> None:
+    """The decoder adds rows in the tower's order, each by the merger that the list gives its layer."""
+    folder = sight.write_case(tmp_path, "qwen3_vl")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+
+    def listed(layers: list[int]) -> Architecture:
+        config["vision_config"]["deepstack_visual_indexes"] = layers
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        return open_model(folder, None)
+
+    usual, turned = listed([0, 2]).sight, listed([2, 0]).sight
+    assert usual is not None
+    assert turned is not None
+    assert turned.image.taps == usual.image.taps == [1, 3]
+    for mine, theirs in zip(turned.projectors, [usual.projectors[at] for at in (0, 2, 1)], strict=True):
+        name = next(iter(mine.tensors))
+        np.testing.assert_array_equal(mine.source.read(name), theirs.source.read(name))
+    for wrong in ([0, 0], [-1], list(range(40))):
+        with pytest.raises(ExportError, match="deepstack_visual_indexes"):
+            listed(wrong)
+
+
 @pytest.mark.parametrize("form", ["int8", "int4", "w8a8"])
 def test_quantized_towers_give_nearly_the_same(
     opened: Callable[[str], Architecture], tmp_path: Path, form: Format
