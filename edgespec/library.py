@@ -34,7 +34,16 @@ if TYPE_CHECKING:
 BUILTIN = "builtin:"
 EMBEDDED = Path(__file__).parent / "builtin"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_READ = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.jinja")  # files whose change makes another bundle
+_READ = (
+    "*.json",
+    "*.safetensors",
+    "*.gguf",
+    "*.model",
+    "*.jinja",
+    "model.bin",
+    "*.spm",
+    "*vocabulary.txt",
+)  # files whose change makes another bundle
 
 
 @dataclass(frozen=True)

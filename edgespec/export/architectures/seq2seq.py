@@ -15,19 +15,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Architecture, Switch, known
 from edgespec.export.architectures.ops import Kind, Ops, Value
 from edgespec.export.architectures.rules import MemoryRule, Norm, Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of
+from edgespec.export.source.sinusoids import sinusoids
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import FeaturePart, SourcePart
 
 CROSS, POSITIONS, EMBEDDING_NORM = "cross_attn.{}_proj", "model.embed_positions", "model.embedding_norm"
 LAST_NORM = "post_attention_layernorm"  # of a layer
 Build = Callable[[Ops, Value, int], Value]
-BASE = 10000  # of sinusoids' wavelengths
 
 
 class EncoderDecoder(Architecture):
@@ -174,18 +173,6 @@ class EncoderDecoder(Architecture):
             return rows_of(original(source, f"{self.layers_at.removesuffix('layers')}embed_positions.weight"),
                            np.arange(first, first + count))  # fmt: skip
         return held(sinusoids(np.arange(first, first + count), self.facts.hidden, far=self.placed == "far sinusoids"))
-
-
-def sinusoids(positions: NDArray[np.int64], width: int, far: bool) -> NDArray[np.float32]:  # [n] -> [n, width]
-    """Sines and behind them cosines of positions (arXiv 1706.03762, 3.5), of wavelengths from 2 pi to 10000 times it.
-
-    Args:
-        far: the longest wavelength is reached, as tensor2tensor has it.
-    """
-    half = width // 2
-    steps = np.float64(BASE) ** (-np.arange(half) / (half - 1 if far else width / 2))
-    angles = positions[:, None] * steps
-    return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
 
 
 @known(

@@ -23,6 +23,7 @@ from edgespec.export.optimum.write import HEADROOM, WORK, export_graph, foreign_
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
+from edgespec.export.source.ct2_files import spec_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.source.stored import read_object
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -198,7 +199,7 @@ class ForeignModel:
 
 def is_foreign(path: Path) -> bool:
     """Whether a model goes through optimum: edgespec does not emit its architecture, or only a graph is there."""
-    if not path.is_dir():
+    if not path.is_dir() or spec_of(path) is not None:
         return False
     config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
     if config is None or (path / "adapter_config.json").is_file():

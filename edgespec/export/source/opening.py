@@ -1,4 +1,4 @@
-"""Opening a source model: a Hugging Face folder, a GGUF file, an adapter with its base."""
+"""Opening a source model: a Hugging Face folder, a GGUF file, a folder of CTranslate2, an adapter with its base."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from edgespec.errors import ExportError
 from edgespec.export.source.converters import converted
+from edgespec.export.source.ct2_files import spec_of
+from edgespec.export.source.ct2_models import open_ct2
 from edgespec.export.source.gguf_files import TOKENIZER, is_projector, open_gguf, parts_of
 from edgespec.export.source.lora import CONFIG, WEIGHTS, adapter_settings, is_adapter, merged
 from edgespec.export.source.stored import LOSS, NONSENSE, Opened, Temporary, read_object, safetensors_in
@@ -37,6 +39,8 @@ def open_source(path: Path, tokenizer: bool = True) -> Opened:
 
 
 def _open_folder(path: Path) -> Opened:
+    if (spec := spec_of(path)) is not None and not any(path.glob("*.safetensors")):
+        return open_ct2(path, spec)
     config = read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file")
     if is_widened(path):
         return _open_widened(path, config)

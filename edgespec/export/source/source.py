@@ -22,11 +22,11 @@ HUB_SMALL_FILES = [
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja", "*.spm",
-    "sentencepiece.bpe.model", "target_vocab.json",
+    "sentencepiece.bpe.model", "target_vocab.json", "*vocabulary.json", "*vocabulary.txt",
 ]  # fmt: skip
 HUB_FILES = [
     "*.json", "*.safetensors", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm", "merges.txt",
-    "*.jinja",
+    "*.jinja", "model.bin", "*vocabulary.txt",
 ]  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json",
