@@ -32,7 +32,7 @@ audio_options = group(
     "Sound",
     option(
         "--audio",
-        "A recording to transcribe, or with --chat to ask about: wav, flac, ogg or mp3; - is stdin.",
+        "A recording to transcribe, or with --chat to ask about: wav, flac, ogg, mp3, m4a or webm; - is stdin.",
         metavar="FILE",
     ),
     option("--language", "Spoken there, as in en.  [default: it is detected]"),
@@ -81,6 +81,9 @@ def transcribe(bundle: str, prompts: tuple[str, ...], method: str | None, option
     elif form == "json":
         click.echo(found.write("json"), nl=False)
     click.echo(summary(found, time.perf_counter() - begun), err=True)
+    sure = found.language_probability
+    if sure is not None and sure < asked.language_detection_threshold:
+        click.echo(f"the language is a guess ({found.language}, {sure:.0%} sure): name it with --language", err=True)
 
 
 def summary(found: Transcript, seconds: float) -> str:
@@ -103,7 +106,7 @@ def _asked(prompts: tuple[str, ...], options: dict[str, Any]) -> TranscriptionSe
         language=options["language"],
         task=options["task"],
         timestamps=options["timestamps"],
-        prompt=prompts[0] if prompts else None,
+        initial_prompt=prompts[0] if prompts else None,
     )
     temperature = options["temperature"]
     return asked.changed(temperatures=(temperature,)) if temperature else asked

@@ -2,8 +2,10 @@
 
 A window is written with the text before it as a prompt; the next one begins where its last whole segment ends.  A text
 that is too unlikely or repeats itself is written again at a higher temperature; a window in which nobody speaks is left
-out.  The steps and their thresholds are those of OpenAI's reference (github.com/openai/whisper, transcribe.py), and
-with one temperature the texts are those of transformers' sequential long-form ``generate``.
+out.  The steps, their thresholds and their names are those of OpenAI's reference (github.com/openai/whisper,
+transcribe.py).  Two rules are faster-whisper's: where every temperature fails, the likeliest text that does not repeat
+itself is taken, and a language of which the model is not sure is looked for in later windows.  One rule is edgespec's:
+a window without any sound is left out, because the model makes words of it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from edgespec.runtimes.text.languages import choose_language, names_of
 
 FRAME = 0.01  # seconds
 STEP = 0.02  # seconds between two tokens of times
-FRESH = 0.5  # temperature above which a window's text is no prompt for the next: it may have gone astray
+SOUNDLESS = np.float32((-7 + 4) / 4)  # feature of a band as loud as the rounding of 16-bit samples
+RANGE = np.float32(8 / 4)  # how far features reach below the loudest one of a recording
 
 Features = NDArray[np.float32]
 
@@ -61,15 +64,20 @@ class TranscriptionSettings:
     """What a transcription may set.
 
     Attributes:
-        language: a code such as ``en``, or an English name; None = it is detected in the first window.
+        language: a code such as ``en``, or an English name; None = it is detected.
         task: transcribe, or translate into English.
         timestamps: whether the text has times; without them a segment is a window.
-        prompt: text in front of the first window: names and words to expect, a style.
-        previous_text: whether each window gets the text before it as a prompt.
-        temperatures: tried in turn, until a text is likely enough.
-        most_compression: a text that zlib makes smaller by more than this repeats itself; None = any.
-        least_logprob: mean log-probability of a window's tokens, below which it is written again; None = any.
-        most_silence: probability that nobody speaks, beyond which an unlikely window is left out; None = never.
+        initial_prompt: text in front of the first window: names and words to expect, a style.
+        condition_on_previous_text: whether each window gets the text before it as a prompt.
+        prompt_reset_on_temperature: above it a window's text is no prompt for the next: it may have gone astray.
+        temperatures: tried in turn, until a text is likely enough and does not repeat itself.
+        compression_ratio_threshold: a text that zlib makes smaller by more than this repeats itself; None = any.
+        logprob_threshold: mean log-probability of a window's tokens, below which it is written again; None = any.
+        no_speech_threshold: probability that nobody speaks, beyond which an unlikely window is left out; None = never,
+            and windows without any sound are written, too.
+        language_detection_threshold: probability below which a detected language is looked for in further windows.
+        language_detection_segments: most windows with speech that a language is looked for in; where none reaches the
+            threshold, the language that most of them have is taken.
 
     Raises:
         InvalidRequest: an unknown task, or no temperatures.
@@ -78,18 +86,25 @@ class TranscriptionSettings:
     language: str | None = None
     task: Task = "transcribe"
     timestamps: bool = True
-    prompt: str | None = None
-    previous_text: bool = True
+    initial_prompt: str | None = None
+    condition_on_previous_text: bool = True
+    prompt_reset_on_temperature: float = 0.5
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    most_compression: float | None = 2.4
-    least_logprob: float | None = -1.0
-    most_silence: float | None = 0.6
+    compression_ratio_threshold: float | None = 2.4
+    logprob_threshold: float | None = -1.0
+    no_speech_threshold: float | None = 0.6
+    language_detection_threshold: float = 0.5
+    language_detection_segments: int = 4
 
     def __post_init__(self) -> None:
         if self.task not in ("transcribe", "translate"):
             raise unknown_name("task", self.task, ("transcribe", "translate"))
         if not self.temperatures:
             raise InvalidRequest("temperatures is empty: expected one or several", "as in (0.0, 0.2, 0.4)")
+        if self.language_detection_segments < 1:
+            raise InvalidRequest(
+                f"language_detection_segments is {self.language_detection_segments}: expected 1 or more windows"
+            )
 
     def changed(self, **changes: Any) -> TranscriptionSettings:
         """Copy with changes on top.
@@ -124,7 +139,7 @@ class Written:
     @property
     def compression(self) -> float:
         """Bytes of the text over bytes that zlib makes of them."""
-        text = self.text.encode()
+        text = self.text.strip().encode()
         return len(text) / len(zlib.compress(text))
 
 
@@ -158,16 +173,17 @@ class Transcription:
         self._listener, self._features, self._frames = listener, features, frames
         self._settings, self._sampling, self._on_text = settings, sampling or SamplingParams(), on_text
         self._speech = speech = listener.speech
+        self._loudest = features.max(initial=-np.inf)
         self.segments: list[Segment] = []
         self.language = _language(speech, settings)
         self.language_probability: float | None = None
         if settings.task == "translate" and "translate" not in speech.tasks:
             raise InvalidRequest("this model does not translate", "use one that knows several languages")
         self._before: list[int] = []  # tokens of what was said before, or of the prompt
-        if settings.prompt and settings.prompt.strip():
+        if settings.initial_prompt and settings.initial_prompt.strip():
             if speech.previous is None:
                 raise InvalidRequest("this model takes no prompt: it has no token that stands before one")
-            self._before = listener.encode(" " + settings.prompt.strip())
+            self._before = listener.encode(" " + settings.initial_prompt.strip())
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[Segment]:
@@ -190,24 +206,29 @@ class Transcription:
         )
 
     def _run(self) -> Generator[Segment, None, None]:
-        speech, seek = self._speech, 0
+        speech, settings, seek = self._speech, self._settings, 0
         while seek < self._frames:
             held = min(self._listener.frames, self._frames - seek)
-            self._listener.hear(self._window(seek, held))
+            if self._soundless(seek, held):
+                seek += held
+                continue
             if self.language is None and speech.languages:
-                self.language, self.language_probability = self._detect()
+                self.language, self.language_probability = self._detect(seek)
+            self._listener.hear(self._window(seek, held))
             written = self._write()
             if self._silent(written):
                 seek += held
                 continue
             segments, moved = self._cut(written, seek, held)
-            said = [token for segment in segments for token in segment.tokens]
-            fresh = not self._settings.previous_text or written.temperature > FRESH
-            self._before = [] if fresh else self._before + said
-            for segment in segments:
-                if segment.start < segment.end and segment.text.strip():
-                    self.segments.append(segment)
-                    yield segment
+            said = [one for one in segments if one.start < one.end and one.text.strip()]
+            fresh = written.temperature > settings.prompt_reset_on_temperature
+            if fresh or not settings.condition_on_previous_text:
+                self._before = []
+            else:
+                self._before = self._before + [token for segment in said for token in segment.tokens]
+            for segment in said:
+                self.segments.append(segment)
+                yield segment
             seek += moved
 
     def _window(self, seek: int, held: int) -> Features:
@@ -216,13 +237,53 @@ class Transcription:
         window = self._features[seek : seek + (frames if seek == 0 else held)]
         return np.pad(window, ((0, frames - len(window)), (0, 0))) if len(window) < frames else window
 
-    def _detect(self) -> tuple[str, float]:
-        """Say which language is spoken in the window, and how likely that is among those that the model knows."""
-        row = self._listener.row([self._speech.start])
+    def _soundless(self, seek: int, held: int) -> bool:
+        """Whether all of a window is as quiet as features can tell, or as the rounding of 16-bit samples."""
+        if self._settings.no_speech_threshold is None:
+            return False
+        return bool(self._features[seek : seek + held].max() <= max(SOUNDLESS, self._loudest - RANGE))
+
+    def _detect(self, seek: int) -> tuple[str, float]:
+        """Say which language is spoken from ``seek`` on, and how likely that is among those that the model knows.
+
+        Windows in which nobody speaks say nothing of it, unless there are no others.
+        """
+        settings, size = self._settings, self._listener.frames
+        voiced: list[tuple[str, float]] = []
+        silent: tuple[str, float] | None = None
+        for at in range(seek, self._frames, size):
+            held = min(size, self._frames - at)
+            if self._soundless(at, held):
+                continue
+            self._listener.hear(self._window(at, held))
+            row = self._listener.row([self._speech.start])
+            found = self._likeliest(row)
+            if self._quiet(self._no_speech(row)):
+                silent = silent or found
+            elif found[1] >= settings.language_detection_threshold:
+                return found
+            else:
+                voiced.append(found)
+            if len(voiced) == settings.language_detection_segments:
+                break
+        if not voiced:
+            assert silent is not None
+            return silent
+        codes = [code for code, _ in voiced]
+        most = max(codes, key=codes.count)  # of several the first
+        return most, max(sure for code, sure in voiced if code == most)
+
+    def _likeliest(self, row: NDArray[np.float32]) -> tuple[str, float]:
         codes = list(self._speech.languages)
         scores = row[[self._speech.languages[code] for code in codes]].astype(np.float64)
         best = int(scores.argmax())
         return codes[best], float(1 / np.exp(scores - scores[best]).sum())
+
+    def _no_speech(self, row: NDArray[np.float32]) -> float | None:
+        """Say how likely nobody speaks, by the row right behind the token that begins a transcript."""
+        if self._settings.no_speech_threshold is None or self._speech.no_speech is None:
+            return None
+        return float(np.exp(log_softmax_at(row, self._speech.no_speech)))
 
     def _prompt(self) -> tuple[list[int], int]:
         """Return the tokens that the window's text stands behind, and where in them the model begins to hear."""
@@ -237,15 +298,17 @@ class Transcription:
         """Write the window's text, at higher temperatures where it did not go well."""
         settings, (prompt, start) = self._settings, self._prompt()
         no_speech = None
-        if settings.most_silence is not None and self._speech.no_speech is not None:
-            row = self._listener.row(prompt[: start + 1])
-            no_speech = float(np.exp(log_softmax_at(row, self._speech.no_speech)))
+        if settings.no_speech_threshold is not None and self._speech.no_speech is not None:
+            no_speech = self._no_speech(self._listener.row(prompt[: start + 1]))
+        tried: list[Written] = []
         for temperature in settings.temperatures:
             written = self._attempt(prompt, temperature)
             written.no_speech = no_speech
             if not self._astray(written):
-                break
-        return written
+                return written
+            tried.append(written)
+        best = max([one for one in tried if not self._repeats(one)] or tried, key=lambda one: one.avg_logprob)
+        return replace(best, temperature=tried[-1].temperature)  # so that it is no prompt for the next window
 
     def _attempt(self, prompt: list[int], temperature: float) -> Written:
         listener, speech = self._listener, self._speech
@@ -262,7 +325,7 @@ class Transcription:
         )
         sampling = replace(self._sampling, temperature=temperature, constraint=rules)
         written = Written(temperature=temperature)
-        for made in listener.write(prompt, sampling, listener.context - len(prompt)):
+        for made in listener.write(prompt, sampling, self._most(len(prompt))):
             written.tokens += made.tokens
             written.logprobs += made.logprobs or []
             if self._on_text is not None:
@@ -272,23 +335,33 @@ class Transcription:
         written.text = self._text(written.tokens)
         return written
 
+    def _most(self, prompt: int) -> int:
+        """Count the tokens that a window's text may have: half of what the model sees, as in the reference."""
+        context = self._listener.context
+        return min(context - prompt, max(1, context // 2))
+
+    def _unlikely(self, written: Written) -> bool:
+        least = self._settings.logprob_threshold
+        return least is not None and written.avg_logprob < least
+
+    def _repeats(self, written: Written) -> bool:
+        most = self._settings.compression_ratio_threshold
+        return most is not None and written.compression > most
+
     def _astray(self, written: Written) -> bool:
         """Whether a text is to be written again."""
-        settings = self._settings
-        unlikely = settings.least_logprob is not None and written.avg_logprob < settings.least_logprob
-        if unlikely and self._quiet(written):
+        if self._unlikely(written) and self._quiet(written.no_speech):
             return False
-        repeats = settings.most_compression is not None and written.compression > settings.most_compression
-        return unlikely or repeats
+        return self._unlikely(written) or self._repeats(written)
 
-    def _quiet(self, written: Written) -> bool:
-        most = self._settings.most_silence
-        return most is not None and written.no_speech is not None and written.no_speech > most
+    def _quiet(self, no_speech: float | None) -> bool:
+        most = self._settings.no_speech_threshold
+        return most is not None and no_speech is not None and no_speech > most
 
     def _silent(self, written: Written) -> bool:
         """Whether nobody speaks in the window."""
-        least = self._settings.least_logprob
-        return self._quiet(written) and not (least is not None and written.avg_logprob > least)
+        least = self._settings.logprob_threshold
+        return self._quiet(written.no_speech) and not (least is not None and written.avg_logprob > least)
 
     def _cut(self, written: Written, seek: int, held: int) -> tuple[list[Segment], int]:
         """Cut a window's text, of ``held`` frames from ``seek`` on, into segments; gives how many frames are done.

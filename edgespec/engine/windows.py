@@ -199,9 +199,9 @@ def _question(ask: AskPart, asked: TranscriptionSettings, language: str | None) 
     """Write what stands before a window and behind it."""
     if asked.task != "transcribe":
         raise InvalidRequest("this model transcribes alone: it does not translate", "leave --task translate out")
-    if asked.prompt and "{prompt}" not in ask.text:
+    if asked.initial_prompt and "{prompt}" not in ask.text:
         raise InvalidRequest("this model takes no prompt before a transcript", "leave it out")
     named = ask.language.replace("{code}", language or "").replace("{name}", ask.languages.get(language or "", ""))
     before, behind = ask.text.split("{sound}")
-    before = before.replace("{prompt}", (asked.prompt or "").strip())
+    before = before.replace("{prompt}", (asked.initial_prompt or "").strip())
     return before, behind.replace("{language}", named if language else "")

@@ -50,7 +50,7 @@ class AudioRequest(Strict):
 
     def settings(self, task: Task) -> TranscriptionSettings:
         """Make the settings of a transcription."""
-        asked = TranscriptionSettings(language=self.language or None, task=task, prompt=self.prompt)
+        asked = TranscriptionSettings(language=self.language or None, task=task, initial_prompt=self.prompt)
         return asked.changed(temperatures=(self.temperature,)) if self.temperature else asked
 
 

@@ -111,7 +111,7 @@ def test_a_transcript_is_a_window_after_the_other(tmp_path: Path, monkeypatch: p
     assert [25 < len(part) / RATE <= 30 for part in parts] == [True, False]
     with load(folder, threads=1) as engine:
         seen: list[str] = []
-        running = engine.transcription(whole, language="German", prompt="names", on_text=seen.append)
+        running = engine.transcription(whole, language="German", initial_prompt="names", on_text=seen.append)
         heard, found = list(running), running.transcript
         ask = ["<|im_start|>system\nnames<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"]
         for segment, part, start in zip(heard, parts, (0, len(parts[0])), strict=True):
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
                 engine.generate(prompt)
         for asked, words in (
             ({"task": "translate"}, "does not translate"),
-            ({"prompt": "names"}, "takes no prompt"),
+            ({"initial_prompt": "names"}, "takes no prompt"),
             ({"rate": 1}, "1 samples a second"),
         ):
             with pytest.raises(InvalidRequest, match=words):

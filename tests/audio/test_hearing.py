@@ -43,7 +43,9 @@ def test_transcripts_are_those_of_transformers_by_every_method(
     engine: Engine, model: Any, sound: Any, method: str | None, before: bool
 ) -> None:
     wanted = expected(model, log_mel([sound], BINS, least=0), condition_on_prev_tokens=before)
-    found = engine.transcribe(sound, GREEDY.changed(previous_text=before), settings=Settings(method=method))
+    found = engine.transcribe(
+        sound, GREEDY.changed(condition_on_previous_text=before), settings=Settings(method=method)
+    )
     assert told(found.segments) == wanted
     assert (found.how["lossless"], found.how["exact"]) == (True, True)
     assert found.how["tokens"] >= found.how["rounds"] > 0
@@ -75,7 +77,7 @@ def test_a_window_written_again_does_not_read_its_prompt_again(
         prefill(slot, tokens)
 
     monkeypatch.setattr(NativeSlot, "prefill", counted)
-    asked = TranscriptionSettings(prompt="one two three " * 5, least_logprob=0.0, most_silence=None)
+    asked = TranscriptionSettings(initial_prompt="one two three " * 5, logprob_threshold=0.0, no_speech_threshold=None)
     fixed = Settings(method=method, adaptive=False)  # what control decides depends on time
     rows = []
     for temperatures in ((0.0,), (0.0, 0.2, 0.4, 0.6)):
@@ -119,7 +121,7 @@ def test_a_long_recording_of_several_windows(trained: Engine) -> None:
     """Each number and the pause behind it fill a window of 6 s."""
     numbers = [np.concatenate(list(pieces(DIGITS / f"{code}.wav"))) for code in ("en", "en", "en")]
     whole = np.concatenate([np.pad(one, (0, 6 * 16_000 - len(one))) for one in numbers])
-    found = trained.transcribe(whole, language="en", previous_text=False)
+    found = trained.transcribe(whole, language="en", condition_on_previous_text=False)
     assert [(one.text.strip(), one.start) for one in found.segments] == [(SAID["en"], at) for at in (0.0, 6.0, 12.0)]
     assert found.duration == 18
 

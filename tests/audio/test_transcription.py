@@ -35,7 +35,7 @@ def features(short: Any) -> Any:
 def test_the_language_the_prompt_and_windows_without_speech_are_those_of_transformers(
     engine: Engine, model: Any, short: Any, features: Any
 ) -> None:
-    found = engine.transcribe(short, GREEDY.changed(language=None, prompt="ABCD"))
+    found = engine.transcribe(short, GREEDY.changed(language=None, initial_prompt="ABCD"))
     words = torch.tensor([SPEECH.previous, *engine.codec.encode(" ABCD", special=False)])
     wanted = expected(model, features, language=None, prompt_ids=words, condition_on_prev_tokens=True)
     assert told(found.segments) == wanted != expected(model, features, language=None, condition_on_prev_tokens=True)
@@ -44,7 +44,9 @@ def test_the_language_the_prompt_and_windows_without_speech_are_those_of_transfo
     assert SPEECH.languages[found.language] == int(heard)
     assert found.language_probability
     thresholds = {"logprob_threshold": -1.3, "no_speech_threshold": 0.0, "condition_on_prev_tokens": True}
-    quiet = engine.transcribe(short, GREEDY.changed(least_logprob=-1.3, most_silence=0.0))  # unlikely windows are
+    quiet = engine.transcribe(
+        short, GREEDY.changed(logprob_threshold=-1.3, no_speech_threshold=0.0)
+    )  # unlikely windows are
     assert told(quiet.segments) == expected(model, features, **thresholds)
     assert 0 < len(quiet.segments) < len(engine.transcribe(short, GREEDY).segments)
 
@@ -58,13 +60,13 @@ def test_a_recording_shorter_than_a_window(engine: Engine, model: Any) -> None:
 
 
 def test_a_text_that_is_unlikely_or_repeats_itself_is_written_again(engine: Engine, short: Any) -> None:
-    asked = GREEDY.changed(temperatures=(0.0, 0.4, 0.8), least_logprob=0.0)  # which no text is
+    asked = GREEDY.changed(temperatures=(0.0, 0.4, 0.8), logprob_threshold=0.0)  # which no text is
     one, other = (engine.transcribe(short, asked, settings=SEEDED) for _ in range(2))
     assert told(one.segments) == told(other.segments)
     assert {segment.temperature for segment in one.segments} == {0.8}
-    apart = engine.transcribe(short, asked.changed(previous_text=False), settings=SEEDED)
+    apart = engine.transcribe(short, asked.changed(condition_on_previous_text=False), settings=SEEDED)
     assert told(apart.segments) == told(one.segments)  # such a text is no prompt
-    repeats = asked.changed(least_logprob=None, most_compression=1.5)
+    repeats = asked.changed(logprob_threshold=None, compression_ratio_threshold=1.5)
     for segment in engine.transcribe(short, repeats, settings=SEEDED).segments:
         assert segment.compression_ratio <= 1.5 or segment.temperature == 0.8
 
@@ -101,7 +103,7 @@ def test_what_cannot_be_asked_for(engine: Engine, features: Any, changes: dict[s
     for asked, why in (
         ({"language": "de"}, "English"),
         ({"task": "translate"}, "translate"),
-        ({"prompt": "x"}, "prompt"),
+        ({"initial_prompt": "x"}, "prompt"),
     ):
         with pytest.raises(InvalidRequest, match=why):
             Transcription(listener, features, 700, GREEDY.changed(**{"language": None, **asked}))

@@ -30,7 +30,11 @@ SPEECH = SpeechPart(
     latest_first=20,
 )
 GREEDY = TranscriptionSettings(
-    language="en", temperatures=(0.0,), most_compression=None, least_logprob=None, most_silence=None
+    language="en",
+    temperatures=(0.0,),
+    compression_ratio_threshold=None,
+    logprob_threshold=None,
+    no_speech_threshold=None,
 )
 VOCAB = SPEECH.first_time + FRAMES // 2 + 1
 
