@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import wave
@@ -13,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.audio.reading import RATE, Sound, pieces
+from edgespec.runtimes.audio.reading import RATE, Sound, container_of, pieces
 
 soundfile = pytest.importorskip("soundfile", reason="needs edgespec[audio]")
 
@@ -104,3 +105,52 @@ def test_a_file_that_was_cut_is_read_up_to_there_and_a_long_one_refused() -> Non
         read(whole, most_hours=1e-4)
     with pytest.raises(InvalidRequest, match="1 samples a second"):
         read(tone(), rate=1)
+
+
+# -- containers of phones and videos -----------------------------------------------------------------------------------
+
+KEPT = Path(__file__).parents[1] / "data" / "sounds"  # 440 Hz for .6 s, written by Debian's ffmpeg
+
+
+@pytest.mark.parametrize("name", ["tone.m4a", "tone.webm", "tone.aac"])
+@pytest.mark.parametrize("given", ["file", "bytes"])
+def test_files_of_phones_and_videos_are_read(name: str, given: str) -> None:
+    pytest.importorskip("av", reason="needs edgespec[media]")
+    file = KEPT / name
+    samples = np.concatenate(list(pieces(file if given == "file" else file.read_bytes())))
+    assert 0.55 * RATE < len(samples) < 0.75 * RATE
+    spectrum = np.abs(np.fft.rfft(samples[2000:6000]))
+    assert abs(int(spectrum.argmax()) * RATE / 4000 - 440) < 5
+
+
+def test_containers_that_hold_no_sound_or_end_early_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs edgespec[media]")
+    with pytest.raises(InvalidRequest, match="no sound"):
+        list(pieces(KEPT / "silent.mp4"))
+    whole = (KEPT / "tone.m4a").read_bytes()
+    for size in (12, 40, 700):
+        with pytest.raises(InvalidRequest, match="the sound"):
+            list(pieces(whole[:size]))
+    rng = np.random.default_rng(0)
+    for name in ("tone.m4a", "tone.webm"):
+        good = (KEPT / name).read_bytes()
+        for _ in range(60):
+            broken = bytearray(good)
+            for at in rng.integers(12, len(broken), 4):
+                broken[at] = int(rng.integers(256))
+            with contextlib.suppress(InvalidRequest):
+                list(pieces(bytes(broken), most_hours=0.1))
+
+
+def test_without_pyav_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(InvalidRequest, match="m4a or mp4") as raised:
+        list(pieces(KEPT / "tone.m4a"))
+    assert "edgespec[media]" in raised.value.hint
+
+
+def test_a_playlist_is_no_container() -> None:
+    assert container_of(b"#EXTM3U\nfile") is None
+    assert container_of(b"ffconcat ver") is None
+    with pytest.raises(InvalidRequest):
+        list(pieces(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"))

@@ -29,7 +29,7 @@ class Audio:
 
     @classmethod
     def open(cls, source: Sound, rate: int = RATE) -> Audio:
-        """Read a file (wav, flac, ogg, mp3), its bytes, or samples; see ``reading.pieces`` for errors.
+        """Read a file (wav, flac, ogg, mp3, m4a, webm), its bytes, or samples; see ``reading.pieces`` for errors.
 
         Args:
             source: of an array: samples [n] or [n, channels].

@@ -2,7 +2,8 @@
 
 A file is read piece by piece, so that what is held does not grow with its length.  WAV files of 16-bit PCM at 16,000
 samples a second need the standard library alone; other files are read by libsndfile and other rates are converted by
-soxr, both of the extra ``audio``.
+soxr, both of the extra ``audio``.  Containers of videos and phones (m4a, mp4, webm) are read by FFmpeg's libraries, by
+PyAV of the extra ``media``.  FFmpeg knows formats that name other files, so it is told which one to expect.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ PIECE = 1 << 16  # frames that are read at once
 RATES = 2_000, 400_000  # samples a second that a recording may have
 MOST_CHANNELS = 64
 EXTRA = "pip install 'edgespec[audio]'"
+MEDIA = "pip install 'edgespec[media]', or convert it first, as in `ffmpeg -i talk.m4a talk.wav`"
+_HEAD = 12  # bytes that tell a container
 
 Samples = NDArray[np.float32]
 Sound = str | os.PathLike[str] | bytes | NDArray[Any]
@@ -93,14 +96,18 @@ def _checked(name: str, rate: int, channels: int) -> int:
 def _read(sound: str | os.PathLike[str] | bytes, name: str) -> Iterator[Samples]:
     """Read a file or its bytes -> float32 [m], one channel at ``RATE``."""
     if not isinstance(sound, bytes) and not Path(sound).is_file():
-        raise InvalidRequest(f"expected a sound file, and {name} is none", "name a wav, flac, ogg or mp3 file")
+        raise InvalidRequest(
+            f"expected a sound file, and {name} is none", "name a wav, flac, ogg, mp3, m4a or webm file"
+        )
     with io.BytesIO(sound) if isinstance(sound, bytes) else Path(sound).open("rb") as file, _pcm(file) as plain:
         if plain is not None:
             rate = _checked(name, plain.getframerate(), plain.getnchannels())
             yield from _converted(_wave_frames(plain), rate)
         else:
             file.seek(0)
-            yield from _by_libsndfile(file, name)
+            container = container_of(file.read(_HEAD))
+            file.seek(0)
+            yield from _by_libsndfile(file, name) if container is None else _by_pyav(file, name, container)
 
 
 @contextmanager
@@ -121,6 +128,49 @@ def _wave_frames(plain: wave.Wave_read) -> Iterator[Samples]:
     while data := plain.readframes(PIECE):
         whole = len(data) // (2 * channels) * channels
         yield np.frombuffer(data, "<i2", whole).reshape(-1, channels).astype(np.float32) / np.float32(1 << 15)
+
+
+def container_of(head: bytes) -> str | None:
+    """Name FFmpeg's format of a container by its first 12 bytes; None = it is none that libsndfile would not read."""
+    if head[4:8] == b"ftyp":
+        return "mov"  # m4a, mp4, mov, 3gp
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"  # webm, mkv
+    if head[:2] in (b"\xff\xf1", b"\xff\xf9"):
+        return "aac"
+    return None
+
+
+def _by_pyav(file: Any, name: str, container: str) -> Iterator[Samples]:
+    """Read the first stream of sound in a container."""
+    try:
+        import av
+    except ImportError as error:
+        kinds = {"mov": "an m4a or mp4", "matroska": "a webm or mkv", "aac": "an aac"}
+        raise InvalidRequest(
+            f"{name} is {kinds[container]} file; reading it needs PyAV, which is not installed", MEDIA
+        ) from error
+    try:
+        with av.open(file, format=container, metadata_errors="ignore") as opened:
+            stream = next(iter(opened.streams.audio), None)
+            codec = None if stream is None else stream.codec_context  # None: of a kind that FFmpeg does not decode
+            if codec is None:
+                raise InvalidRequest(f"{name} has no sound that can be decoded: expected a recording")
+            rate = _checked(name, codec.sample_rate or 0, codec.channels)
+            planes = av.AudioResampler(format="fltp", layout=codec.layout, rate=rate)
+
+            def frames() -> Iterator[Samples]:
+                for frame in opened.decode(stream):
+                    yield from (one.to_ndarray().T for one in planes.resample(frame))
+                yield from (one.to_ndarray().T for one in planes.resample(None))
+
+            yield from _converted(frames(), rate)
+    except (av.error.FFmpegError, EOFError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidRequest(
+            f"expected a file that FFmpeg's libraries read, and {name} is none: {why}",
+            "convert it first, as in `ffmpeg -i talk.m4a talk.wav`",
+        ) from error
 
 
 def _by_libsndfile(file: Any, name: str) -> Iterator[Samples]:
