@@ -82,7 +82,11 @@ def choose_method(
 
 
 def _auto(manifest: Manifest, without: Collection[str], profile: Profile | None) -> MethodChoice:
-    """Order the candidates by the speed that is expected of them; n-grams last, unless they are expected to gain."""
+    """Order the candidates by the speed that is expected of them; n-grams last, unless they are expected to gain.
+
+    A transcript seldom repeats what it has said: Whisper has n-grams only where they are expected to gain.
+    """
+    hears = manifest.speech is not None
     usable = [name for name in manifest.methods if name != AR and name not in without]
     promises = {name: speed for name, speed in expected_speeds(manifest, profile).items() if name in usable}
     calibrated = profile.trials if profile else {}
@@ -94,7 +98,9 @@ def _auto(manifest: Manifest, without: Collection[str], profile: Profile | None)
     }  # fmt: skip
     names = sorted((name for name in promises if promises[name] >= TRIED), key=lambda name: -promises[name])
     names = names[:CANDIDATES]
-    if NGRAM not in names:
+    if hears and not names:
+        return _choice(manifest, AR, "no method of this bundle is expected to gain on transcripts")
+    if NGRAM not in names and not hears:
         names = [*names[: CANDIDATES - 1], NGRAM]
         if promises.get(NGRAM, 0.0) < TRIED:
             promises[NGRAM], reasons[NGRAM] = TRIED, "default: costs little where text does not repeat"
