@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -18,8 +19,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import BundleError, EdgespecError, InvalidRequest
 from edgespec.planning.budget import parse_bytes
+from edgespec.runtimes.files.checked import take_digest
+from edgespec.runtimes.files.json_file import open_regular
 from edgespec.runtimes.options import LoadOptions
 from edgespec.server import held as module
 from edgespec.server.audio import read_form
@@ -280,3 +283,21 @@ def test_stored_bytes_are_counted_as_they_come_and_go() -> None:
 
 def test_module_limits_hold_several_bodies() -> None:
     assert HeldBytes(25 * MIB).most >= module.BODIES * 25 * MIB
+
+
+def test_a_stream_is_read_by_one_thread_at_a_time(alone: Engine) -> None:
+    stream = alone.stream("The king", max_new_tokens=8, temperature=0)
+    first = next(stream)
+    with stream._reading, pytest.raises(InvalidRequest, match="being read already"):
+        next(stream)  # as in another thread that reads it meanwhile
+    rest = "".join(chunk.text for chunk in stream)
+    assert first.text + rest == alone.generate("The king", max_new_tokens=8, temperature=0).text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no FIFOs in folders")
+def test_a_pipe_among_files_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        open_regular(tmp_path / "pipe")
+    with pytest.raises(BundleError, match="no regular file"):
+        take_digest(tmp_path / "pipe")
