@@ -46,13 +46,14 @@ MOST_CHARACTERS = 1500  # of a prompt
 def prompts(folder: Path) -> list[tuple[str, str, bool]]:
     """List (kind, text, whether it is a message of a chat): ten each of chat, code, summary and free text."""
     found: list[tuple[str, str, bool]] = []
-    questions = [json.loads(line) for line in (folder / "prompts/spec_bench_question_odd.jsonl").open()]
+    lines = (folder / "prompts/spec_bench_question_odd.jsonl").read_text("utf-8").splitlines()
+    questions = [json.loads(line) for line in lines]
     for kind, categories in KINDS.items():
         fit = [one for one in questions if one["category"] in categories and len(one["turns"][0]) < MOST_CHARACTERS]
         step = len(fit) // EACH
         found += [(kind, one["turns"][0], True) for one in fit[: step * EACH : step]]
-    with gzip.open(folder / "prompts/HumanEval.jsonl.gz", "rt") as lines:
-        tasks = [json.loads(line)["prompt"] for line in lines]
+    with gzip.open(folder / "prompts/HumanEval.jsonl.gz", "rt") as file:
+        tasks = [json.loads(line)["prompt"] for line in file]
     found += [("code", f"Complete this function:\n```python\n{task}```", True) for task in tasks[:160:16]]
     prose = (folder / "text/wikitext2_valid.txt").read_text()
     at = range(5000, len(prose), len(prose) // EACH)

@@ -39,7 +39,7 @@ HOPE, CLOSE = 0.75, 0.85  # standard deviations by which rates are raised where 
 _PACE = 48.0  # plain steps that the prior of a pace counts as
 _PROBE = 2  # guesses of a probe
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting helps
-_PLAIN_PACE = Pace(1.0, 1.0)
+_PLAIN_PACE, _LOOKS = Pace(1.0, 1.0), 16.0  # the same of what looks of a cheap drafter are worth
 _PENDING = 8  # proposals of a cheap drafter that wait for the text to judge them
 
 
@@ -78,6 +78,8 @@ class _Unverified:
     at: int  # tokens before them
     guesses: list[int]
     bucket: int
+    length: int = 0  # as many as would have been verified
+    steps: float = 1.0  # and what that round would have taken
     right: int = 0
 
 
@@ -165,16 +167,13 @@ class Adaptive(Wrapper):
             if self._unverified:
                 self._judge(tokens)
             proposal = self.inner.propose(tokens, budget)
-            tokens_expected = steps = 1.0
             if len(proposal):
-                whole, rows = proposal, _rows(proposal, budget)
-                proposal = proposal.truncated(self._decide(proposal.bucket, rows))
-                if self._last[0]:
-                    steps = self._steps(self._last[0], rows[self._last[0]])
-                    tokens_expected = self._last[1] * steps
+                whole = proposal
+                proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
                 if not len(proposal):
                     self._put_aside(whole, len(tokens))
-            self._count_look(tokens_expected, steps)
+            if not len(proposal):
+                self._count_look(1.0, 1.0)
         else:
             bucket, rows = self._expected(budget)
             self._asked = self._decide(bucket, rows)
@@ -205,8 +204,8 @@ class Adaptive(Wrapper):
         Of a cheap drafter these are the rounds without a guess, too.
         """
         if self._cheap:
-            before = estimator.pace_with(_PLAIN_PACE, _PACE, self._known.pace)
-            return estimator.pace_with(before, _PACE, self._looks).speed
+            before = estimator.pace_with(_PLAIN_PACE, _LOOKS, self._known.pace)
+            return estimator.pace_with(before, _LOOKS, self._looks).speed
         bucket, rows = self._expected(min(budget, self.gamma_max))
         record, costs = self._bucket(bucket), self._prices(rows)
         if self.inner.stops:
@@ -222,18 +221,17 @@ class Adaptive(Wrapper):
         budget = min(budget, self.gamma_max)
         self._judge(tokens)
         proposal = self.inner.propose(tokens, budget)
-        best, speed = 0, 1.0
+        best, steps = 0, 1.0
         if len(proposal):
             costs = self._prices(_rows(proposal, budget))
-            best, speed, _ = self._best(self._bucket(proposal.bucket), costs)
-            self._put_aside(proposal, len(tokens))
-            if best:
-                self._count_look(speed * costs[best], costs[best])
+            best = self._best(self._bucket(proposal.bucket), costs)[0]
+            steps = costs[best]
+            self._put_aside(proposal, len(tokens), best, steps)
         if not best:
             self._count_look(1.0, 1.0)
 
     def _count_look(self, tokens: float, steps: float) -> None:
-        """Add what a round of a cheap drafter is expected to give."""
+        """Add what a round of a cheap drafter gave, or would have given."""
         self._looks = estimator.pace_after(self._looks, tokens, steps, KEEP)
         self._known.pace = estimator.pace_after(self._known.pace, tokens, steps, KEEP_ENGINE)
 
@@ -377,6 +375,8 @@ class Adaptive(Wrapper):
             self._learn(proposal.bucket, right, tested)
             if proposal.parents is not None:
                 known.nodes_per_depth = len(proposal) / proposal.deepest
+            if self._cheap:
+                self._count_look(right + 1, self.price(proposal))
             if self.inner.stops:
                 price = self.price(proposal)
                 record.pace = estimator.pace_after(record.pace, right + 1, price, KEEP)
@@ -397,10 +397,10 @@ class Adaptive(Wrapper):
         if len(known) > MOST_BUCKETS:
             del known[next(iter(known))]
 
-    def _put_aside(self, proposal: Proposal, at: int) -> None:
+    def _put_aside(self, proposal: Proposal, at: int, length: int = 0, steps: float = 1.0) -> None:
         """Keep guesses that no pass verifies, to be compared with the text; of a tree the text tells less."""
         if proposal.parents is None and proposal.probs is None:
-            self._unverified.append(_Unverified(at, proposal.tokens.tolist(), proposal.bucket))
+            self._unverified.append(_Unverified(at, proposal.tokens.tolist(), proposal.bucket, length, steps))
             del self._unverified[:-_PENDING]
 
     def _judge(self, tokens: list[int]) -> None:
@@ -414,6 +414,8 @@ class Adaptive(Wrapper):
                 left.append(one)
             else:
                 self._learn(one.bucket, one.right, min(one.right + 1, len(guesses)))
+                if one.length:
+                    self._count_look(min(one.right, one.length) + 1.0, one.steps)
         self._unverified = left
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:

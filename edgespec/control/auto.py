@@ -36,6 +36,7 @@ TRIED = 1.0  # estimated speed from which a method is tried: it may have been es
 PAYS = 1.01  # speed from which a method is kept
 CHECK = 16  # rounds between two judgements
 _RIVAL, _UNTRIED = 1.05, 1.0  # how much more than the one in use another must be estimated at, tried here or not
+_RETURN = 1.3  # the same of one that was left in this request
 _BELIEF = 32.0  # plain steps that the estimate counts as beside what rounds in use gave
 _KEEP = 0.985  # what a round leaves of the weight of older ones
 _OFF = 2.0  # clip a round's measured time to within this factor of the estimate: it was interrupted, or caught up
@@ -207,7 +208,8 @@ class Auto(Wrapper):
         for at, candidate in enumerate(self.candidates):
             if not candidate.cheap or at == self._in_use.which or at in self._out:
                 continue
-            if self._look_ms.get(at, 0.0) > _PASSING * plain_ms:
+            limit = _PASSING * plain_ms
+            if self._look_ms.get(at, 0.0) > limit:
                 self._look_ms[at] = inf  # not again in this request
                 continue
             start = perf_counter()
@@ -217,8 +219,8 @@ class Auto(Wrapper):
                 watching.look(tokens, budget)
             except Exception:  # if it is taken up, it fails there, and is counted
                 self._out.add(at)
-            took = 1000 * (perf_counter() - start)
-            self._look_ms[at] = took if at not in self._look_ms else 0.9 * self._look_ms[at] + 0.1 * took
+            took = min(1000 * (perf_counter() - start), 2 * limit)  # one that was interrupted decides nothing
+            self._look_ms[at] = 0.9 * self._look_ms.get(at, 0.5 * limit) + 0.1 * took
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Let the candidate in use learn from the round."""
@@ -300,8 +302,8 @@ class Auto(Wrapper):
             if using.pace.speed >= PAYS:
                 mine.wait, mine.note = AGAIN, ""
             rival = self._best(besides=using.which)
-            if rival is not None and rival not in self._left:
-                factor = _RIVAL if rival in self._made else _UNTRIED
+            if rival is not None:
+                factor = _RETURN if rival in self._left else _RIVAL if rival in self._made else _UNTRIED
                 other = self.estimate(rival)
                 if other > factor * gain:
                     self._left.add(using.which)

@@ -7,10 +7,24 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Learned
+from edgespec.control.adaptive import Adaptive, Learned
+from edgespec.control.auto import Auto, Candidate
+from edgespec.decoding.drafter import Proposal
+from edgespec.drafters.ngram import NGram
 from edgespec.engine.known import known_rates
 from edgespec.runtimes.files.manifest import Measured, MethodPart
-from tests.support.traces import LONGEST, Recorded, Text, Trace, controlled, fixed, traces
+from tests.support.traces import (
+    LONGEST,
+    Recorded,
+    Text,
+    Trace,
+    cheap_costs,
+    controlled,
+    fixed,
+    ngram_right,
+    run,
+    traces,
+)
 
 PAIRS = sorted(traces())
 FEW = 56  # tokens: a shorter text has a handful of rounds, and chance decides
@@ -66,3 +80,45 @@ def test_no_kind_of_text_is_slower_than_plain_decoding(pair: str) -> None:
     speeds = np.array(in_a_row(trace, trace.texts))
     for kind in {text.kind for text in trace.texts}:
         assert speeds[[text.kind == kind for text in trace.texts]].mean() >= 0.97
+
+
+TAIL = 64  # tokens before the tail
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_auto_is_as_fast_as_the_best_method(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From token 65 on, over the method that is fastest on all texts; n-grams take no time."""
+    monkeypatch.setattr("edgespec.control.auto.perf_counter", lambda: 0.0)
+    trace = traces()[pair]
+    texts = [text for text in trace.texts if len(text.tokens) > TAIL + 12]
+    inner, learned, cheap = Recorded(trace), Learned(trace.costs()), Learned(cheap_costs(trace))
+
+    changes = list[int]()
+
+    def draft() -> Adaptive:
+        return Adaptive(inner, learned, LONGEST, prior=prior(trace))
+
+    def ngram() -> Adaptive:
+        return Adaptive(NGram(), cheap, LONGEST)
+
+    switch = Auto([Candidate("recorded", draft().speed(LONGEST), draft), Candidate("ngram", 1.0, ngram, cheap=True)])
+
+    def steps(count: int, by: str) -> float:
+        return trace.steps(count) if by == "recorded" else cheap_costs(trace).v(count + 1)
+
+    def decode(text: Text, drafter: Adaptive | Auto) -> float:
+        inner.text = text
+        by_text = ngram_right(text)
+
+        def right(at: int, proposal: Proposal) -> int:
+            return text.right[at] if drafter.name == "recorded" else by_text(at, proposal)
+
+        speed = run(text, drafter, lambda count: steps(count, drafter.name), right, TAIL).speed
+        changes.append(len(switch._request.stats.switches))
+        return speed
+
+    speeds = {name: np.array([decode(text, made) for text in texts]) for name, made in
+              (("auto", switch), ("recorded", draft()), ("ngram", ngram()))}  # fmt: skip
+    best = max(speeds["recorded"].mean(), speeds["ngram"].mean())
+    assert speeds["auto"].mean() >= 0.95 * best
+    assert max(changes) <= 3

@@ -18,12 +18,12 @@ from edgespec.control.adaptive import Adaptive, Learned
 from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
-from edgespec.drafters.ngram import NGram
 from edgespec.formulas.confidence import BOUNDS, Confidence
 from tests.support.toy import FixedCosts
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"
 LONGEST = 8
+STEP_MS = 50.0  # of a plain step, where control reads a clock
 OUTPUT = Pass(np.zeros((1, 1), np.float32))
 MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *BOUNDS), (*BOUNDS, 1.0), strict=True)]
 
@@ -43,6 +43,14 @@ class Text:
         return [*self.prompt, *self.tokens]
 
 
+class KnownCosts(FixedCosts):
+    """Costs that no clock corrects, and a plain step's time."""
+
+    @property
+    def plain_ms(self) -> float:
+        return STEP_MS
+
+
 @dataclass(frozen=True)
 class Trace:
     """Texts of one pair of models, and what passes and draft steps take in plain steps."""
@@ -59,8 +67,8 @@ class Trace:
     def stops(self) -> bool:
         return bool(self.texts[0].sure)
 
-    def costs(self) -> FixedCosts:
-        return FixedCosts(self.verify, self.draft)
+    def costs(self) -> KnownCosts:
+        return KnownCosts(self.verify, self.draft)
 
     def steps(self, guesses: int) -> float:
         """Count the plain steps of a round over so many guesses."""
@@ -156,7 +164,9 @@ def run(text: Text, drafter: Drafter, steps: Callable[[int], float], right: Righ
         accepted = min(right(at, proposal), count)
         took = steps(count)
         drafter.observe(proposal, Verdict(range(accepted), 0), OUTPUT)
-        drafter.timed(proposal, RoundTime(0.0, took, count + 1, tokens=accepted + 1, drafted=count, accepted=accepted))
+        drafter.timed(
+            proposal, RoundTime(0.0, STEP_MS * took, count + 1, tokens=accepted + 1, drafted=count, accepted=accepted)
+        )
         if at >= first:
             made.tokens, made.steps = made.tokens + accepted + 1, made.steps + took
         assert made.lengths is not None
@@ -195,5 +205,6 @@ def ngram_right(text: Text) -> Right:
     return right
 
 
-def make_ngram() -> NGram:
-    return NGram()
+def cheap_costs(trace: Trace) -> KnownCosts:
+    """Give the costs of a drafter that takes no time."""
+    return KnownCosts(trace.verify, 0.0)
