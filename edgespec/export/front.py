@@ -31,7 +31,9 @@ def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
     """
     if options.output.resolve() == Path.cwd():
         raise ExportError("the bundle cannot take the place of the current folder", "name another one")
-    refuse_existing(options.output, options.overwrite)  # before a format is chosen, which takes seconds
+    if options.choose:  # which takes seconds
+        options.wanted()
+        refuse_existing(options.output, options.overwrite)
     # kept when interrupted: the next try goes on from there
     search = options.keep_search or options.output.parent / f".{options.output.name}.search"
     exporter = Exporter(replace(options, keep_search=search), progress)
