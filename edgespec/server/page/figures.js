@@ -50,6 +50,7 @@ export function details(counted, how) {
   }
   if (how?.exact) lines.push("same text as plain decoding");
   else if (how?.lossless) lines.push("lossless");
+  if (Array.isArray(how?.details)) lines.push(...how.details.map(String));
   return lines;
 }
 
