@@ -87,7 +87,8 @@ def test_the_best_length_is_the_best(seed: int) -> None:
     speeds = [expected_tokens(rates, length) / costs[length] for length in range(9)]
     length, speed, highest = best_length(rates, costs)
     assert highest == pytest.approx(max(speeds[1:]))
-    assert (length, speed) == (int(np.argmax(speeds)), pytest.approx(max(speeds)))
+    assert length == int(np.argmax(speeds))
+    assert speed == pytest.approx(max(speeds))
     assert tokens(rates, 5) == pytest.approx(expected_tokens(rates, 5))
     staked, _, _ = best_length(rates, costs, stake=0.5)
     assert costs[staked] <= 1.5
