@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import conditions, ratio, show
+from edgespec.engine.exactness import EXACT, NEAR_TIES
 
 NEW, PREFILL, CONTEXT, WINDOW = 96, 512, 2048, 512  # tokens
 WINDOWS = 7  # of WINDOW tokens; llama-perplexity judges the second half of each: 1,785 positions
@@ -251,10 +252,9 @@ def draft_of(model: Path, models: Sequence[Path]) -> Path | None:
 @cache
 def _pieces(model: Path) -> str:
     """Digest the pieces of a file's tokenizer."""
-    from gguf import GGUFReader
+    from edgespec.export.source.gguf_files import read_gguf_header
 
-    found = GGUFReader(model).fields["tokenizer.ggml.tokens"]
-    return sha256(b"\n".join(bytes(found.parts[at]) for at in found.data)).hexdigest()
+    return sha256(json.dumps(read_gguf_header(model)[0].get("tokenizer.ggml.tokens")).encode()).hexdigest()
 
 
 def export(model: Path, draft: Path | None, output: Path, threads: int) -> Report:
@@ -266,7 +266,7 @@ def export(model: Path, draft: Path | None, output: Path, threads: int) -> Repor
     made = command("export", model, "-o", output, "--overwrite", "--threads", threads, "--json", *words)
     report.export_seconds = round(perf_counter() - start, 1)
     said = json.loads(made.stdout)
-    report.line = said.get("quality_line") or ""
+    report.line = (said.get("choice") or {}).get("line", "")
     manifest = json.loads((output / "manifest.json").read_text("utf-8"))
     report.format = manifest["target"]["format"]
     report.bytes = sum(path.stat().st_size for path in output.iterdir() if path.is_file())
@@ -364,8 +364,8 @@ def look_at(model: Path, models: Sequence[Path], arguments: argparse.Namespace) 
     draft = draft_of(model, models)
     bundle = arguments.output / model.stem
     report = export(model, draft, bundle, arguments.threads)
-    verified = command("verify", bundle, "--json", "--threads", arguments.threads)
-    report.verified = {one["method"]: one["verdict"] for one in json.loads(verified.stdout)["methods"]}
+    verified = json.loads(command("verify", bundle, "--limit", 8, "--json", "--threads", arguments.threads).stdout)
+    report.verified = {one["method"]: EXACT if one["exact"] else NEAR_TIES for one in verified["methods"]}
     if arguments.llama:
         with tempfile.TemporaryDirectory() as folder:
             judged = judge_by_llama(arguments.llama, model, arguments.text, arguments.threads, Path(folder) / "base")
@@ -424,7 +424,7 @@ def main() -> None:
         arguments.output = arguments.output or Path(folder)
         reports = [look_at(model, models, arguments) for model in models if arguments.only in model.name]
     failed = [f"{one.model}: {method} {word}" for one in reports for method, word in one.verified.items()
-              if word != "exact"]  # fmt: skip
+              if word != EXACT]  # fmt: skip
     if arguments.markdown:
         print(markdown(reports))
     else:
