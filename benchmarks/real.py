@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, ratio, show
 from edgespec.engine.exactness import EXACT, NEAR_TIES
+from edgespec.runtimes.files.manifest import MANIFEST
 
 NEW, PREFILL, CONTEXT, WINDOW = 96, 512, 2048, 512  # tokens
 WINDOWS = 7  # of WINDOW tokens; llama-perplexity judges the second half of each: 1,785 positions
@@ -267,7 +268,7 @@ def export(model: Path, draft: Path | None, output: Path, threads: int) -> Repor
     report.export_seconds = round(perf_counter() - start, 1)
     said = json.loads(made.stdout)
     report.line = (said.get("choice") or {}).get("line", "")
-    manifest = json.loads((output / "manifest.json").read_text("utf-8"))
+    manifest = json.loads((output / MANIFEST).read_text("utf-8"))
     report.format = manifest["target"]["format"]
     report.bytes = sum(path.stat().st_size for path in output.iterdir() if path.is_file())
     return report
