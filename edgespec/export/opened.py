@@ -24,6 +24,7 @@ from edgespec.export.bundle.model_part import (
 )
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.calibrated import LEAST_SOURCES, SOUND, SOURCE, Calibration, Rows, arranged
+from edgespec.export.chosen_format import chosen_format
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequent_tokens
 from edgespec.export.drafters.mtp import read_mtp
@@ -31,7 +32,6 @@ from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.format_choice import FormatChoice
-from edgespec.export.measuring.formats import chosen_format
 from edgespec.export.measuring.mixer import Mix
 from edgespec.export.measuring.plan import paying_rows
 from edgespec.export.measuring.reading import Reading, reading, shares_encoder, source_rows

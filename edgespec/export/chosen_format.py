@@ -4,29 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.registry import AR
 from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.progress import Progress
 from edgespec.export.format_choice import CHOSEN, Candidate, FormatChoice, choose
 from edgespec.export.measuring.loss import LENGTH, NOTHING, TEXTS, Loss, measure_losses
+from edgespec.export.measuring.reading import Reading
 from edgespec.export.options import ExportOptions
 from edgespec.export.planned import PlannedSource, planned_bundle
 from edgespec.export.quantization.calibrate import sequences
+from edgespec.export.quantization.calibration_text import CalibrationText
 from edgespec.export.source.gguf_files import is_quantized
 from edgespec.planning.budget import available_memory
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profiles import latest_profile
 from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import SpeechPart, TokenizerFacts
+from edgespec.runtimes.text.codec import TextCodec
 
-if TYPE_CHECKING:
-    from edgespec.export.opened import Opened
+
+class Measurable(Protocol):
+    """What a choice reads of the models and texts of an export (``Opened``)."""
+
+    options: ExportOptions
+    progress: Progress
+    path: Path
+    codec: TextCodec
+    source_codec: TextCodec | None
+    tokenizer: TokenizerFacts
+    text: CalibrationText
+    read: Reading | None
+    speech: SpeechPart | None
+
+    @property
+    def arch(self) -> Architecture | None:
+        """Of the target; None = its graphs are optimum's."""
 
 
-def chosen_format(opened: Opened) -> FormatChoice:
+def chosen_format(opened: Measurable) -> FormatChoice:
     """Choose the format of an export.
 
     Raises:
@@ -60,7 +81,7 @@ def candidate(options: ExportOptions, form: Format, budget: int) -> Candidate:
                      plan.pick is not None, None)  # fmt: skip
 
 
-def _unmeasured(opened: Opened, arch: Architecture) -> str:
+def _unmeasured(opened: Measurable, arch: Architecture) -> str:
     """Say why a model's loss cannot be measured on a text; empty = it can."""
     if arch.encoder is not None and (opened.read is None or not isinstance(opened.read.content, list)):
         return "it reads recordings, and there is no bundled one with its words"
@@ -69,7 +90,7 @@ def _unmeasured(opened: Opened, arch: Architecture) -> str:
     return ""
 
 
-def _losses(opened: Opened, arch: Architecture, forms: list[Format]) -> Mapping[Format, Loss]:
+def _losses(opened: Measurable, arch: Architecture, forms: list[Format]) -> Mapping[Format, Loss]:
     # a file in fewer bits is not measured against formats that round it a second time, and much
     if is_quantized(opened.path):
         forms = [form for form in forms if form != "int4"]
@@ -79,7 +100,7 @@ def _losses(opened: Opened, arch: Architecture, forms: list[Format]) -> Mapping[
     return found | ({"fp32": NOTHING} if "fp32" in forms else {})
 
 
-def texts(opened: Opened, arch: Architecture) -> NDArray[np.int64]:  # [S, T]
+def texts(opened: Measurable, arch: Architecture) -> NDArray[np.int64]:  # [S, T]
     """Cut the export's text into what is measured on."""
     read, context = opened.read, arch.facts.context
     if read is not None:  # the source itself: what is written about it is not known yet

@@ -13,9 +13,10 @@ from gguf import GGMLQuantizationType
 from safetensors.numpy import save_file
 
 from edgespec.errors import QualityError
+from edgespec.export import chosen_format
 from edgespec.export.format_choice import BOUND, GOOD, KL_BOUND, Candidate, FormatChoice, choose
 from edgespec.export.front import write_bundle
-from edgespec.export.measuring import formats, loss
+from edgespec.export.measuring import loss
 from edgespec.export.measuring.loss import NOTHING, Loss, compare
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -134,7 +135,7 @@ def test_a_model_that_four_bits_ruin_is_not_given_in_them(tmp_path: Path) -> Non
     assert manifest.parity["kl"] < KL_BOUND
     assert manifest.parity["perplexity"] < (1 + BOUND) * manifest.parity["perplexity_source"]
     options = ExportOptions(str(model), context=64)
-    four, eight = (formats.candidate(options, form, 1 << 40).peak for form in ("int4", "int8"))
+    four, eight = (chosen_format.candidate(options, form, 1 << 40).peak for form in ("int4", "int8"))
     with pytest.raises(QualityError) as caught:
         planned(model, budget=(four + eight) // 2, context=64)
     assert caught.value.format == "int4"
