@@ -31,6 +31,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+def install_hint(extra: str) -> str:
+    """Return the command that installs an ``extra``: no package is published, so it needs a clone."""
+    return f"pip install -e '.[{extra}]' in your clone of edgespec"
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:
     """Make the error of a name that is none of ``known``: it suggests the nearest one, or lists all."""
     from difflib import get_close_matches

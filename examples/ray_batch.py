@@ -1,6 +1,6 @@
 """Answer a corpus on many machines with Ray Data: each worker is a loaded bundle.
 
-    pip install edgespec 'ray[data]>=2.40'
+    pip install -e '.[ray]'    # in a clone of the repository
     python examples/ray_batch.py BUNDLE prompts.jsonl answers --workers 2
 
 The input is JSONL with a column ``prompt``.  The answers are JSONL files in a folder, with ``text``, ``tokens``,

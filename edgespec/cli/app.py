@@ -160,12 +160,12 @@ def _terminated(_: int, frame: FrameType | None) -> NoReturn:
 
 def _told(error: Exception) -> EdgespecError | None:
     """Turn a failure of the system or the user into an error to show; None = it is a defect of edgespec."""
-    from edgespec.errors import EdgespecError
+    from edgespec.errors import EdgespecError, install_hint
 
     if isinstance(error, EdgespecError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        hint = f"pip install 'edgespec[{EXTRAS[error.name]}]'"
+        hint = install_hint(EXTRAS[error.name])
         return EdgespecError(f"this command needs {error.name}, which is not installed", hint)
     if isinstance(error, MemoryError):
         hint = "--budget keeps within a limit, and `edgespec plan` says what fits"

@@ -101,7 +101,7 @@ def _of_roof(share: float | None) -> str:
 @bundles_argument
 @option("--method", "Method to measure, or auto; may be repeated.  [default: all]", dest="methods", multiple=True)
 @prompts_option
-@option("--limit", "Most prompts.", COUNT, 8)
+@option("--limit", "Maximum number of prompts.", COUNT, 8)
 @option("--repeats", "Timed rounds over the prompts.", COUNT, 3)
 @option(
     "--batch",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @bundle_argument
 @option("-o --output", "Also write the profile to this file, for `plan --device`.", PATH)
 @option("--context", "Longest context to time.  [default: the bundle's]", click.IntRange(min=2))
-@option("--seconds", "How long to measure, not counting loading.  [default: 15]", click.FloatRange(min=0.1, max=3600))
+@option("--seconds", "Time to measure, not counting loading.  [default: 15]", click.FloatRange(min=0.1, max=3600))
 @prompts_option
 @option("--force", "Measure again even if there is a profile.", bool)
 @group(

@@ -150,7 +150,7 @@ def command(
 
     MODEL is a local folder, a .gguf file, a hub id, or builtin:NAME; docs/models.md says what it may hold.
     An architecture that edgespec does not emit itself goes through optimum: give the folder of its ONNX export, or
-    install edgespec[optimum].
+    install the extra optimum.
 
     Without --format the loss of each format is measured on a text, and a line says what was chosen.
 

@@ -142,7 +142,7 @@ MOST_LINES = 12
 
 
 @click.command("plan", cls=GroupedCommand)
-@click.argument("sources", metavar="MODEL|BUNDLE...", nargs=-1, required=True)
+@click.argument("sources", metavar="BUNDLE_OR_MODEL...", nargs=-1, required=True)
 @option(
     "--budget", "The most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]"
 )

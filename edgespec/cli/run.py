@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run", cls=GroupedCommand)
-@click.argument("bundle")
+@click.argument("bundle", metavar="BUNDLE_OR_MODEL")
 @group(
     COMMON,
     option(
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
 def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options: Any) -> None:
     """Generate text from a bundle, or chat with it; text streams to stdout, one line about it goes to stderr.
 
-    A MODEL (folder, .gguf file, hub id, builtin:NAME) is pulled and exported first, in the fastest format that loses at
+    A model (folder, .gguf file, hub id, builtin:NAME) is pulled and exported first, in the fastest format that loses at
     most 1 % of perplexity and fits the memory, and found again the next time (`edgespec list`).  At a terminal a chat
     model without --prompt chats.
 

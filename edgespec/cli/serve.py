@@ -35,7 +35,7 @@ FORMAT = click.Choice(list(FORMATS))
 
 
 @click.command("serve", cls=GroupedCommand)
-@click.argument("bundles", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("bundles", metavar="BUNDLE_OR_MODEL...", nargs=-1, required=True)
 @option("--host", "Address to listen on.", default="127.0.0.1")
 @option("--port", "Port to listen on; 0 takes a free one.", click.IntRange(0, 65535), 8000)
 @option("--name", "Name of the model for clients; of several, one each.  [default: the folder]", multiple=True)
@@ -72,14 +72,14 @@ FORMAT = click.Choice(list(FORMATS))
     image_rows_option,
     option("--parallel", "Texts to decode together.", int, Limits.parallel),
     option("--queue", "Texts that may wait.", int, Limits.queue),
-    option("--most-tokens", "Most new tokens of a text.", int, Limits.tokens),
+    option("--most-tokens", "Maximum number of new tokens of an answer.", int, Limits.tokens),
     option(
         "--most-body", "Most bytes of a body.  [default: 1 MiB; 25 MiB for models that read sound or pictures]", int
     ),
-    option("--seconds", "Longest time of a request.", float, Limits.seconds),
-    option("--grace", "Seconds that running requests get when the server stops.", float, Limits.grace),
+    option("--seconds", "Time limit of a request, in seconds.", float, Limits.seconds),
+    option("--grace", "Time that running requests get when the server stops, in seconds.", float, Limits.grace),
     option("--connections", "Connections open at once.", int, Limits.connections),
-    option("--arrive", "Seconds in which a request must arrive.", float, Limits.arrive),
+    option("--arrive", "Time limit for receiving a request, in seconds.", float, Limits.arrive),
     option("--idle", "Seconds that a connection may stay open without a request.", float, Limits.idle),
 )
 @loading_options
@@ -96,7 +96,7 @@ def command(
 ) -> None:
     """Serve models over HTTP: OpenAI's and Anthropic's APIs, several requests decoded together.
 
-    A MODEL is a bundle's folder or name, or a model that `edgespec run` takes, of which a bundle is made first.
+    A model is a bundle's folder or name, or a model that `edgespec run` takes, of which a bundle is made first.
     Of several, the field `model` of a request picks one.  It is loaded when it is first asked for, and freed when
     another one needs its memory, or after --idle-minutes.
 

@@ -35,7 +35,7 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 @bundle_argument
 @option("--method", "Method to prove; may be repeated.  [default: all of the bundle]", dest="methods", multiple=True)
 @prompts_option
-@option("--limit", "Most prompts.", COUNT, 20)
+@option("--limit", "Maximum number of prompts.", COUNT, 20)
 @length_option
 @request_options
 @json_option

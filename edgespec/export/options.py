@@ -69,27 +69,27 @@ class ExportOptions:
         methods: decoding methods to prepare; ar and ngram are always there.
         format: weight format of target and draft.
         quantizer: how int4 and int8 levels are chosen; None = mse, and of an int4 target gptq where that loses less.
-        head_format: of the LM head and the embedding tied to it; None = ``format``.
+        head_format: weight format of the LM head and the embedding tied to it; None = ``format``.
         draft: the draft model, for ``speculative``.
         draft_format: weight format of the draft; None = the target's.
-        context: most tokens of a sequence; None = the model's own limit.
+        context: maximum tokens of a sequence; None = the model's own limit.
         calibration: text, or of a model that hears recordings, to calibrate on, and to measure parity, acceptance and
             the search on; None = the model's own writing to calibrate on, the model's or our text to measure on.
         skip_set: a JSON file with a published skip set, instead of the search.
-        trials: proposals of that search.
-        seed: of the search, and of what the model writes.
-        threads: of the measurements; None = all processors this process may use.
+        trials: proposals of the skip-set search.
+        seed: of the skip-set search, and of the text that the model generates.
+        threads: threads of the measurements; None = all processors this process may use.
         overwrite: replace an older bundle.
-        revision: of a hub model.
+        revision: branch, tag or commit of a hub model.
         keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode.
         head_vocab: rows of the heads' LM head, the most frequent tokens of the calibration text; None = all.
-        draft_vocab: the same of the LM head of the draft and of the drafter; 0 = all, None = as many as pay
+        draft_vocab: rows of the LM head of the draft and of the drafter; 0 = all, None = as many as pay
             (``planning/cut.py``), and what the drafter has.
         devices: those to write graphs for.
-        device_precisions: of activations there; none = fp32.
+        device_precisions: precisions of activations on ``devices``; none = fp32.
         adapter: LoRA adapter to merge into the target.
         drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
         codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it is there.

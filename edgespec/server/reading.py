@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Grammar, Settings
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest, install_hint
 from edgespec.runtimes.files.codes import CodesPart
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.sound import SoundPart
@@ -307,7 +307,7 @@ def _tried(tokens: _Tokens, grammar: Grammar) -> bool:
         return guidance.is_large(grammar)
     except ModuleNotFoundError as error:
         raise InvalidRequest(
-            "this server cannot follow grammars: llguidance is not installed", "pip install 'edgespec[guidance]'"
+            "this server cannot follow grammars: llguidance is not installed", install_hint("guidance")
         ) from error
 
 

@@ -18,7 +18,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.speaking import windows
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, install_hint
 from edgespec.runtimes.audio.spoken import Samples, pcm, speech_prompt, wav_header
 from edgespec.runtimes.files.codes import CodesPart
 from edgespec.runtimes.text.codec import TextCodec
@@ -126,7 +126,7 @@ def require_coder(form: str) -> Any:
         return import_module("soundfile")
     except (ImportError, OSError) as error:
         raise InvalidRequest(f"response_format {form}: this server lacks libsndfile to write it; wav and pcm need none",
-                             "pip install 'edgespec[audio]'") from error  # fmt: skip
+                             install_hint("audio")) from error  # fmt: skip
 
 
 def _coded(sound: Samples, form: str, rate: int) -> bytes:

@@ -118,7 +118,7 @@ def test_no_command_and_an_unknown_one(command: Command) -> None:
 def test_from_another_folder(tmp_path: Path) -> None:
     result = process("--help", cwd=tmp_path)
     assert (result.code, result.err) == (0, "")
-    process("run", cwd=tmp_path).refused(2, "Missing argument 'BUNDLE'")
+    process("run", cwd=tmp_path).refused(2, "Missing argument 'BUNDLE_OR_MODEL'")
 
 
 @pytest.mark.parametrize("name", ["run", "bench", "verify"])
@@ -168,7 +168,7 @@ def test_a_missing_extra_is_named(command: Command, monkeypatch: pytest.MonkeyPa
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr("edgespec.engine.loading.load", fail)
-    command("run", demo, "--prompt", "x").refused(1, module, f"hint: pip install 'edgespec[{EXTRAS[module]}]'")
+    command("run", demo, "--prompt", "x").refused(1, module, f"hint: pip install -e '.[{EXTRAS[module]}]'")
 
 
 def test_another_missing_module_is_a_bug(command: Command, monkeypatch: pytest.MonkeyPatch, demo: Path) -> None:

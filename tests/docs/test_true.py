@@ -40,7 +40,7 @@ def test_what_devices_cannot_run() -> None:
 
 
 def test_the_report_names_its_extra() -> None:
-    assert f"edgespec[{EXTRAS['matplotlib']}]" in text_of("docs/guides/choose.md")
+    assert f".[{EXTRAS['matplotlib']}]" in text_of("docs/guides/choose.md")
 
 
 def test_instruction_sets() -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, install_hint
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.rules import Linear
 from edgespec.export.source.derived import Extra, held
@@ -309,7 +309,7 @@ def _pickled(path: Path) -> dict[str, NDArray[np.float32]]:
     except ModuleNotFoundError as error:
         raise ExportError(
             f"{path}: is a torch file, and torch is not installed",
-            "pip install 'edgespec[train]', or convert it to safetensors",
+            f"{install_hint('train')}, or convert it to safetensors",
         ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BundleError, ExportError, UnsupportedModel
+from edgespec.errors import BundleError, ExportError, UnsupportedModel, install_hint
 from edgespec.export.architectures import describe, refusal, text_kind
 from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import part_of
@@ -259,7 +259,7 @@ def unsupported(path: Path, config: dict[str, Any], missing: str) -> Unsupported
     """Return the error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
     return UnsupportedModel(
         f"{path}: {refusal(describe(config))}; others go through optimum, but {missing}",
-        "install edgespec[optimum] in an environment of its own (its transformers is older than that of "
-        "edgespec[train]), or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
+        f"{install_hint('optimum')}, in its own environment (its transformers is older than that of the extra train), "
+        "or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
         "elsewhere and give DIR; docs/architectures.md says how to add an architecture",
     )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError, UnsupportedModel, install_hint
 from edgespec.export.source.gguf_config import (
     Metadata,
     check_tokenizer,
@@ -194,7 +194,7 @@ def _write(path: Path, value: Any) -> None:
 
 OWN_CHECKPOINT = "for pictures and sound export from the Hugging Face checkpoint"
 PLAIN = {"F32", "F16", "BF16"}
-INSTALL = "pip install 'edgespec[gguf]'"
+INSTALL = install_hint("gguf")
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, install_hint
 
 RATE = 16_000  # samples a second
 MOST_HOURS = 4.0
 PIECE = 1 << 16  # frames that are read at once
 RATES = 2_000, 400_000  # samples a second that a recording may have
 MOST_CHANNELS = 64
-EXTRA = "pip install 'edgespec[audio]'"
-MEDIA = "pip install 'edgespec[media]', or convert it first, as in `ffmpeg -i talk.m4a talk.wav`"
+EXTRA = install_hint("audio")
+MEDIA = f"{install_hint('media')}, or convert it first, as in `ffmpeg -i talk.m4a talk.wav`"
 _HEAD = 12  # bytes that tell a container
 
 Samples = NDArray[np.float32]

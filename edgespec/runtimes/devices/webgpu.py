@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from edgespec.errors import DeviceError, first_line
+from edgespec.errors import DeviceError, first_line, install_hint
 from edgespec.runtimes.files.manifest import Precision
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ REGISTERED = "edgespec.webgpu"
 PROVIDER = "WebGpuExecutionProvider"
 # y = x + x, float16 [2]; tests/runtimes/devices/test_devices.py writes it out
 HALF_GRAPH = "CAo6OAoOCgF4CgF4EgF5IgNBZGQSBGhhbGZaDwoBeBIKCggIChIECgIIAmIPCgF5EgoKCAgKEgQKAggCQgQKABAV"
-INSTALL = "pip install 'edgespec[webgpu]', or name a provider library in " + LIBRARY
+INSTALL = f"{install_hint('webgpu')}, or name a provider library in {LIBRARY}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BundleError, InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest, install_hint
 from edgespec.runtimes.files.images import (
     Gemma3Pixels,
     Idefics3Pixels,
@@ -161,7 +161,7 @@ def resized(pixels: Picture, size: Size, how: Pixels) -> Picture:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InvalidRequest("images need Pillow, which is not installed", "pip install 'edgespec[images]'") from error
+        raise InvalidRequest("images need Pillow, which is not installed", install_hint("images")) from error
     resample = Image.Resampling[how.resample.upper()]
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], resample))
 

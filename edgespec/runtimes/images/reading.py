@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import InvalidRequest, first_line
+from edgespec.errors import InvalidRequest, first_line, install_hint
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Decoded
 
 MOST_PIXELS = 1 << 26  # of a picture: 200 MB as red, green and blue
 MOST_BYTES = 1 << 26  # of a file
-EXTRA = "pip install 'edgespec[images]'"
+EXTRA = install_hint("images")
 KINDS = "png, jpeg, webp, gif or bmp"
 _OPENERS = (  # how a file begins, and what of Pillow reads it
     (rb"\x89PNG\r\n\x1a\n", "PngImagePlugin.PngImageFile"),

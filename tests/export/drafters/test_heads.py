@@ -160,7 +160,7 @@ def test_torch_files_without_torch_or_with_code(tmp_path: Path, monkeypatch: pyt
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError:
-        refused(tmp_path, "torch is not installed", "edgespec[train]")
+        refused(tmp_path, "torch is not installed", ".[train]")
     else:
         refused(tmp_path, "not a torch file of plain tensors")
 

@@ -505,7 +505,7 @@ def test_a_file_cut_off_after_it_was_opened(tmp_path: Path) -> None:
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(tmp_path / "model.gguf", NAME)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    refused(tmp_path / "model.gguf", "needs the package gguf", "pip install 'edgespec[gguf]'")
+    refused(tmp_path / "model.gguf", "needs the package gguf", "pip install -e '.[gguf]'")
 
 
 def test_other_files_are_no_models(tmp_path: Path) -> None:

@@ -219,4 +219,4 @@ def test_mistakes_on_the_command_line(
 def test_without_torch_the_extra_is_named(command: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     refused = command("train", "medusa", model, "-o", "o", "--self-distill", 4)
-    refused.refused(1, "needs torch, which is not installed", "hint: pip install 'edgespec[train]'")
+    refused.refused(1, "needs torch, which is not installed", "hint: pip install -e '.[train]'")

@@ -158,7 +158,7 @@ def test_errors_come_back_from_the_other_process(
     monkeypatch.setenv("EDGESPEC_WEBGPU_LIBRARY", str(tmp_path / "none.so"))
     with pytest.raises(DeviceError, match=r"none\.so: no such file") as error:
         load(bundle, device="webgpu", device_precision="fp32")
-    assert "edgespec[webgpu]" in str(error.value.hint)
+    assert ".[webgpu]" in str(error.value.hint)
     with pytest.raises(DeviceError, match="device webgpu: the CPU"):
         opening._answer({"error": "DeviceError", "message": "device webgpu: the CPU", "hint": None})
 
