@@ -85,7 +85,7 @@ def cli() -> None:
     """Lossless accelerated decoding of language models on devices.
 
     \b
-    edgespec export builtin:shakespeare-73m --quick --method speculative --draft builtin:shakespeare-draft -o demo
+    edgespec export builtin:shakespeare-73m --format int4 --quick --method speculative --draft builtin:shakespeare-draft -o demo
     edgespec run demo --prompt "ROMEO:" --show-drafts
     edgespec bench demo
     edgespec verify demo
