@@ -222,7 +222,7 @@ class Report:
 
     model: str
     draft: str | None
-    export_seconds: float = 0.0
+    export_seconds: float = 0.0  # 0 = the bundle was there
     line: str = ""  # what the export says of its choice
     format: str = ""
     bytes: int = 0
@@ -259,18 +259,18 @@ def _pieces(model: Path) -> str:
 
 
 def export(model: Path, draft: Path | None, output: Path, threads: int) -> Report:
-    """Make a bundle without saying anything of quality."""
+    """Make a bundle without asking for a format; one that is there already is taken."""
     report = Report(model.name, None if draft is None else draft.name)
-    methods = [*WITHOUT_TRAINING, *(["speculative"] if draft else [])]
-    words = [*("--method " + " --method ".join(methods)).split(), *(["--draft", draft] if draft else [])]
-    start = perf_counter()
-    made = command("export", model, "-o", output, "--overwrite", "--threads", threads, "--json", *words)
-    report.export_seconds = round(perf_counter() - start, 1)
-    said = json.loads(made.stdout)
-    report.line = (said.get("choice") or {}).get("line", "")
+    if not (output / MANIFEST).is_file():
+        methods = [*WITHOUT_TRAINING, *(["speculative"] if draft else [])]
+        words = [word for method in methods for word in ("--method", method)]
+        start = perf_counter()
+        command("export", model, "-o", output, "--threads", threads, *words, *(["--draft", draft] if draft else []))
+        report.export_seconds = round(perf_counter() - start, 1)
     manifest = json.loads((output / MANIFEST).read_text("utf-8"))
+    report.line = (manifest["provenance"].get("format_choice") or {}).get("line", "")
     report.format = manifest["target"]["format"]
-    report.bytes = sum(path.stat().st_size for path in output.iterdir() if path.is_file())
+    report.bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     return report
 
 
@@ -409,7 +409,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the name of the models to look at")
     parser.add_argument("--llama", type=Path, help="folder of llama.cpp's programs")
     parser.add_argument("--prebuilt", type=Path, help="folder with node_modules/node-llama-cpp")
-    parser.add_argument("-o", "--output", type=Path, help="folder of the bundles, which are kept")
+    parser.add_argument("-o", "--output", type=Path, help="folder of the bundles, which are kept and not made again")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--markdown", action="store_true", help="the table instead of JSON")
