@@ -89,7 +89,7 @@ def cli() -> None:
     edgespec run demo --prompt "ROMEO:" --show-drafts
     edgespec bench demo
     edgespec verify demo
-    """
+    """  # noqa: E501
 
 
 # modules that come with an extra, so that a missing one can be answered with what to install

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.cli.app import EXTRAS, cli
 from edgespec.drafters.registry import searching
-from tests.docs.conftest import ROOT, section, text_of
+from tests.docs.conftest import ROOT, first_column, section, text_of
 
 DEMO = {"ar", "ngram", "speculative", "auto"}  # what the bundle of README and Getting started holds
 
@@ -41,6 +41,20 @@ def test_what_devices_cannot_run() -> None:
 
 def test_the_report_names_its_extra() -> None:
     assert f".[{EXTRAS['matplotlib']}]" in text_of("docs/guides/choose.md")
+
+
+def test_every_embedded_file_has_a_license() -> None:
+    page, own = "docs/licenses.md", {"__pycache__", "configs", "traces"}  # the last two: shapes and times, no works
+    models = {path.name for path in (ROOT / "edgespec/builtin").iterdir() if path.is_dir()} - own
+    assert models == first_column(section(page, "Embedded models")) - {"edgespec/builtin/"}
+    vendored = text_of("edgespec/server/page/vendor/README.md")
+    rows = re.findall(r"^\| [\w.-]+ \| (\S+ \| [\d.]+ \| \S+) \|", vendored, re.M)
+    assert rows
+    assert all(f"| {row} |" in text_of(page) for row in rows)
+    data = {
+        f"tests/data/{path.name}" for path in (ROOT / "tests/data").iterdir() if path.is_dir() and path.name not in own
+    }
+    assert data <= first_column(section(page, "Texts and test data"))
 
 
 def test_instruction_sets() -> None:
