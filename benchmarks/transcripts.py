@@ -170,7 +170,9 @@ def main() -> None:
             }  # fmt: skip
         if arguments.only in (None, "long"):
             english = [(file, text) for file, language, text in said if language == "en"]
-            pause, parts, listed = np.zeros(int(0.4 * RATE), np.float32), [], []
+            pause = np.zeros(int(0.4 * RATE), np.float32)
+            parts: list[Samples] = []
+            listed: list[str] = []
             while sum(map(len, parts)) < 60 * arguments.minutes * RATE:
                 file, text = english[len(listed) % len(english)]
                 parts += [np.concatenate(list(pieces(file))), pause]

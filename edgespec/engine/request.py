@@ -151,9 +151,8 @@ class Stream:
         if constraint is not None and settings.grammar is not None:
             self._sure["grammar"] = Forced(constraint)
         if settings.prediction:
-            expected = settings.prediction
-            if isinstance(expected, str):
-                expected = self._engine.codec.encode(expected, special=False)
+            said = settings.prediction
+            expected = self._engine.codec.encode(said, special=False) if isinstance(said, str) else said
             self._sure["prediction"] = Predicted(expected, len(self._prompt))
         self._chain: Chain | None = None
         if self._sure and settings.method != "ar":

@@ -25,7 +25,8 @@ from edgespec.planning.budget import available_memory
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profiles import latest_profile
 from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import SpeechPart, TokenizerFacts
+from edgespec.runtimes.files.manifest import TokenizerFacts
+from edgespec.runtimes.files.speech import SpeechPart
 from edgespec.runtimes.text.codec import TextCodec
 
 
@@ -33,7 +34,6 @@ class Measurable(Protocol):
     """What a choice reads of the models and texts of an export (``Opened``)."""
 
     options: ExportOptions
-    progress: Progress
     path: Path
     codec: TextCodec
     source_codec: TextCodec | None
@@ -41,6 +41,10 @@ class Measurable(Protocol):
     text: CalibrationText
     read: Reading | None
     speech: SpeechPart | None
+
+    @property
+    def progress(self) -> Progress:
+        """Is told how far it is."""
 
     @property
     def arch(self) -> Architecture | None:

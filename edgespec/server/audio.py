@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -69,7 +69,7 @@ def read_form(body: bytes, content_type: bytes, kind: Kind) -> tuple[AudioReques
     if how.get(b"charset", b"utf-8").lower() != b"utf-8":  # some decode in quadratic time
         raise Failure("expected a form in UTF-8, without another charset in its Content-Type", 415)
 
-    async def whole() -> AsyncIterator[bytes]:
+    async def whole() -> AsyncGenerator[bytes, None]:
         yield body
 
     parser = _Form(Headers(raw=[(b"content-type", content_type)]), whole(), max_files=1, max_fields=MOST_FIELDS,

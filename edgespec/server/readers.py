@@ -47,7 +47,7 @@ LookUp = Callable[[str], bytes]
 
 @dataclass(eq=False)
 class _Work:
-    kind: Kind
+    kind: Asking
     body: bytes
     earlier: bytes
     client: str

@@ -199,6 +199,7 @@ class Reader:
         if kind in TASKS:
             asked, sound = read_form(body, earlier, kind)
             return {"audio": asked.model_dump(), "blobs": {"sound": sound}}, []
+        assert kind in APIS
         made, unknown = fields_of(kind, parsed(body))
         found, prompts = self._read(kind, APIS[kind].request.model_validate(made), earlier)
         return found | {"unknown": unknown[:MOST_UNKNOWN]}, prompts

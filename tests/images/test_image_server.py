@@ -40,7 +40,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def seen(*urls: str, text: str = "") -> list[dict[str, Any]]:
+def seen(*urls: str, text: str = "") -> list[Any]:
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [*parts, *([{"type": "text", "text": text}] if text else [])]}]
 
@@ -48,11 +48,11 @@ def seen(*urls: str, text: str = "") -> list[dict[str, Any]]:
 def test_three_apis_see_the_same_picture(server: Served, client: openai.OpenAI) -> None:
     ask: Any = {"model": "reader", "temperature": 0}
     for messages in (seen(URL), seen(URL, text="Read this."), seen("file:line.png")):
-        chat = client.chat.completions.create(messages=messages, **ask)  # type: ignore[arg-type]
+        chat = client.chat.completions.create(messages=messages, **ask)
         assert chat.choices[0].message.content == SAID["line"]
     assert chat.usage is not None
     assert chat.usage.prompt_tokens > 20
-    streamed: Any = client.chat.completions.create(messages=seen(URL), stream=True, **ask)  # type: ignore[arg-type]
+    streamed: Any = client.chat.completions.create(messages=seen(URL), stream=True, **ask)
     assert "".join(one.choices[0].delta.content or "" for one in streamed) == SAID["line"]
     shown: Any = {"type": "input_image", "image_url": URL}
     first: Any = client.responses.create(input=[{"role": "user", "content": [shown]}], **ask)

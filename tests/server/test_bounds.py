@@ -11,8 +11,8 @@ import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -82,16 +82,18 @@ def test_health_is_answered_while_one_client_has_all_places_that_it_may(crowded:
 
 
 def test_a_client_has_three_quarters_of_the_places_and_idle_connections_give_way() -> None:
-    class One(SimpleNamespace):
+    @dataclass(eq=False)
+    class One:
+        client_name: str
+        running: bool
+        cut: bool = False
+
         def abort(self) -> None:
             opened.all.pop(cast(Any, self), None)
             opened.spare.pop(cast(Any, self), None)
 
-        __hash__ = object.__hash__
-        __eq__ = object.__eq__
-
     def place(client: str, running: bool = True) -> bool:
-        return opened.place(cast(Any, One(client_name=client, running=running, cut=False)))
+        return opened.place(cast(Any, One(client, running)))
 
     opened = Open(Limits(connections=PLACES))
     assert [place("one") for _ in range(7)] == [True] * 6 + [False]
@@ -248,9 +250,12 @@ def test_a_mistake_while_reading_ends_no_process() -> None:
     class Panic(BaseException):
         pass
 
+    def fail(error: BaseException) -> None:
+        raise error
+
     for error in (KeyError("type"), TypeError("no text"), Panic("index out of range")):
         with _told() as told:
-            raise error
+            fail(error)
         message, status, *_ = told["refused"]
         assert status == 500
         assert type(error).__name__ in message

@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.server.apis import APIS, Kind, fields_of
+from edgespec.server.apis import Kind
 from edgespec.server.tooling import said, write_chat
-from tests.support.published_templates import open_codec
+from tests.support.published_templates import chat_of, open_codec
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ '' + m.content }}{% if m.thinking %}({{ m.thinking }}){% endif %}"
@@ -31,8 +31,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 def text(codec: TextCodec, kind: Kind, **sent: Any) -> str:
     body = {"model": "m", **sent} | ({"max_tokens": 5} if kind == "message" else {})
-    made, _ = fields_of(kind, json.loads(json.dumps(body)))
-    return write_chat(APIS[kind].request.model_validate(made).asked(), codec)[0].text  # type: ignore[union-attr]
+    return write_chat(chat_of(kind, body), codec)[0].text
 
 
 @pytest.mark.parametrize(
@@ -115,10 +114,8 @@ def test_a_late_system_is_the_same_in_every_api(codec: TextCodec) -> None:
 
 
 def test_systems_at_the_beginning_are_one(codec: TextCodec) -> None:
-    asked = APIS["chat"].request.model_validate(
-        {"model": "m", "messages": [{"role": role, "content": role} for role in ("system", "developer", "user")]}
-    )
-    found = said(asked, codec)  # type: ignore[arg-type]
+    messages = [{"role": role, "content": role} for role in ("system", "developer", "user")]
+    found = said(chat_of("chat", {"model": "m", "messages": messages}), codec)
     assert [one["content"] for one in found] == ["system\n\ndeveloper", "user"]
 
 

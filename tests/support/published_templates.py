@@ -24,6 +24,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat_forms import ChatForm
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.server.apis import APIS, Kind, fields_of
+from edgespec.server.messages import MessagesRequest
+from edgespec.server.requests import ChatRequest
+from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tooling import write_chat
 from tests.support.chats import FOLDER
 
@@ -148,12 +151,21 @@ def written(template: str, kind: Kind, chat: Chat, codec: TextCodec) -> str | No
     body = {"chat": {"model": "m", **chat}, "response": of_response(chat), "message": of_message(chat)}[kind]
     codec.templates = {"default": template}
     codec.__dict__.pop("control", None)
-    made, unknown = fields_of(kind, json.loads(json.dumps(body)))
-    assert unknown == []
     try:
-        return write_chat(APIS[kind].request.model_validate(made).asked(), codec)[0].text  # type: ignore[union-attr]
+        return write_chat(chat_of(kind, body), codec)[0].text
     except InvalidRequest:
         return None
+
+
+def chat_of(kind: Kind, body: Chat) -> ChatRequest:
+    """Read the chat that a request to an API is."""
+    made, unknown = fields_of(kind, json.loads(json.dumps(body)))
+    assert unknown == []
+    sent = APIS[kind].request.model_validate(made)
+    assert isinstance(sent, (ChatRequest, MessagesRequest, ResponsesRequest))
+    asked = sent.asked()
+    assert isinstance(asked, ChatRequest)
+    return asked
 
 
 def references(template: str, chat: Chat) -> set[str]:
@@ -247,9 +259,9 @@ def download(folder: Path) -> dict[str, str]:
     if not file.is_file():
         python = folder / "venv" / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        pip = [python, "-m", "pip", "-q"]
+        pip: list[str | Path] = [python, "-m", "pip", "-q"]
         subprocess.run([*pip, "install", "scikit-build-core", "flit_core", "cmake", "ninja"], check=True)
-        how = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", folder]
+        how: list[str | Path] = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", folder]
         path = f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
         subprocess.run([*pip, "download", *how, f"{PACKAGE}=={VERSION}"], check=True, env=os.environ | {"PATH": path})
     if (found := hashlib.sha256(file.read_bytes()).hexdigest()) != SHA256:

@@ -10,8 +10,9 @@ import json
 import os
 import stat
 from collections import Counter
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from edgespec.errors import BundleError, EdgespecError
 
@@ -26,7 +27,7 @@ Made = TypeVar("Made", bound="BaseModel")
 Kind = type[EdgespecError]
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open the file at ``path`` to read it; a pipe, a device or a socket is refused at once, through links too.
 
     Raises:

@@ -80,7 +80,7 @@ def turn(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [CALL], **fields}
 
 
-HISTORIES = {  # of the same
+HISTORIES: dict[str, list[dict[str, Any]]] = {  # of the same
     "null": [ASKED, turn(content=None), RESULT],
     "left out": [ASKED, turn(), RESULT],
     "empty": [ASKED, turn(content=""), RESULT],

@@ -106,7 +106,7 @@ def test_every_text_of_a_conversation_is_guarded(tmp_path: Path, where: str) -> 
     template = "<|im_start|>{{ messages | tojson }}{{ tools | tojson(indent=2) }}{{ messages }}<|im_end|>"
     made.templates["default"] = template
     call = {"id": "1", "function": {"name": "f", "arguments": {said["key"]: [said["argument"]]}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": None, "reasoning_content": said["thought"], "tool_calls": [call]},
         {"role": "tool", "content": [{"type": "text", "text": said["result"]}]},
