@@ -112,13 +112,20 @@ def operators(binary: Path, folder: Path, **changes: str | None) -> dict[str, An
     return found
 
 
+def page() -> set[str]:
+    """Name the files of the server's page, those of the libraries in it too."""
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "edgespec/server/page").rglob("*") if path.is_file()}
+    assert {"edgespec/server/page/index.html", "edgespec/server/page/vendor/markdown-it.esm.min.mjs"} <= files
+    return files
+
+
 def test_the_source_archive_is_complete(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         links = [member.name for member in archive.getmembers() if member.issym()]
     sources = {f"edgespec/runtimes/native/{path.name}" for path in (ROOT / "edgespec" / "runtimes" / "native").iterdir()
                if path.suffix in (".cpp", ".h", ".inl")}  # fmt: skip
-    assert sources <= names
+    assert sources | page() <= names
     assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "edgespec/__init__.py",
             "edgespec/export/bundle/model.py", "edgespec/runtimes/slots/slot.py",
             "edgespec/configs/laptop-1b-chat.json",
@@ -138,6 +145,7 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
     assert {"edgespec/runtimes/slots/slot.py", "edgespec/export/bundle/model.py", "edgespec/configs/__init__.py",
             "edgespec/builtin/shakespeare/model.safetensors",
             "edgespec/export/quantization/calibration.txt"} <= names  # fmt: skip
+    assert page() <= names
     assert {f"edgespec/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")} <= names
     assert HEADER in names
     sources = [name for name in names if name.endswith((".cpp", ".h", ".inl", ".rs", ".pyc")) or "test" in name]
@@ -176,9 +184,7 @@ def test_without_a_compiler_the_package_is_pure_python(builder: Path, sdist: Pat
     wheel = build(builder, sdist, tmp_path / "wheel", **none)
     names = set(zipfile.ZipFile(wheel).namelist())
     assert not [name for name in names if name.startswith("edgespec/runtimes/native/")]
-    page = {f"edgespec/server/page/{path.name}" for path in (ROOT / "edgespec" / "server" / "page").iterdir()}
-    assert "edgespec/server/page/index.html" in page
-    assert page <= names
+    assert page() <= names
     found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle")
     assert found["active"] == "stock"
     assert "built without a C++ compiler" in found["reason"]
