@@ -53,7 +53,9 @@ fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = Dra
     }
     val gains = methods.filter { it.key != "ar" }.mapValues { it.value.predictedSpeedup ?: 0.0 }.filterValues { it >= TRIED }
     var names = gains.keys.sortedByDescending { gains.getValue(it) }.take(CANDIDATES)
-    if ("ngram" !in names) names = names.take(CANDIDATES - 1) + "ngram"
+    val hears = manifest.speech != null // a transcript seldom repeats what it has said
+    if (hears && names.isEmpty()) return choice(manifest, "ar", "no method of this bundle is expected to gain on transcripts")
+    if ("ngram" !in names && !hears) names = names.take(CANDIDATES - 1) + "ngram"
     val chosen = names.map { name ->
         val gain = gains[name]
         val reason = if (gain == null) {
