@@ -281,7 +281,10 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub() -> Iterator[str]:
     source = resolve("builtin:shakespeare-draft")
-    Hub.files = {file.name: file.read_bytes() for file in source.iterdir()} | {"photo.png": b"x", "model.bin": b"x"}
+    Hub.files = {file.name: file.read_bytes() for file in source.iterdir()} | {
+        "photo.png": b"x",
+        "pytorch_model.bin": b"x",
+    }
     Hub.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
@@ -309,7 +312,7 @@ def test_a_model_is_pulled_listed_and_exported_without_the_hub(tmp_path: Path, h
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (folder / name).read_bytes() == (source / name).read_bytes()
     assert found["bytes"] == sum(file.stat().st_size for file in folder.iterdir())
-    assert not {"photo.png", "model.bin"} & set(Hub.asked)  # neither is needed, and the one is a pickle
+    assert not {"photo.png", "pytorch_model.bin"} & set(Hub.asked)  # neither is needed, and the one is a pickle
     listed = json.loads(edgespec(home, hub, "pull", "--list", "--json").stdout)
     assert [row["model"] for row in listed["models"]] == [MODEL]
     assert MODEL in edgespec(home, hub, "pull", "--list").stdout
