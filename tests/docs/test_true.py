@@ -43,6 +43,14 @@ def test_the_report_names_its_extra() -> None:
     assert f".[{EXTRAS['matplotlib']}]" in text_of("docs/guides/choose.md")
 
 
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    code = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "edgespec").rglob("*.py")))
+    messages = re.findall(r"^### `(.+)`$", text_of("docs/troubleshooting.md"), re.M)
+    assert len(messages) >= 15
+    unknown = [message for message in messages if message not in code]
+    assert not unknown
+
+
 def test_every_embedded_file_has_a_license() -> None:
     page, own = "docs/licenses.md", {"__pycache__", "configs", "traces"}  # the last two: shapes and times, no works
     models = {path.name for path in (ROOT / "edgespec/builtin").iterdir() if path.is_dir()} - own
