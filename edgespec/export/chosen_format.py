@@ -44,7 +44,7 @@ class Measurable(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """Is told how far it is."""
+        """Receive how far it is."""
 
     @property
     def arch(self) -> Architecture | None:
