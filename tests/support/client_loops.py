@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, Literal
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
 ASK = "Which words are in the file?"
@@ -82,14 +82,14 @@ def anthropic_tool_runner(url: str, model: str) -> Turns:
 
     found: list[Any] = []
 
-    def read(lines: int) -> str:
+    def read(lines: Literal[1, 2]) -> str:
         """Read the file."""
         found.append({"lines": lines})
         return RESULT
 
     client = anthropic.Anthropic(base_url=url, max_retries=0)
-    talk: Any = {"messages": [{"role": "user", "content": ASK}], "tools": [beta_tool(read)], "max_iterations": 2}
-    talk["tool_choice"] = {"type": "any"}
+    talk: Any = {"messages": [{"role": "user", "content": ASK}], "tools": [beta_tool(read)], "max_iterations": 3}
+    talk["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
     for _ in client.beta.messages.tool_runner(model=model, max_tokens=40, **talk):
         pass
     return [*found[:2], ""]
