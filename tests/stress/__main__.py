@@ -20,6 +20,7 @@ from tests.server.conftest import start, stop
 from tests.stress import attacks, clients, hostile
 from tests.stress.jobs import JOBS
 from tests.stress.kills import EVENTS, Place, disturb
+from tests.stress.lag import MARK
 from tests.stress.life import Life, live, open_and_close
 
 HEALTH = 0.1  # seconds within which 99 % of the looks at a server under attack must be answered, on a quiet machine
@@ -85,7 +86,8 @@ def main() -> int:
 def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[str, Any], int]:
     """Make a server that clients who mean harm use for so long."""
     options = ("--name", "demo", "--arrive", "10", "--budget", f"{BUDGET >> 20}MiB")
-    served = start(bundle(work / "native", "native"), *options, threads=threads)
+    program = ("-m", "tests.stress.lag")  # which says how late its event loop was
+    served = start(bundle(work / "native", "native"), *options, threads=threads, program=program)
     try:
         host, _, port = served.url.removeprefix("http://").partition(":")
         found = hostile.attack(attacks.Place(host, int(port), "demo"), seconds, served.process.pid, seed, True)
@@ -97,10 +99,12 @@ def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[
     if not found.texts:
         bad.append("no text was written for clients without harm")
     share = found.share(0.99)
+    loop = json.loads(next((line for line in said.splitlines() if line.startswith(MARK)), MARK + "{}")[len(MARK) :])
+    say(f"the server's loop, in ms: {loop}")
     say(
         f"/health: {1000 * share:.1f} ms (99 % point), memory {found.growth():+.1%}, {len(bad)} answers that may not be"
     )
-    return found.report() | {"said": said[-2000:], "bad": bad[:20]}, len(bad) + (share > HEALTH) + (
+    return found.report() | {"loop": loop, "said": said[-2000:], "bad": bad[:20]}, len(bad) + (share > HEALTH) + (
         found.growth() > GROWN
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -137,6 +138,7 @@ def _looked(place: Place) -> int:
 
 def _attack(place: Place, seconds: float, seed: int, more: bool, told: Any) -> None:
     """In a process of its own: all attacks, and two clients without harm."""
+    _give_way()
     found, stop, lock = Outcome(), threading.Event(), threading.Lock()
 
     def go_on(name: str, one: Attack, number: int) -> None:
@@ -177,6 +179,12 @@ def _attack(place: Place, seconds: float, seed: int, more: bool, told: Any) -> N
     for thread in threads:
         thread.join(WAIT)
     told.send(found)
+
+
+def _give_way() -> None:
+    """Leave the processors to the server: those who attack one have others."""
+    if hasattr(os, "nice"):
+        os.nice(10)
 
 
 def _texts(place: Place, found: Outcome) -> list[str] | None:
