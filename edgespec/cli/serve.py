@@ -26,7 +26,7 @@ from edgespec.cli.common import (
     sampling_default_options,
 )
 from edgespec.cli.images import image_rows_option
-from edgespec.runtimes.process import one_arena
+from edgespec.runtimes.process import one_arena, short_turns
 from edgespec.runtimes.text.call_formats import FORMATS
 from edgespec.server.scheduler import Limits
 
@@ -117,6 +117,7 @@ def command(
     from edgespec.server.serving import Server, listen
 
     one_arena()
+    short_turns()
     options |= {"tokens": options["most_tokens"], "body": options["most_body"] or Limits.body}
     limits = Limits(**{field.name: options[field.name] for field in fields(Limits)})
     keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())

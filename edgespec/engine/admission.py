@@ -76,10 +76,10 @@ def admit(
     return replace(cheaper, reason=admission.reason), admission, place
 
 
-def held(engine: LoadedBundle, method: str = AR, own: Place | None = None) -> tuple[int, int]:
+def held(engine: LoadedBundle, method: str = AR, own: Place | None = None, wait: bool = True) -> tuple[int, int]:
     """Bytes that requests other than ``own`` have or will come to need, and those that may be freed.
 
-    ``method``: whose weights are counted elsewhere.
+    ``method``: whose weights are counted elsewhere.  ``wait``: see ``SessionPool.held``.
     """
     places, allowance = engine.places, engine.allowance
     others = [place for place in places.taken if place is not own]
@@ -88,7 +88,7 @@ def held(engine: LoadedBundle, method: str = AR, own: Place | None = None) -> tu
         + max(allowance.beside(place.method, place.tokens), place.session.kv_bytes if place.session else 0)
         for place in others
     )
-    pools = [pool.held() for pool in places.pools]
+    pools = [pool.held(wait) for pool in places.pools]
     # sessions that are in use for something else, such as to be saved
     busy += sum(used for used, _ in pools) - sum(place.session.kv_bytes for place in places.taken if place.session)
     busy -= places.shared_bytes()

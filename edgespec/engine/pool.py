@@ -56,6 +56,7 @@ class SessionPool:
         self._idle: list[Session] = []  # the one that was used last is last
         self._busy: list[Session] = []
         self._lock = threading.Lock()
+        self._held = 0, 0  # what ``held`` said last
 
     def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
         """Take the idle session whose text the prompt goes on from, else a new one, else the least recently used.
@@ -173,11 +174,18 @@ class SessionPool:
         """Bytes of KV of all sessions."""
         return sum(self.held())
 
-    def held(self) -> tuple[int, int]:
-        """Bytes of KV of sessions in use, and of idle ones."""
-        with self._lock:
-            busy, idle = (sum(session.kv_bytes for session in some) for some in (self._busy, self._idle))
-            return busy, idle
+    def held(self, wait: bool = True) -> tuple[int, int]:
+        """Bytes of KV of sessions in use, and of idle ones.
+
+        ``wait``: for a thread that is handing out a session; False = return the last figures instead.
+        """
+        if self._lock.acquire(blocking=wait):
+            try:
+                busy, idle = (sum(session.kv_bytes for session in some) for some in (self._busy, self._idle))
+                self._held = busy, idle
+            finally:
+                self._lock.release()
+        return self._held
 
     @property
     def oldest(self) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _trimmed = -math.inf  # when memory was last given back
 _M_ARENA_MAX = -8  # glibc's malloc.h
+TURN = 1e-3  # seconds that a thread of Python may compute while another one waits
 
 
 def peak_bytes() -> int:
@@ -47,6 +48,14 @@ def one_arena() -> None:
     For the owner of a process that lives long, before its first thread.
     """
     _tell_glibc("mallopt", _M_ARENA_MAX, 1)
+
+
+def short_turns() -> None:
+    """Let threads of Python take turns of a millisecond, where five are usual.
+
+    Each time that an event loop has looked what is new, it waits for the turn of a thread that computes.
+    """
+    sys.setswitchinterval(TURN)
 
 
 def _tell_glibc(name: str, *given: int) -> None:

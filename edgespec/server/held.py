@@ -5,6 +5,8 @@ Each request counts what it holds, from its first byte to the end of its answer.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,6 +18,7 @@ from edgespec.server.errors import Busy
 SCOPE = "edgespec.held"  # where a request's scope has its ``Held``
 LEAST, USUAL, BODIES = 64 << 20, 256 << 20, 4  # bytes of all requests; bodies of the largest size that must fit
 ASIDE = 8 << 20  # bytes that a budget keeps for them in any case
+MOMENT = 0.02  # seconds for which what a budget leaves is taken as it was
 
 
 class HeldBytes:
@@ -29,6 +32,8 @@ class HeldBytes:
     def __init__(self, body: int, free: Callable[[], int | None] = lambda: None) -> None:
         self.most = max(LEAST, BODIES * body, min(USUAL, 10 * body))
         self._free = free
+        self._left: int | None = None  # what it gave
+        self._asked = -math.inf  # and when
         self._of: Counter[str] = Counter()  # by client
 
     @property
@@ -48,7 +53,8 @@ class HeldBytes:
             Busy: the client, or all clients together, would hold too many.
         """
         if more > 0:
-            after, free = self.bytes + more, self._free()
+            after = self.bytes + more
+            free = self._free_bytes() if after > ASIDE else None
             if self._of[client] + more > self.most // 2:
                 raise Busy(f"requests of this client hold {show_bytes(self._of[client])} already", "wait for answers")
             if after > self.most or (free is not None and after > max(ASIDE, free)):
@@ -56,6 +62,12 @@ class HeldBytes:
         self._of[client] += more
         if not self._of[client]:
             del self._of[client]
+
+    def _free_bytes(self) -> int | None:
+        """Return what the budget leaves, as of a moment ago: each piece of each body asks."""
+        if (now := time.monotonic()) >= self._asked + MOMENT:
+            self._left, self._asked = self._free(), now
+        return self._left
 
 
 class Held:

@@ -37,27 +37,30 @@ from edgespec.server.speech import answered, require_coder, speech_settings, spo
 from edgespec.server.stored import Stored
 from edgespec.server.writer import Writer, sse
 
-LOOK = 0.2  # seconds between two looks whether a client that waits is still there
-
-
 Found = TypeVar("Found")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
-    """Wait for some work.
+    """Wait for some work of a request that was read.
 
     Raises:
         Gone: its client has gone, and it is cancelled.
     """
-    task = asyncio.create_task(work)
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=LOOK)
-            if not task.done() and await request.is_disconnected():
-                raise Gone("its client has gone")
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone("its client has gone")
         return task.result()
     finally:
         task.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client of a request has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def in_pieces(pieces: Iterator[str]) -> Response:

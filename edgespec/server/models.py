@@ -44,10 +44,9 @@ class _Loaded:
     size: int
     jobs: Jobs | None = None
 
-    @property
-    def bytes(self) -> int:
-        """All that it takes."""
-        return self.size + (sum(held(self.jobs.engine)) if self.jobs else 0)
+    def bytes(self, wait: bool = True) -> int:
+        """All that it takes; ``wait``: for a text that begins just now."""
+        return self.size + (sum(held(self.jobs.engine, wait=wait)) if self.jobs else 0)
 
 
 class Model:
@@ -333,14 +332,17 @@ class Models:
 
     def _beside(self, loaded: _Loaded) -> int:
         """Bytes of all others, and of requests."""
-        return self.held.beyond + sum(one.bytes for one in list(self._loaded) if one is not loaded)
+        return self.held.beyond + sum(one.bytes() for one in list(self._loaded) if one is not loaded)
 
     def _free(self) -> int | None:
-        """Bytes of the budget that neither models nor their texts take; None = no budget was given."""
+        """Bytes of the budget that neither models nor their texts take; None = no budget was given.
+
+        The event loop asks, so it waits for no text that begins.
+        """
         if self.options.budget in (None, OFF):
             return None
         base = sum(part.all for part in (PROCESS, LOADING, RUNNING)) + SERVER - ASIDE
-        return parse_bytes(self.options.budget) - base - sum(one.bytes for one in list(self._loaded))
+        return parse_bytes(self.options.budget) - base - sum(one.bytes(wait=False) for one in list(self._loaded))
 
     def _let_go(self, model: Model) -> _Loaded:
         """Take a model away from whoever asks from now on; the caller has the lock, and closes it."""

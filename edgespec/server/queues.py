@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -37,24 +37,28 @@ def refuse(futures: Iterable[asyncio.Future[Found]], error: Exception) -> None:
 
 
 class FairQueue(Generic[Item]):
-    """Items of requests of clients.  Whoever has waited longest since its last turn is next."""
+    """Items of requests of clients, each item once.  Whoever has waited longest since its last turn is next."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, OrderedDict[str, deque[Item]]] = OrderedDict()
+        self._clients: OrderedDict[str, OrderedDict[str, OrderedDict[Item, None]]] = OrderedDict()
+        self._where: dict[Item, tuple[str, str]] = {}  # client and request of each
+        self._counts: Counter[str] = Counter()  # items by client
 
     def __len__(self) -> int:
-        return sum(map(self.of, self._clients))
+        return len(self._where)
 
     def __iter__(self) -> Iterator[Item]:
         return iter([item for requests in self._clients.values() for items in requests.values() for item in items])
 
     def of(self, client: str) -> int:
         """How many items of a client wait."""
-        return sum(map(len, self._clients.get(client, {}).values()))
+        return self._counts[client]
 
     def add(self, client: str, request: str, item: Item) -> None:
         """Line up an item behind the others of its request."""
-        self._clients.setdefault(client, OrderedDict()).setdefault(request, deque()).append(item)
+        self._clients.setdefault(client, OrderedDict()).setdefault(request, OrderedDict())[item] = None
+        self._where[item] = client, request
+        self._counts[client] += 1
 
     def take(self) -> tuple[str, str, Item]:
         """Take the next item, with its client and request; their turns are over.
@@ -64,32 +68,36 @@ class FairQueue(Generic[Item]):
         """
         if not self._clients:
             raise IndexError("nothing waits")
-        client, requests = self._clients.popitem(last=False)
-        request, items = requests.popitem(last=False)
-        item = items.popleft()
-        if items:
-            requests[request] = items
-        if requests:
-            self._clients[client] = requests
+        client, requests = next(iter(self._clients.items()))
+        request, items = next(iter(requests.items()))
+        item = next(iter(items))
+        requests.move_to_end(request)
+        self._clients.move_to_end(client)
+        self.remove(item)
         return client, request, item
 
     def put_back(self, client: str, request: str, item: Item) -> None:
         """Undo a ``take``: it is next again."""
-        requests = self._clients.setdefault(client, OrderedDict())
-        requests.setdefault(request, deque()).appendleft(item)
+        self.add(client, request, item)
+        requests = self._clients[client]
+        requests[request].move_to_end(item, last=False)
         requests.move_to_end(request, last=False)
         self._clients.move_to_end(client, last=False)
 
     def remove(self, item: Item) -> None:
-        """Take an item out, wherever it is."""
-        for client, requests in list(self._clients.items()):
-            for request, items in list(requests.items()):
-                if item in items:
-                    items.remove(item)
-                if not items:
-                    del requests[request]
-            if not requests:
-                del self._clients[client]
+        """Take an item out, wherever it is: as quickly from a long queue as from a short one."""
+        if (where := self._where.pop(item, None)) is None:
+            return
+        client, request = where
+        self._counts[client] -= 1
+        if not self._counts[client]:
+            del self._counts[client]
+        requests = self._clients[client]
+        del requests[request][item]
+        if not requests[request]:
+            del requests[request]
+        if not requests:
+            del self._clients[client]
 
 
 class OneByOne(FairQueue[Item]):

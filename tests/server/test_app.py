@@ -334,6 +334,29 @@ def test_what_was_taken_too_early_is_next_again() -> None:
     assert len(queue) == 0
 
 
+def test_leaving_a_long_queue_looks_at_nobody_else() -> None:
+    """A thousand requests that end at once must not cost a million looks, in the loop that answers all."""
+    looks = 0
+
+    class Item:
+        def __eq__(self, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return self is other
+
+        def __hash__(self) -> int:
+            return id(self)
+
+    queue, items = FairQueue[Item](), [Item() for _ in range(1000)]
+    for number, item in enumerate(items):
+        queue.add("abc"[number % 3], str(number % 50), item)
+    for item in reversed(items):
+        queue.remove(item)
+    assert looks < len(items)
+    assert (len(queue), queue.of("a")) == (0, 0)
+    queue.remove(items[0])  # which has left
+
+
 @given(ITEMS)
 def test_everything_comes_once_and_in_the_order_of_its_request(items: list[tuple[str, str]]) -> None:
     queue: FairQueue[int] = FairQueue()

@@ -10,6 +10,7 @@ import socket
 import sys
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,20 @@ def test_what_requests_hold_counts_against_the_budget(served_bundle: Path) -> No
     with pytest.raises(Busy, match="requests hold"):
         one.add(1)
     HeldBytes(MIB, lambda: -5).change("one", ASIDE)  # which the budget keeps for them
+
+
+def test_the_event_loop_waits_for_no_text_that_begins(served_bundle: Path) -> None:
+    """A session is handed out under a lock; what the budget leaves for a body is asked by the loop that answers all."""
+    models = Models({"demo": served_bundle}, LoadOptions(threads=1, budget="400MiB"))
+    models.open("demo")
+    jobs = models.all["demo"].jobs
+    assert jobs is not None
+    before, pools = models._free(), jobs.engine.places.pools
+    with ThreadPoolExecutor(1) as elsewhere, ExitStack() as stack:
+        for pool in pools:
+            stack.enter_context(pool._lock)
+        assert elsewhere.submit(models._free).result(timeout=30) == before
+    models.close()
 
 
 def body_of(length: bytes, pieces: list[bytes], most: int = MIB) -> tuple[list[Message], HeldBytes]:
