@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.testclient import TestClient
 
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
 from edgespec.planning.allowance import Allowance
 from edgespec.planning.footprint import SERVER, memory_of
@@ -220,3 +223,27 @@ def test_the_command(served_bundle: Path, chat_bundle: Path) -> None:
         ["/v1/completions", "404", "-"],
         ["/v1/messages", "200", "chatty"],
     ]
+
+
+SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize("own", [None, SAMPLED])
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}, {"min_p": 0.2}])
+def test_who_decides_where_a_request_says_nothing(
+    chat_bundle: Path, tmp_path: Path, own: dict[str, Any] | None, given: dict[str, Any]
+) -> None:
+    """Options of serve, before what the model's card says; without both, greedy decoding."""
+    folder = tmp_path / "chatty"
+    shutil.copytree(chat_bundle, folder)
+    file = folder / "edgespec.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | {"sampling": own}), "utf-8")
+    expected: dict[str, Any] = {"temperature": 0.0, **(own or {}), **given}
+    models = Models({"chatty": folder}, LoadOptions(threads=1, check=False), sampling=given)
+    with TestClient(make_app(models), base_url=URL) as client, load(folder, threads=1, check=False) as engine:
+        for asked in ({}, {"temperature": 0.3, "top_k": 3}):
+            alone = engine.generate("ROMEO:", Settings(sampling=SamplingParams(seed=3, **expected | asked)),
+                                    max_new_tokens=16)  # fmt: skip
+            body = {"model": "chatty", "prompt": "ROMEO:", "max_tokens": 16, "seed": 3} | asked
+            answer = client.post("/v1/completions", json=body).json()
+            assert answer["choices"][0]["text"] == alone.text
