@@ -54,7 +54,6 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     FORMATS,
     dest="form",
 )
-@option("--budget", "Memory that the bundle has to fit, if no --format is given.  1.5GiB  [default: what is free]")
 @option("--context", "The most tokens of a sequence.  [default: the model's limit]", int)
 @option("--draft", "Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @option("--heads", "Folder of trained heads, for medusa, blockwise or paradecode; may be repeated.", multiple=True)
@@ -64,6 +63,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option("--dry-run", "Only say what would be written, and how large.", bool)
 @group(
     "Quality",
+    option("--budget", "Memory that the bundle has to fit, if no --format is given.  1.5GiB  [default: what is free]"),
     option(
         "--quantizer",
         f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq calibrate.  "

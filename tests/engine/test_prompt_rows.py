@@ -185,7 +185,7 @@ def test_changed_rows_are_found(drafted: Callable[[str], Path], folder: Path, ki
 
 def test_other_methods_go_on(native: None, bundles: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     # the shapes of trees follow what passes cost: the same in every engine
-    monkeypatch.setattr(sessions, "measure", lambda run, sizes, repeats: {rows: 1 + 0.1 * rows for rows in sizes})
+    monkeypatch.setattr(sessions, "medians", lambda turns: {rows: 1 + 0.1 * rows for rows in turns})
 
     def fresh(**more: Any) -> Engine:
         return load(bundles("native"), threads=1, **more)

@@ -108,7 +108,7 @@ def test_drafts_with_coarser_keys_change_no_text(
         assert result.exact
         assert result.lossless
         assert result.draft_attention == draft == result.as_dict()["draft_attention"]
-        assert f"drafts read {draft} keys, verification {name}" in result.reason
+        assert f"drafts read {draft} keys, verification {name}" in result.details
         assert result.approximations == expected.approximations
         accepted += result.stats.accepted
     assert accepted > 0
