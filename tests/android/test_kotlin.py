@@ -23,7 +23,7 @@ from edgespec.runtimes.slots.pairs import VARIABLE
 from tests.android.writes import LENGTH, write_golden
 from tests.conftest import PROMPTS
 from tests.support import arm64, golden
-from tests.support.agreement import DRAWN, SEEDED, replay, serve, ways
+from tests.support.agreement import SEEDED, replay, serve, ways
 from tests.support.jvm import first_start, need_maven, run_tests, same_onnxruntime
 from tests.support.required import need
 from tools import make_apk as apk
@@ -86,9 +86,7 @@ def check_profile(bundle: Path, file: Path) -> None:
 def test_lone_rows_of_stock_operators_go_as_pairs(bundles: Callable[..., Path], tmp_path: Path) -> None:
     """As on processors where a pass of one row takes another kernel; the texts are Python's."""
     need_maven()
-    requests = [
-        ({"method": name, **more}, PROMPTS[0]) for name in PAIRED for more in ({}, SEEDED if name == "ar" else DRAWN)
-    ]
+    requests = [({"method": name, **more}, PROMPTS[0]) for name in PAIRED for more in ({}, SEEDED)]
     made = serve(bundles("stock", "int4"), "stock", requests, LENGTH)
     golden = tmp_path / "golden.json"
     golden.write_text(json.dumps({"bundles": [made]}), "utf-8")
@@ -147,7 +145,7 @@ def test_an_arm_core_writes_the_tokens_of_this_one(
 ) -> None:
     need_maven()
     java = arm64.need_java()
-    ways = [{"method": name} for name in ARM_GREEDY] + [{"method": name, **DRAWN} for name in ARM_SEEDED]
+    ways = [{"method": name} for name in ARM_GREEDY] + [{"method": name, **SEEDED} for name in ARM_SEEDED]
     requests = [(settings, PROMPTS[at]) for at, settings in enumerate(ways)]
     made = serve(bundles("native", "int4"), "native", requests, ON_ARM)
     path = tmp_path / "golden.json"

@@ -35,12 +35,11 @@ FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock doe
 TREE = {"method": "speculative", "branch": [2]}
 CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
 EXPECTED = "I will not be a woman of the state, and the world shall be so. What is the matter, sir?"
-SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+# where guesses are drawn, how many there are decides the text: without control, of which Kotlin keeps an earlier one
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "adaptive": False}
 # the same text says nothing of a drafter's guesses; these no clock changes: no control, no search, no choice of a tree
 COUNTED = ("ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle")
 UNCONTROLLED = {"adaptive": False, "search": 0.0, "nodes": 12}
-# where guesses are drawn, how many there are decides the text: Kotlin keeps an earlier control
-DRAWN = {**SEEDED, **UNCONTROLLED}
 
 
 class LastToken:
@@ -52,16 +51,14 @@ class LastToken:
 
 def ways() -> list[dict[str, Any]]:
     """List the settings that are compared: every method, greedy and sampled; some shapes of guesses, ways to verify."""
-    found: list[dict[str, Any]] = [
-        {"method": name, **how} for name in METHODS for how in ({}, SEEDED)[: 2 if name in ("ar", "ngram") else 1]
-    ]
+    found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
+    found.remove({"method": "auto", **SEEDED})  # whose choice is control, too
     shapes: list[dict[str, Any]] = [TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"}]
     counted: list[dict[str, Any]] = [{"method": name} for name in COUNTED]
     found += [{**one, **UNCONTROLLED, **how} for one in [*counted, *shapes[:3]] for how in ({}, SEEDED)]
-    found += [{**shape, **how} for shape in shapes for how in ({}, DRAWN)]
+    found += [{**shape, **how} for shape in shapes for how in ({}, SEEDED)]
     found += [
-        {"method": "speculative", **SEEDED, **how}
-        for how in ({"verification": "block", **UNCONTROLLED}, {"acceptance": "coupled"})
+        {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
     ]
     found.append(
         {"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3}
@@ -69,7 +66,7 @@ def ways() -> list[dict[str, Any]]:
     found.append({"method": "blockwise", "cycles": 2})
     penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.4, "adaptive": False}
     found += [{"method": "ngram", "prediction": EXPECTED, **penalties, **how} for how in ({}, SEEDED)]
-    found += [{**CHAIN, "prediction": EXPECTED, **how} for how in ({}, DRAWN)]
+    found += [{**CHAIN, "prediction": EXPECTED, **how} for how in ({}, SEEDED)]
     return found
 
 
@@ -96,7 +93,7 @@ def serve(
         assert result.stats.dropped_reason is None
         assert len(result.tokens) == length
         guesses: dict[str, Any] = {"drafted": result.stats.drafted, "histogram": result.stats.histogram}
-        cases.append({**(guesses if "adaptive" in settings else {}), "prompt": prompt, "settings": settings,
+        cases.append({**(guesses if settings.keys() & {"search", "presence_penalty"} else {}), "prompt": prompt, "settings": settings,
                       "max_new_tokens": length, "tokens": result.tokens,
                       "reused": result.stats.reused_tokens, "text": result.text,
                       "exact": result.exact and fixed})  # fmt: skip
