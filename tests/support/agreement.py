@@ -93,7 +93,8 @@ def serve(
         assert result.stats.dropped_reason is None
         assert len(result.tokens) == length
         guesses: dict[str, Any] = {"drafted": result.stats.drafted, "histogram": result.stats.histogram}
-        cases.append({**(guesses if settings.keys() & {"search", "presence_penalty"} else {}), "prompt": prompt, "settings": settings,
+        counts = bool(settings.keys() & {"search", "presence_penalty"})
+        cases.append({**(guesses if counts else {}), "prompt": prompt, "settings": settings,
                       "max_new_tokens": length, "tokens": result.tokens,
                       "reused": result.stats.reused_tokens, "text": result.text,
                       "exact": result.exact and fixed})  # fmt: skip

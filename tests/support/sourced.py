@@ -56,6 +56,7 @@ def bundle(
 def restored(folder: Path, length: int) -> list[dict[str, Any]]:
     """Serve the embedded model that restores texts, by every method, with its draft."""
     ways = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
+    ways.remove({"method": "auto", **SEEDED})  # whose choice is control
     ways += [{"method": name, **UNCONTROLLED, **how} for name in METHODS[1:-1] for how in ({}, SEEDED)]
     ways += [{"method": "chain", "proposers": ["ngram", "speculative"]}]
     made = []
@@ -133,7 +134,7 @@ def seen(folder: Path) -> list[dict[str, Any]]:
         with load(path, threads=2, prompt_cache=False) as engine:
             for at, method in enumerate(("ar", "ngram", *methods, "auto")):
                 size = ((16, 320), (31, 97), (40, 9))[at % 3]
-                way: dict[str, Any] = {"method": method, **(SEEDED if at % 2 else {})}
+                way: dict[str, Any] = {"method": method, **(SEEDED if at % 2 and method != "auto" else {})}
                 shown: list[str | Image] = [proof_picture(size), "a of "]
                 found = engine.generate(shown, max_new_tokens=24, ignore_eos=True, **way)
                 assert found.stats.dropped_reason is None
