@@ -72,7 +72,7 @@ class Program:
 def of_the_library(name: str) -> str | None:
     """Give the object that the installed library was linked of, where ``EDGESPEC_OBJECTS`` names its build folder."""
     folder = os.environ.get("EDGESPEC_OBJECTS")
-    found = Path(folder or ".") / "CMakeFiles" / "edgespec.dir" / "runtimes" / "native" / f"{name}.cpp.o"
+    found = Path(folder or ".") / "CMakeFiles" / "edgespec.dir" / "edgespec" / "runtimes" / "native" / f"{name}.cpp.o"
     if not folder or not found.exists():
         return None
     newest = max(file.stat().st_mtime for file in NATIVE.iterdir() if file.suffix in (".cpp", ".h", ".inl"))

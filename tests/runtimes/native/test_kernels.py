@@ -40,6 +40,8 @@ from tests.support.selftest import (
 
 C_INTERFACE = ("damaged", "model_file", "texts", "c_api")
 DAMAGED = [("qwen2_tied_gqa7", "int4"), ("lfm2_conv", "int8"), ("qwen2_untied", "fp32")]  # bundles to change
+# without the features that the emulator lacks, of which it would warn
+HASWELL = "Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid"
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
     **{f"linear_{kind}": 1.2e-7 for kind, spec in KINDS.items() if spec.size},
@@ -151,6 +153,18 @@ def hashes(program: Program) -> str:
 
 def differences(expected: str, found: str) -> list[str]:
     return [line for line in found.splitlines() if line not in set(expected.splitlines())]
+
+
+@pytest.mark.nightly
+def test_an_emulated_haswell_computes_the_same_bits(program: Program, hashes: str) -> None:
+    emulator = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
+    if not emulator:
+        pytest.skip("no emulator (qemu-user)")
+    haswell = replace(program, runner=(emulator, "-cpu", HASWELL))
+    assert haswell.isas == ["scalar", "avx2"]
+    for isa in haswell.isas:
+        assert not differences(hashes, haswell.run("hash", isa)), f"{isa} differs from the specification"
+    assert haswell.run("pass").startswith("ok")
 
 
 def test_every_instruction_set_computes_the_same_bits(program: Program, hashes: str) -> None:
