@@ -29,7 +29,8 @@ from tests.support import hf
 from tests.support.wide import wide_config
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants", "drawing", "real", "transcripts"}
+ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants", "drawing",
+             "real", "transcripts"}  # fmt: skip
 """No benchmarks; in test_kernels.py; of a JVM, of onnxruntime-genai, of ggml, of matplotlib; of published models."""
 Run = Callable[..., Any]
 
