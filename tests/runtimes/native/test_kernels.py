@@ -164,7 +164,6 @@ def test_an_emulated_haswell_computes_the_same_bits(program: Program, hashes: st
     assert haswell.isas == ["scalar", "avx2"]
     for isa in haswell.isas:
         assert not differences(hashes, haswell.run("hash", isa)), f"{isa} differs from the specification"
-    assert haswell.run("pass", "brief").startswith("ok")
 
 
 def test_every_instruction_set_computes_the_same_bits(program: Program, hashes: str) -> None:
