@@ -312,12 +312,23 @@ def _files(path: Path) -> str:
     """Digest what a local model consists of; "" where there is none."""
     if path.suffix == ".gguf" and path.is_file():
         files = [path]
-    elif (path / "config.json").is_file():
+    elif (path / "config.json").is_file() or _named_by_weights(path):
         files = sorted({file for pattern in _READ for file in path.glob(pattern)})
     else:
         return ""
     facts = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _named_by_weights(path: Path) -> bool:
+    """Whether a folder without a config.json is a model: one of CTranslate2 2, or .gguf files."""
+    if (path / MANIFEST).is_file() or not path.is_dir():
+        return False
+    if any(path.glob("*.gguf")):
+        return True
+    from edgespec.export.source.ct2_files import spec_of
+
+    return spec_of(path) is not None
 
 
 def embedded(model: str) -> str:

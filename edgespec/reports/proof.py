@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.loading import load
 from edgespec.engine.rules import ruled
+from edgespec.engine.sentences import pieces
 from edgespec.errors import BundleError
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
@@ -42,15 +44,19 @@ PICTURE = 32, 256  # pixels: so long that few tiles are cut of it
 def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
     """Short prompts taken from a text at even distances, each beginning a line where possible.
 
-    Of an encoder-decoder they are sources, and their languages the first that it has where it must be told; of one that
-    reads features there are none.
+    Of an encoder-decoder they are sources, as long as it reads, and their languages the first that it has where it must
+    be told; of one that reads features there are none.
     """
     if engine.sources is not None:
         form, languages = engine.sources.form, list(engine.sources.form.languages)[:2]
         origin = languages[0] if form.needs("from") else None
         target = languages[-1] if form.needs("to") else None
         begin, texts = engine.sources.begin(origin, target), _spread(list(filter(str.strip, text.splitlines())))
-        return [Source.of(engine.sources.encode(line[:LINE], origin, target), begin) for line in texts]
+        encode = partial(engine.sources.encode, origin=origin, target=target)
+        source = engine.bundle.manifest.target.source
+        assert source is not None
+        cut = [pieces(line[:LINE], lambda part: len(encode(part)) <= source.most)[0] for line in texts]
+        return [Source.of(encode(line), begin) for line in cut]
     if engine.encoding is not None:
         return []
     size = min(PROMPT_TOKENS, engine.context // 2)

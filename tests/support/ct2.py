@@ -2,19 +2,33 @@
 
 tools/make_ct2_reference.py makes it.  A folder has what CTranslate2 wrote and ``origin.json``: config.json and
 shapes of the model that it was made of, whose weights ``tests.support.seq2seq.weights`` makes again.
+
+ct2_models.zip has two trained ones as people have them, with the files of their tokenizers (``whole``).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgespec.library import EMBEDDED
 from tests.support.seq2seq import BART, T5, WHISPER, write_checkpoint
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "reference" / "ct2.zip"
 ORIGIN = "origin.json"
+MODELS = ARCHIVE.with_name("ct2_models.zip")
+HEARD = "written.json"  # in them
+TRANSLATED = {
+    "The train to the coast leaves in the morning.": "Der Zug zur Küste fährt am Morgen ab.",
+    "My sister has painted her kitchen yellow.": "Meine Schwester hat ihre Küche gelb gestrichen.",
+    "Please bring three bottles of water.": "Bitte bring drei Flaschen Wasser mit.",
+    "The old bridge was closed last winter.": "Die alte Brücke war im letzten Winter gesperrt.",
+    "He reads the newspaper every day.": "Er liest jeden Tag die Zeitung.",
+    "The children played behind the school.": "Die Kinder spielten hinter der Schule.",
+}
 SMALL: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
                          "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 60,
                          "max_position_embeddings": 40}  # fmt: skip
@@ -74,3 +88,18 @@ def unpacked(folder: Path, name: str) -> tuple[Path, Path]:
     (folder / name / "tokenizer.json").write_text("{}", "utf-8")  # which tests of weights do not read
     made = json.loads((folder / name / ORIGIN).read_text("utf-8"))
     return folder / name, write_checkpoint(folder / f"{name}.origin", made["config"], made["tensors"])
+
+
+def whole(folder: Path, name: str) -> tuple[Path, dict[str, str]]:
+    """Write a whole folder, ``opus`` or ``hears`` -> it, and what its model makes of texts or of recordings.
+
+    tools/make_ct2_models.py makes both: the translations are transformers', greedy, of the model in float32.
+    """
+    with zipfile.ZipFile(MODELS) as archive:
+        archive.extractall(folder, [one for one in archive.namelist() if one.startswith(f"{name}/")])
+    if name == "hears":
+        shutil.copyfile(EMBEDDED / "spoken-digits" / "tokenizer.json", folder / name / "tokenizer.json")
+    file = folder / name / HEARD
+    found: dict[str, str] = json.loads(file.read_text("utf-8"))
+    file.unlink()
+    return folder / name, found
