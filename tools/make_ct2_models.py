@@ -108,7 +108,7 @@ def translator(folder: Path) -> dict[str, str]:
 
 
 def listener(folder: Path) -> dict[str, str]:
-    """Write a Whisper with the windows and the tokens of the embedded one -> what is said in recordings."""
+    """Write a Whisper with the windows and the tokens of the embedded one -> the words of each recording."""
     config = WhisperConfig.from_pretrained(HEARS)
     config.update({"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64,
                    "decoder_ffn_dim": 64, "dropout": 0.0, "init_std": 0.1, "dtype": "float32"})  # fmt: skip
