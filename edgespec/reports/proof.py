@@ -55,7 +55,8 @@ def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
         encode = partial(engine.sources.encode, origin=origin, target=target)
         source = engine.bundle.manifest.target.source
         assert source is not None
-        cut = [pieces(line[:LINE], lambda part: len(encode(part)) <= source.most)[0] for line in texts]
+        most = source.most
+        cut = [pieces(line[:LINE], lambda part: len(encode(part)) <= most)[0] for line in texts]
         return [Source.of(encode(line), begin) for line in cut]
     if engine.encoding is not None:
         return []
