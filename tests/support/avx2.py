@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from numpy._core._multiarray_umath import __cpu_dispatch__ as parts
+from numpy._core._multiarray_umath import __cpu_dispatch__ as parts  # type: ignore[import-not-found]  # no stub
 from numpy._core._multiarray_umath import __cpu_features__ as features
 
 XGETBV = re.compile(rb"(?<!\x83[\xc0-\xff])(?<!\xc1[\xc0-\xff])\x0f\x01\xd0")
