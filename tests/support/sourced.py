@@ -164,7 +164,9 @@ def heard(folder: Path) -> dict[str, Any]:
             ("long", "speculative", {"language": "en", "prompt": "one two"}), ("long", "ar", {"timestamps": False}),
         ):  # fmt: skip
             file = DATA / "digits" / f"{name}.wav" if name != "long" else _long(folder.parent / "long.wav")
-            named = {"initial_prompt" if name == "prompt" else name: value for name, value in asked.items()}
+            named: dict[str, Any] = {
+                "initial_prompt" if name == "prompt" else name: value for name, value in asked.items()
+            }
             how = TranscriptionSettings(**named)
             found = engine.transcribe(file, how, settings=Settings(method=method, adaptive=False, fallback=False))
             segments = [
