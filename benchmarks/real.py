@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from socket import create_server
 from statistics import median
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -86,7 +87,9 @@ class Lines:
 class Server:
     """llama-server, which decodes by its /completion."""
 
-    def __init__(self, command: Sequence[str], port: int) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
+        with create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         self.process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)  # fmt: skip
         self._url = f"http://127.0.0.1:{port}"
@@ -295,21 +298,12 @@ def runtimes(bundle: Path, model: Path, draft: Path | None, arguments: argparse.
         stack.callback(ours.close)
         found["edgespec"] = ours
         if arguments.llama:
-            base = [
-                str(arguments.llama / "llama-server"),
-                "-m",
-                str(model),
-                "-t",
-                threads,
-                "-c",
-                str(CONTEXT),
-                "-np",
-                "1",
-            ]
-            found["llama.cpp"] = Server(base, 8701)
+            base = [str(arguments.llama / "llama-server"), "-m", str(model), "-t", threads, "-c", str(CONTEXT),
+                    "-np", "1"]  # fmt: skip
+            found["llama.cpp"] = Server(base)
             stack.callback(found["llama.cpp"].close)
             if draft:
-                found["llama.cpp, draft"] = Server([*base, "-md", str(draft)], 8702)
+                found["llama.cpp, draft"] = Server([*base, "-md", str(draft)])
                 stack.callback(found["llama.cpp, draft"].close)
         if arguments.prebuilt:
             script = Path(__file__).parent / "rivals" / "node_llama.mjs"
