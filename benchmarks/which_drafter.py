@@ -60,7 +60,7 @@ FIRST = {
 }  # fmt: skip
 # llama.cpp's and vLLM's threads on Qwen3.6's own layer: 83 to 88 % of guesses
 MTP = 0.85
-# two candidates along the first choices, and a tree by depth, of EAGLE-3 on stories260K (docs/project/measurements.md):
+# two candidates along the first choices, and a tree by depth, of EAGLE-3 on stories260K (docs/dev/measurements.md):
 # tokens a round beside those of the chain as deep
 TREES = {"branch=2, 4 deep": (9, 4, 3.02 / 2.69), "branch=3,2,1,1": (22, 4, 3.26 / 2.69)}  # rows, depth, tokens
 Times = dict[str, float]

@@ -1,4 +1,4 @@
-"""What strict mode costs on stock operators where heads are wider than 128 (docs/runtime.md).
+"""What strict mode costs on stock operators where heads are wider than 128 (docs/dev/runtime.md).
 
     edgespec export MODEL --operators stock -o OUT
     python -m benchmarks.wide_heads OUT [--threads 2] [--depths 0,16,32,48,64,200,2048,8192] [--rows 1,4,8]

@@ -19,7 +19,7 @@ from edgespec.cli.common import COMMON, GroupedCommand
 from edgespec.cli.method_settings import NAMES
 
 COMMANDS_PAGE = "reference/commands.md"
-TOP_PAGES = {name: f"project/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
+TOP_PAGES = {name: f"about/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -103,6 +103,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Make links to pages at the repository's top lead to the site's copies (mkdocs calls this)."""
     path = page.file.src_uri
+    if path.startswith("dev/"):
+        page.meta["search"] = {"exclude": True}  # pages for contributors
     return markdown if path in TOP_PAGES.values() else _linked(markdown, f"docs/{path}", path)
 
 

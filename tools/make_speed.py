@@ -1,4 +1,4 @@
-"""Draw the home page's picture: tokens per second of the first command, as docs/project/measurements.md has them.
+"""Draw the home page's picture: tokens per second of the first command, as docs/dev/measurements.md has them.
 
 python tools/make_speed.py -o docs/speed.svg
 """
@@ -9,7 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-MEASUREMENTS = Path(__file__).resolve().parents[1] / "docs/project/measurements.md"
+MEASUREMENTS = Path(__file__).resolve().parents[1] / "docs/dev/measurements.md"
 NAMES = {"plain": "plain decoding", "ngram": "n-grams", "speculative": "a small draft model"}
 LEFT, WIDTH, BAR, GAP, TOP = 200, 300, 34, 14, 58
 STYLE = """<style>

@@ -91,7 +91,7 @@ int main(int count, char** words) {
   options.n_ctx = atoi(words[3]);
   options.n_seq_max = 2;
 #ifndef IK
-  options.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // the faster one (docs/project/measurements.md)
+  options.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // the faster one (docs/dev/measurements.md)
   options.kv_unified = true;
 #endif
   options.n_batch = 2048;

@@ -31,7 +31,7 @@ int main(int count, char** words) {
   options.n_ctx = 4096;
   options.n_batch = 2048;
   options.n_ubatch = 512;
-  options.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // the faster one (docs/project/measurements.md)
+  options.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // the faster one (docs/dev/measurements.md)
   options.n_threads = options.n_threads_batch = threads;
   auto* context = llama_init_from_model(model, options);
   auto seeing = mtmd_context_params_default();

@@ -6,7 +6,7 @@ llama.cpp's lookup decoding).
 
 A first guess after 1, 2, 3-4, 10+ equal tokens is right in .2-.4, .4-.5, .4-.7, .6-.98 of the cases, and mostly once a
 guess was right the next is right more often.  So n starts at 1, and the length of the match decides how far to go.
-docs/project/log.md has the replay on four texts from which the defaults come.
+docs/dev/log.md has the replay on four texts from which the defaults come.
 
 A store (``ngram_stores``) is asked where the text has no guess, or one after a match of one or two tokens shorter than
 the store's.

@@ -121,7 +121,7 @@ def stock_scratch(part: ModelPart, use: RunOptions, rows: int) -> int:
     """Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer.
 
     Attention adds nothing that grows with the text, which ONNX Runtime 1.31 computes in tiles, unless heads are wide:
-    then it keeps the scores of all heads (docs/runtime.md).
+    then it keeps the scores of all heads (docs/dev/runtime.md).
     """
     facts = part.facts
     attended = (facts.heads + 2 * facts.kv_heads) * facts.head_dim

@@ -43,9 +43,9 @@ from edgespec.runtimes.options import RunOptions
 Basis = Literal["calibrated", "scaled", "exported", "assumed"]
 Points = Sequence[tuple[float, float]]
 
-STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/project/measurements.md)
+STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/dev/measurements.md)
 # what a byte of int4 weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
-# (docs/project/measurements.md) for 20 and 18 bytes of 32 weights
+# (docs/dev/measurements.md) for 20 and 18 bytes of 32 weights
 STOCK_STEP = 1.7
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
 # no method is faster, take 0.022 ms more than plain decoding's (docs/planning.md)
@@ -56,7 +56,7 @@ EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it do
 def curve_of(form: Format, operators: Operators) -> Points:
     """v(n), the time of a pass over n rows over that of one row, where nothing was measured, as (n, v) ascending.
 
-    From the machines of docs/project/measurements.md, 2 threads, short contexts; what reads the keys and values of a
+    From the machines of docs/dev/measurements.md, 2 threads, short contexts; what reads the keys and values of a
     long one is added to them.
     """
     spec = SPECS[form]

@@ -25,7 +25,7 @@ LEAST_CONTEXT = 512
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
 PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
 # Where quality is asked for, nothing finer is looked for than int8, which loses 1 to 3 % of what int4 does
-# (docs/project/measurements.md, weight quality): fp32 takes four times its bytes, and time.
+# (docs/dev/measurements.md, weight quality): fp32 takes four times its bytes, and time.
 FINE = PRECISION.index("int8")
 
 

@@ -103,7 +103,7 @@ class RunPart(_Part):
 
 
 class Recipe(_Part):
-    """A recipe, named as its file is; ``reason``: why these choices, with figures of docs/project/measurements.md."""
+    """A recipe, named as its file is; ``reason``: why these choices, with figures of docs/dev/measurements.md."""
 
     name: str
     summary: str

@@ -13,7 +13,7 @@ from edgespec.runtimes.files.manifest import HeadGroup, ModelFacts, ModelPart, O
 _LARGE = 4096  # rows and columns of a matrix whose padding does not count
 
 # What a multiply-add of attention takes, in bytes read, by how keys are multiplied: what a row more takes at depth 8192
-# of the 1B shape while 21 GB/s are read (docs/project/measurements.md, several rows over a long context); that of ONNX
+# of the 1B shape while 21 GB/s are read (docs/dev/measurements.md, several rows over a long context); that of ONNX
 # Runtime was 4.5 times as much as native float16 keys took on another machine.
 MULTIPLY_BYTES = {"float": 0.23, "integer": 0.10, "stock": 2.2}
 

@@ -28,7 +28,16 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M))
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert listed == pages | {"reference/commands.md", *TOP_PAGES.values()}
+    users = {page for page in pages if not page.startswith("dev/")}
+    assert listed == users | {"reference/commands.md", *TOP_PAGES.values()}
+
+
+def test_pages_keep_their_limits() -> None:
+    words = {True: 0, False: 0}
+    for path in (ROOT / "docs").rglob("*.md"):
+        words["dev" in path.parts] += len(path.read_text("utf-8").split())
+    assert words[True] <= 20_000, "docs/dev: current figures and short entries; Git keeps the rest"
+    assert words[False] <= 53_000, "pages for users: merge or shorten"
 
 
 def test_the_page_of_commands_has_every_option() -> None:
@@ -59,7 +68,7 @@ def test_links(page: str) -> None:
 
 
 def test_speed_ups_of_the_readme_are_measured() -> None:
-    measured = text_of("docs/project/measurements.md")
+    measured = text_of("docs/dev/measurements.md")
     found = set(re.findall(r"\b(\d+\.\d\d?)x", text_of("README.md")))
     assert found, "the README promises no speed"
     for figure in found:

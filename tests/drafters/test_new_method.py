@@ -1,4 +1,4 @@
-"""A method added as docs/a-method.md says, with the code of that page, works wherever methods do."""
+"""A method added as docs/dev/a-method.md says, with the code of that page, works wherever methods do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import PROMPTS
 from tests.support.planning import predicting
 from tests.support.toy import hash_logits, hash_target, plain
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "a-method.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "dev" / "a-method.md"
 NEW = 48
 
 

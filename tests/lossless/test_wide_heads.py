@@ -1,6 +1,6 @@
 """Heads of 256, as Gemma's: every method writes plain decoding's text, while it is short and beyond, on both operators.
 
-ONNX Runtime cuts the sums of heads wider than 128 where the length of the text says (docs/runtime.md), so rows of a
+ONNX Runtime cuts the sums of heads wider than 128 where the length of the text says (docs/dev/runtime.md), so rows of a
 pass across 64 tokens are what a method fails by.
 """
 

@@ -368,7 +368,7 @@ def test_experts_are_read_by_rows_and_each_has_few_of_them(tmp_path: Path) -> No
 
 
 def test_a_measured_mixture_costs_what_is_predicted(tmp_path: Path) -> None:
-    """Passes of 1, 4 and 8 rows at depth 200 (docs/project/measurements.md): 11.0, 23.3 and 32.6 ms."""
+    """Passes of 1, 4 and 8 rows at depth 200 (docs/dev/measurements.md): 11.0, 23.3 and 32.6 ms."""
     part, curve = planned(tmp_path), curve_of("int4", "native")
     for rows, measured in ((4, 2.12), (8, 2.97)):
         found = verify_curve(part, rows, "native", lambda n: line(curve, n))

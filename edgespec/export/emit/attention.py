@@ -21,7 +21,7 @@ class AttentionEmitter:
 
     In a stretched graph each head has a sink that weighs nothing: it changes no number, but ONNX Runtime then takes the
     kernel whose products have the whole text as columns.  The other one cuts the text into tiles of the processor's L2
-    cache, and the sums of a wide head in the last tile would depend on its length (docs/runtime.md).
+    cache, and the sums of a wide head in the last tile would depend on its length (docs/dev/runtime.md).
 
     Attributes:
         rotary_inside: whether the operator's own rotation may be used; it must honour the positions it is given.

@@ -64,7 +64,7 @@ class GraphPieces:
         return graph.node(kind, inputs, axis=-1, epsilon=self.arch.eps)
 
     def linear(self, x: str, parts: tuple[Linear, ...], joined: bool) -> tuple[str, ...]:
-        # one node a part unless joined: a Split costs more than it saves for gate and up (docs/project/log.md)
+        # one node a part unless joined: a Split costs more than it saves for gate and up (docs/dev/log.md)
         name = stacked_name(part.weight for part in parts)
         if not joined or len(parts) == 1 or name not in self.storage.matrices:
             return tuple(self.multiply(x, part) for part in parts)

@@ -34,8 +34,8 @@ class GraphOps(GraphPieces, Pass[str]):
                      -> Gather(rows) -> norm -> LM head -> logits
 
     A padded graph gives attention one dummy row more than it has tokens: the operator's one-row kernel (and the one for
-    a row left over after blocks of 16) rounds differently, every other operator computes a row the same whatever stands
-    beside it (docs/runtime.md).  The dummy's KV lies after the pass's rows and is overwritten by the next.  Wide heads
+    a row left over after blocks of 16) rounds differently, every other operator computes a row independently of
+    other rows (docs/dev/runtime.md).  The dummy's KV is after the pass's rows; the next pass overwrites it.  Wide heads
     need more dummies where the text is short: as many as `position_ids` has rows beyond `input_ids`.  Residuals are
     plain Adds, so that the gated and the ungated graph give the same bits.
 

@@ -2,7 +2,7 @@
 
 In strict mode no product of two activations ever has a single row. ONNX Runtime multiplies one row by other kernels
 than several where the other factor is computed, too, as in attention's two products; constant matrices are packed,
-and there it does not (docs/runtime.md).  So those products get their last row once more, and lose it again behind
+and there it does not (docs/dev/runtime.md).  So those products get their last row once more, and lose it again behind
 them.  The rest of the graph still sees the rows of the pass alone.
 """
 

@@ -4,7 +4,7 @@ A level of 8 bits is 16 h + l.  A draft reads h alone, and takes 16 h + 7.5 for 
 matrix gives depends on its scales, and, where errors are fed back, on which of two levels near a step of h is chosen.
 MatGPTQ (arXiv 2602.03537) quantizes for several precisions at once with one rest of every weight, fed by a mean of
 their errors.  Here each precision has a rest of its own: it lost less of either with the same weight
-(docs/project/log.md).
+(docs/dev/log.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgespec.export.quantization.levels import Array, half, reciprocal
 STEP = np.float32(16)  # levels of 8 bits for one of 4
 MIDDLE = np.float32(7.5)  # of the levels that a draft cannot tell apart
 # Weights of the draft's squared error.  In the choice of a scale without feedback: it costs 8 bits 1 % at most.  With
-# feedback, which gains 8 bits a third over that, both together cost about 2 % of it (docs/project/log.md).
+# feedback, which gains 8 bits a third over that, both together cost about 2 % of it (docs/dev/log.md).
 SCALE_WEIGHT, CORRECTED_SCALE_WEIGHT = 0.006, 0.02
 LEVEL_WEIGHT = np.float32(0.005)
 RATIOS = (1.01, 1.025, 1.05, 1.09, 1.15)  # of the scale of least error: a larger one may suit the draft

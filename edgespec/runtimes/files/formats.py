@@ -26,7 +26,7 @@ class FormatSpec:
     number: int  # of ``kind`` in C++; that of float32 stays the largest
     bits: int  # of a weight
     size: int  # weights of a row that share a scale; 0 = the whole row, or no scale
-    # time of a native pass over n rows over that of one row, measured (docs/project/measurements.md)
+    # time of a native pass over n rows over that of one row, measured (docs/dev/measurements.md)
     verify: Mapping[int, float]
     stock_verify: Mapping[int, float] | None = None  # the same of stock operators; None = ``ASSUMED_VERIFY``
     step: float = 1.0  # time of a byte of weights over that of one of int4's, native operators

@@ -162,7 +162,7 @@ class Graph(Part):
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``position_ids``
     and ``bias`` have a row more than ``input_ids``, and so many more that it sees ``least_length`` tokens, these
-    included (where heads are wider than 128: docs/runtime.md).  ``hidden``: hidden states can be had and fed, and heads
+    included (where heads are wider than 128: docs/dev/runtime.md).  ``hidden``: hidden states are read and fed, heads
     computed, pass by pass.
     ``device``: what it was written for (docs/devices.md), and ``precision``: of its activations, keys and values.
     """

@@ -4,8 +4,8 @@ Two sets of buffers take turns: what a pass writes is what the next one reads, s
 own concatenation.  Rows that do not stay (refused guesses, a dummy row) are cropped before the next
 pass, which copies what stays once.
 
-Strict mode (docs/runtime.md): attention of one row goes through other kernels than that of several.  The strict graph
-sees to it; a *padded* one gets a dummy row behind the real ones in every pass instead, and so does any strict graph
+Strict mode (docs/dev/runtime.md): attention of one row uses other kernels than that of several.  The strict graph
+handles it; a *padded* one gets a dummy row behind the real ones in every pass instead, and so does any strict graph
 on a machine where a lone row still has other bits (``pairs.py``).  Whether a row then has the same
 bits in all passes depends on the graph: ``cpu.rows_exact`` says it.
 """

@@ -25,7 +25,7 @@ from edgespec.runtimes.slots.slot import Ids, Rows
 def encoder_attention(part: ModelPart) -> KvFormat:
     """How an encoder keeps keys and values during a pass, unless something else is asked for.
 
-    Those of int4 and int8 lose nothing by int8 (docs/project/log.md), and passes over hundreds of rows are faster.
+    Those of int4 and int8 lose nothing by int8 (docs/dev/log.md), and passes over hundreds of rows are faster.
     """
     return ATTENTION["f32" if part.format == "fp32" else "int8"]
 

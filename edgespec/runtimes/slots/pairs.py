@@ -1,7 +1,7 @@
 """Whether lone rows go as pairs: a row's bits must not depend on whether it is alone in a pass.
 
 On x86 processors without AVX-512, ONNX Runtime multiplies one row by a 4-bit matrix with another kernel than several
-rows, and the kernels round differently (docs/runtime.md).  There, in strict mode, a pass of one row is run as a pass of
+rows, and the kernels round differently (docs/dev/runtime.md).  In strict mode a pass of one row runs as a pass of
 two equal rows, and so is an LM head that one row reaches.  The results of the second row are dropped.
 """
 

@@ -1,6 +1,6 @@
 """A KV slot over stock operators: keys and values bound once, updated in place.
 
-Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
+Facts this rests on (docs/dev/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
 place; ``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an
 output that is not bound means that the cache is silently not written.
 
