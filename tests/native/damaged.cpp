@@ -93,7 +93,7 @@ void run_node(edgespec_model* model, Random& random) {
   inputs[EDGESPEC_NODE_ROWS] = array(1, below(random, rows + 1));
   inputs[EDGESPEC_NODE_MOVES] = array(below(random, 2), 3);
   for (edgespec_array& output : outputs) output = array(below(random, 9), below(random, 999));
-  if (fine(edgespec_run(model, inputs, outputs))) ++passes;
+  if (fine(edgespec_run(model, inputs, EDGESPEC_NODE_INPUTS, outputs, EDGESPEC_NODE_OUTPUTS))) ++passes;
 }
 
 void use(edgespec_model* model, Random& random) {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -98,6 +99,22 @@ class Native:
         library().edgespec_cache_close(self._cache)
         library().edgespec_close(self._model)
 
+    @contextmanager
+    def beside(self, tokens: int = 512) -> Iterator[Native]:
+        """Open another cache over the same model."""
+        other = object.__new__(Native)
+        other._model, other._cache, other.facts = self._model, c_void_p(), self.facts
+        call("edgespec_cache_open", self._model, c_int32(1), c_int64(tokens), c_int32(EXACT), byref(other._cache))
+        try:
+            yield other
+        finally:
+            library().edgespec_cache_close(other._cache)
+
+    def close_model(self) -> None:
+        """Close the model before its caches."""
+        library().edgespec_close(self._model)
+        self._model = c_void_p()
+
     def length(self, slot: int = 0) -> int:
         return int(library().edgespec_cache_length(self._cache, c_int32(slot)))
 
@@ -105,9 +122,9 @@ class Native:
         call("edgespec_prefill", self._cache, c_int32(slot), array(tokens, np.int64, POINTER(c_int64)),
              c_int64(len(tokens)))  # fmt: skip
 
-    def forward(self, tokens: Sequence[int] | None = None, parents: Sequence[int] | None = None, *, inputs: Any = None,
+    def result(self, tokens: Sequence[int] | None = None, parents: Sequence[int] | None = None, *, inputs: Any = None,
                 slots: Sequence[int] | None = None, gates: Sequence[int] | None = None, logits: int = ALL_ROWS,
-                top: int = 0, hidden: int = 0) -> Found:  # fmt: skip
+                top: int = 0, hidden: int = 0) -> Result:  # fmt: skip
         rows = len(inputs if tokens is None else tokens)
         kept = [  # a structure does not keep what its pointers point to
             array(tokens, np.int64, POINTER(c_int64)), array(inputs, np.float32, POINTER(c_float)),
@@ -117,7 +134,12 @@ class Native:
         request = Request(ctypes.sizeof(Request), rows, *kept, logits, top, hidden)
         result = Result(ctypes.sizeof(Result))
         call("edgespec_pass", self._cache, byref(request), byref(result))
-        return found(result, rows)
+        return result
+
+    def forward(self, tokens: Sequence[int] | None = None, parents: Sequence[int] | None = None, **more: Any) -> Found:
+        """Run a pass -> copies of its results."""
+        rows = len(more["inputs"] if tokens is None else tokens)
+        return found(self.result(tokens, parents, **more), rows)
 
     def heads(self, group: int, hidden: NDArray[np.float32], top: int = 0) -> Found:
         result = Result(ctypes.sizeof(Result))
@@ -173,7 +195,7 @@ class NativeNode:
             return (Array * len(names))(*(Array(one.ctypes.data, *(1, *one.shape)[-2:]) for one in found))
 
         told = arrays(OUTPUTS, outputs)
-        call("edgespec_run", self._model, arrays(NODE, inputs), told)
+        call("edgespec_run", self._model, arrays(NODE, inputs), c_int32(len(NODE)), told, c_int32(len(OUTPUTS)))
         return [(one.rows, one.columns) for one in told]
 
     def close(self) -> None:

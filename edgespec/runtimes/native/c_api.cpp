@@ -92,7 +92,7 @@ constexpr Form kForms[EDGESPEC_NODE_INPUTS] = {{abi::kInt64}, {abi::kInt64, true
                                                {abi::kUint8}, {abi::kInt64},       {abi::kFloat},       {abi::kInt64}};
 
 // The inputs that a program's node has, of all that there may be.
-std::vector<View> views(const Program& program, const edgespec_array* given) {
+std::vector<View> views(const Program& program, const edgespec_array* given, int count) {
   std::vector<View> found;
   for (int i = 0; i < EDGESPEC_NODE_INPUTS; ++i) {
     const bool has = i < EDGESPEC_NODE_MEMORY     ? true
@@ -100,6 +100,7 @@ std::vector<View> views(const Program& program, const edgespec_array* given) {
                      : i < EDGESPEC_NODE_AXES     ? program.inserted > 0
                                                   : program.axes;
     if (!has) continue;
+    if (i >= count) refuse("inputs " + std::to_string(count) + ": expected more for this model");
     const edgespec_array& a = given[i];
     const bool flat = kForms[i].flat;
     if (a.rows < 0 || a.columns < 0 || (flat && a.rows != 1) ||
@@ -142,7 +143,9 @@ int edgespec_open(const char* graph, int32_t threads, edgespec_model** model) {
   });
 }
 
-void edgespec_close(edgespec_model* model) { delete model; }
+void edgespec_close(edgespec_model* model) {
+  if (model) model->release();
+}
 
 int edgespec_describe(const edgespec_model* model, edgespec_facts* facts) {
   return guarded([&] {
@@ -209,7 +212,7 @@ int64_t edgespec_cache_length(const edgespec_cache* cache, int32_t slot) {
 int edgespec_prefill(edgespec_cache* cache, int32_t slot, const int64_t* tokens, int64_t count) {
   return guarded([&] {
     if (!cache || count < 0 || (count && !tokens)) refuse("expected a cache and tokens");
-    cache->at(slot);
+    check_text(*cache, slot, tokens, count);
     const std::lock_guard<std::mutex> lock(cache->model.mutex);
     for (int64_t first = 0; first < count; first += kLongestPass)
       read_chunk(*cache, slot, tokens + first, static_cast<int>(std::min<int64_t>(kLongestPass, count - first)));
@@ -295,11 +298,14 @@ int edgespec_heads(edgespec_cache* cache, int32_t group, const float* hidden, in
   });
 }
 
-int edgespec_run(edgespec_model* model, const edgespec_array* inputs, edgespec_array* outputs) {
+int edgespec_run(edgespec_model* model, const edgespec_array* inputs, int32_t input_count, edgespec_array* outputs,
+                 int32_t output_count) {
   return guarded([&] {
     if (!model || !inputs || !outputs) refuse("expected a model, its inputs and outputs");
+    if (input_count < 0 || output_count < EDGESPEC_NODE_OUTPUTS)
+      refuse("outputs " + std::to_string(output_count) + ": expected " + std::to_string(EDGESPEC_NODE_OUTPUTS));
     const std::lock_guard<std::mutex> lock(model->mutex);
-    NodePass pass = read_node(model->program, views(model->program, inputs));
+    NodePass pass = read_node(model->program, views(model->program, inputs, input_count));
     PassInputs& in = pass.in;
     in.weights = model->file.weights;
     const NodeShapes shapes = node_shapes(model->program, in);

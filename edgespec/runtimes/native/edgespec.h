@@ -8,11 +8,15 @@
  * (examples/c/greedy.c).
  *
  * Functions that can fail return an EDGESPEC_ status.  Nothing here writes to stdout or stderr, and no C++ exception
- * leaves the library.  Passes of one model wait for each other; a cache is used by one thread at a time, and different
- * models and caches by as many as like.  Results of a pass stay until the next pass of the same model.
+ * leaves the library.
  *
- * Structures begin with their size, which the caller sets (EDGESPEC_INIT): later versions add fields at the end.  The
- * interface only grows; EDGESPEC_C_VERSION says how far this header knows it.
+ * Threads: a cache is used by one thread at a time, different caches by different threads, over one model too.  Passes
+ * of one model wait for each other.  Ownership: results of a pass belong to its cache, and stay until the next pass of
+ * that cache or its close.  A model stays until it and all of its caches are closed, in any order.  A call that is
+ * refused has changed nothing.
+ *
+ * Structures begin with their size, which the caller sets (EDGESPEC_INIT), and arrays of them come with their count:
+ * later versions add fields and entries at the end.  EDGESPEC_C_VERSION says how far this header knows the interface.
  */
 #ifndef EDGESPEC_H
 #define EDGESPEC_H
@@ -20,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EDGESPEC_C_VERSION 2
+#define EDGESPEC_C_VERSION 3
 
 #if defined(_WIN32) && defined(EDGESPEC_BUILDING)
 #define EDGESPEC_API __declspec(dllexport)
@@ -60,8 +64,17 @@ enum {
   EDGESPEC_AUXILIARY = 2, /* that after the layers that a drafter looks at, in the columns behind it */
 };
 
-/* Sets all fields to zero, and the size. */
+/* Sets the size, and all other fields to zero:  edgespec_request request = EDGESPEC_INIT(edgespec_request); */
+#ifdef __cplusplus /* C++ before C++20 has no designated initializers */
+#define EDGESPEC_INIT(type)            \
+  [] {                                 \
+    type made = type();                \
+    made.size = uint32_t(sizeof made); \
+    return made;                       \
+  }()
+#else
 #define EDGESPEC_INIT(type) {.size = sizeof(type)}
+#endif
 
 typedef struct edgespec_facts {
   uint32_t size;
@@ -114,7 +127,7 @@ EDGESPEC_API const char* edgespec_error(void); /* why the last call of this thre
 /* Opens a graph file (a path in UTF-8).  Hashes are not checked: `edgespec info --verify` does.  threads, the caller's
  * included: of passes; 0: as many as there are processors. */
 EDGESPEC_API int edgespec_open(const char* graph, int32_t threads, edgespec_model** model);
-/* After its caches; null is fine. */
+/* Before or after its caches; null is fine. */
 EDGESPEC_API void edgespec_close(edgespec_model* model);
 EDGESPEC_API int edgespec_describe(const edgespec_model* model, edgespec_facts* facts);
 
@@ -126,7 +139,7 @@ EDGESPEC_API void edgespec_cache_close(edgespec_cache* cache);
 EDGESPEC_API uint64_t edgespec_cache_bytes(const edgespec_cache* cache);               /* checkpoints included */
 EDGESPEC_API int64_t edgespec_cache_length(const edgespec_cache* cache, int32_t slot); /* tokens; -1: no such slot */
 
-/* Reads a text to the end of a slot's, without the LM head. */
+/* Reads a text to the end of a slot's, without the LM head: all of it, or none where it is refused. */
 EDGESPEC_API int edgespec_prefill(edgespec_cache* cache, int32_t slot, const int64_t* tokens, int64_t count);
 /* Runs rows.  result may be null. */
 EDGESPEC_API int edgespec_pass(edgespec_cache* cache, const edgespec_request* request, edgespec_result* result);
@@ -161,16 +174,18 @@ enum {
   EDGESPEC_NODE_AXES,     /* of one whose rows have three positions */
   EDGESPEC_NODE_INPUTS
 };
+enum { EDGESPEC_NODE_OUTPUTS = 4 };
 
 typedef struct edgespec_array {
   void* data;
   int64_t rows, columns; /* an array of one dimension has 1 row */
 } edgespec_array;
 
-/* inputs [EDGESPEC_NODE_INPUTS]: those that the model has not are not looked at.  outputs [4]: logits float, ids int64,
- * values float, hidden float; data, rows and columns say what room there is, and then rows and columns what was
- * written. Too little room is refused. */
-EDGESPEC_API int edgespec_run(edgespec_model* model, const edgespec_array* inputs, edgespec_array* outputs);
+/* inputs [input_count]: those that the model has not are not looked at, and may be missing at the end.  outputs
+ * [output_count], at least EDGESPEC_NODE_OUTPUTS: logits float, ids int64, values float, hidden float; data, rows and
+ * columns say what room there is, and then rows and columns what was written. Too little room is refused. */
+EDGESPEC_API int edgespec_run(edgespec_model* model, const edgespec_array* inputs, int32_t input_count,
+                              edgespec_array* outputs, int32_t output_count);
 
 #ifdef __cplusplus
 }

@@ -88,7 +88,7 @@ EDGESPEC_JNI int32_t Java_dev_edgespec_runtimes_NativeNode_run(Env env, Object, 
                                                                Object shapes, Object outputs, Object room) {
   const auto given = arrays<EDGESPEC_NODE_INPUTS>(env, inputs, shapes);
   auto told = arrays<kOutputs>(env, outputs, room);
-  const int status = edgespec_run(model_of(handle), given.data(), told.data());
+  const int status = edgespec_run(model_of(handle), given.data(), EDGESPEC_NODE_INPUTS, told.data(), kOutputs);
   std::array<int64_t, 2 * kOutputs> sizes{};
   for (int i = 0; i < kOutputs; ++i) sizes[2 * i] = told[i].rows, sizes[2 * i + 1] = told[i].columns;
   call<void>(env, kSetLongArrayRegion, room, int32_t{0}, static_cast<int32_t>(sizes.size()),

@@ -66,10 +66,6 @@ static void choose_heads(const edgespec_request& r, Planned& p) {
     if (r.logits == EDGESPEC_ALL_ROWS || i + 1 == p.rows || slots[i + 1] != slots[i]) p.heads.push_back(i);
 }
 
-static void resize(std::vector<float>& values, size_t count) {
-  if (values.size() < count) values.resize(count);
-}
-
 edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inputs, int top) {
   edgespec_model& model = cache.model;
   if (top < 0 || top > kMostTop) refuse("top " + std::to_string(top) + ": expected 0 to " + std::to_string(kMostTop));
@@ -93,16 +89,21 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
   in.weights = model.file.weights;
   const Active active = model.program.active(in.gates, in.gate_count);
   const size_t rows = size_t(in.heads) * active.logits, hidden = size_t(active.hidden);
-  resize(model.logits, top ? 0 : rows * active.columns);
-  resize(model.values, rows * top);
-  resize(model.hidden, hidden * in.rows);
-  if (model.ids.size() < rows * top) model.ids.resize(rows * top);
+  const size_t logits = top ? 0 : rows * active.columns, best = rows * top, states = hidden * size_t(in.rows);
+  const bool grows = !cache.results.fit(logits, best, states);
+  Results larger;
+  if (grows) {
+    const Results& now = cache.results;
+    larger = {std::max(logits, now.logits.size()), std::max(best, now.ids.size()), std::max(states, now.hidden.size())};
+  }
+  Results& results = grows ? larger : cache.results;
   PassOutputs out;
-  out.logits = model.logits.data();
-  out.top_ids = model.ids.data();
-  out.top_values = model.values.data();
-  out.hidden = model.hidden.data();
-  Pass pass(model.program, kernels(), in, out, model.scratch);
+  out.logits = results.logits.data();
+  out.top_ids = results.ids.data();
+  out.top_values = results.values.data();
+  out.hidden = results.hidden.data();
+  Pass pass(model.program, kernels(), in, out, model.scratch);  // a pass that is refused leaves the last results
+  if (grows) cache.results = std::move(larger);
   if (in.rows) {
     Team<Pass> team(pass);
     model.threads.run([&] { team.join(); });
@@ -159,6 +160,28 @@ edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r) {
   const edgespec_result found = launch_text(cache, p, r.inputs, r.top, 0);
   cache.parents = std::move(parents);
   return found;
+}
+
+void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count) {
+  const edgespec_model& model = cache.model;
+  const int64_t length = cache.at(slot).length, end = length + count, room = cache.layout.capacity(cache.each);
+  if (count > room - length)
+    refuse(std::to_string(count) + " tokens behind " + std::to_string(length) + ": expected at most " +
+           std::to_string(room) + " in a slot");
+  edgespec_request whole{};
+  const auto gates = gates_of(model, whole);
+  const auto bytes = [&](int weight) { return model.file.weights[size_t(weight)].bytes; };
+  model.program.each(gates.get(), [&](const Step& s) {
+    if (s.op == Op::kEmbed || s.op == Op::kBlend)
+      for (int64_t i = 0; i < count; ++i)
+        if (tokens[i] < 0 || tokens[i] >= s.n)
+          refuse("token " + std::to_string(tokens[i]) + " is outside the vocabulary");
+    if (count && s.positions >= 0 && uint64_t(end) > bytes(s.positions) / (size_t(s.k) * 4))
+      refuse("position " + std::to_string(end - 1) + " is beyond the table of positions");
+    if (count && s.op == Op::kHeads && s.rotary &&
+        uint64_t(end) > std::min(bytes(s.cos), bytes(s.sin)) / (size_t(s.rotary) * 2))
+      refuse("position " + std::to_string(end - 1) + " is beyond the table of angles");
+  });
 }
 
 void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count) {

@@ -2,6 +2,7 @@
 // edgespec/runtimes/slots/native.py keeps the same books for the custom operator.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -56,6 +57,17 @@ struct Move {
   int64_t slot, from, to;
 };
 
+struct Results {
+  std::vector<float> logits, values, hidden;
+  std::vector<int64_t> ids;
+
+  Results() = default;
+  Results(size_t logits, size_t best, size_t hidden) : logits(logits), values(best), hidden(hidden), ids(best) {}
+  bool fit(size_t logits_, size_t best, size_t hidden_) const {
+    return logits.size() >= logits_ && ids.size() >= best && hidden.size() >= hidden_;
+  }
+};
+
 struct FreeBytes {
   void operator()(uint8_t* bytes) const { std::free(bytes); }
 };
@@ -69,13 +81,16 @@ struct edgespec_model {
   edgespec::Threads threads;
   std::mutex mutex;  // one pass at a time
   edgespec::Scratch scratch;
-  std::vector<float> logits, values, hidden;
-  std::vector<int64_t> ids;
+  std::atomic<int64_t> users{1};  // the caller, and each cache: the last one to go frees the model
 
   edgespec_model(edgespec::ModelFile&& read, int count)
       : file(std::move(read)), program(edgespec::Program::parse(file.program)), gates(program), threads(count) {
     if (file.weights.size() < static_cast<size_t>(program.weights))
       edgespec::refuse("a program that names more weights");
+  }
+
+  void release() {
+    if (--users == 0) delete this;
   }
 
   // Throws std::invalid_argument: its texts cannot be kept here.
@@ -99,8 +114,12 @@ struct edgespec_cache {
   std::vector<edgespec::Slot> slots;
   std::vector<edgespec::Move> moves;  // before the next pass
   std::vector<int> parents;           // of the last pass
+  edgespec::Results results;          // of the last pass; not in the model, whose other caches run passes meanwhile
 
-  explicit edgespec_cache(edgespec_model& of) : model(of) {}
+  explicit edgespec_cache(edgespec_model& of) : model(of) { ++model.users; }
+  ~edgespec_cache() { model.release(); }
+  edgespec_cache(const edgespec_cache&) = delete;
+  edgespec_cache& operator=(const edgespec_cache&) = delete;
 
   edgespec::Cache of(int64_t slot) { return {base + size_t(slot) * each, layout}; }
   bool stateful() const { return model.program.states > 0; }
@@ -150,6 +169,9 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
 
 // Runs the rows of a request behind the texts of its slots; they may be kept.
 edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r);
+
+// Refuses a text that some pass of its reading would refuse, before the first of them writes.
+void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count);
 
 // Appends tokens to a slot's text, without the LM head.
 void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count);

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import PROMPTS, TARGET, Written
-from tests.support.c_interface import F16, F32, INT8, LAST_ROWS, NODE, OUTPUTS, Native, NativeNode
+from tests.support.c_interface import F16, F32, INT8, LAST_ROWS, NODE, OUTPUTS, Native, NativeNode, found
 from tests.support.native_graph import program_text, with_program
 from tests.support.planned import PLANS, with_heads
 from tests.support.required import need
-from tests.support.selftest import NATIVE
+from tests.support.selftest import NATIVE, OPERATOR, PLAIN, compiled, host_compiler, host_isas, linked
+from tests.support.selftest import THREADS as SANITIZED_THREADS
 
 pytestmark = pytest.mark.usefixtures("native")
 EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
@@ -130,6 +132,86 @@ def test_heads_and_parts(tmp_path: Path) -> None:
         gates[2 * layers + 3] = 1
         back = native.forward(TREE, inputs=front, gates=gates.tolist()).logits
         np.testing.assert_array_equal(back, slot.forward(np.array(TREE)).logits)
+
+
+def decode(native: Native, prompt: list[int], count: int) -> list[int]:
+    """Decode greedily, and read every result again where a later pass of another cache could have changed it."""
+    native.crop(0)
+    native.prefill(prompt[:-1])
+    text = [prompt[-1]]
+    for _ in range(count):
+        best = native.forward(text[-1:], top=1, logits=LAST_ROWS).ids
+        assert best is not None
+        native.keep([0])
+        text.append(int(best[0, 0]))
+    return text[1:]
+
+
+@pytest.mark.parametrize("name, form", MODELS)
+def test_eight_sessions_share_a_model(writer: Callable[..., Written], name: str, form: str) -> None:
+    made = writer("native", name, form)
+    prompts = [TEXT[at : at + 9] for at in range(0, 80, 10)]
+    with Native(graph(made), threads=2) as native:
+        alone = [decode(native, prompt, 12) for prompt in prompts]
+
+        def session(prompt: list[int]) -> list[list[int]]:
+            with native.beside() as cache:
+                return [decode(cache, prompt, 12) for _ in range(3)]
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            for text, found in zip(alone, pool.map(session, prompts), strict=True):
+                assert found == [text] * 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name, form", [MODELS[0], MODELS[3]])
+def test_sessions_under_the_thread_sanitizer(
+    writer: Callable[..., Written], name: str, form: str, tmp_path: Path
+) -> None:
+    made, compiler = writer("native", name, form), host_compiler()
+    assert compiler, "no C++ compiler"
+    flags = (*PLAIN, *SANITIZED_THREADS)
+    objects = compiled(tmp_path / "objects", compiler, (*OPERATOR, "model_file", "texts", "c_api", "sessions"),
+                       host_isas(), flags)  # fmt: skip
+    program = linked(tmp_path / "sessions", compiler, objects, flags)
+    assert program.run(str(graph(made)), "8", "40") == "0 of 8 texts differ\n"
+
+
+def test_results_stay_while_another_cache_runs(writer: Callable[..., Written]) -> None:
+    made = writer("native", TARGET, "int4")
+    with Native(graph(made)) as native, native.beside() as other:
+        mine, result = native.forward(TREE).logits, native.result(TREE)
+        other.forward(TEXT[:100])
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            native.forward([99999] * 200)  # more rows than the last pass had
+        np.testing.assert_array_equal(found(result, len(TREE)).logits, mine)
+
+
+def test_a_model_outlives_its_handle(writer: Callable[..., Written]) -> None:
+    made = writer("native", TARGET, "int4")
+    with Native(graph(made)) as native:
+        before = native.forward(TREE).logits
+        native.close_model()
+        np.testing.assert_array_equal(native.forward(TREE).logits, before)
+
+
+@pytest.mark.parametrize("name, form", MODELS)
+def test_a_refused_prefill_changes_nothing(writer: Callable[..., Written], name: str, form: str) -> None:
+    made = writer("native", name, form)
+    text = (TEXT * 3)[:300]
+    with Native(graph(made)) as native:
+        native.prefill(text[:50])
+        before = native.forward(TREE).logits
+        native.crop(50)
+        for bad, words in (
+            ([*text[:200], 1 << 30, *text[:99]], "outside the vocabulary"),
+            ([*text[:299], -1], "outside the vocabulary"),
+            ([1] * 1000, "in a slot"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                native.prefill(bad)
+            assert native.length() == 50
+            np.testing.assert_array_equal(native.forward(TREE).logits, before)
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
