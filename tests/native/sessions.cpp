@@ -1,4 +1,4 @@
-// Sessions over one model, each on a thread of its own, as a program that serves several users has them.
+// Sessions over one model, each in its own thread, as in a program that serves several users.
 //
 //   sessions GRAPH SESSIONS TOKENS        exit 0: every session wrote what the first one wrote alone
 #include <cstdio>

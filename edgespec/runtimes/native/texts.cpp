@@ -166,7 +166,7 @@ void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int6
   const edgespec_model& model = cache.model;
   const int64_t length = cache.at(slot).length, end = length + count, room = cache.layout.capacity(cache.each);
   if (count > room - length)
-    refuse(std::to_string(count) + " tokens behind " + std::to_string(length) + ": expected at most " +
+    refuse(std::to_string(count) + " tokens after " + std::to_string(length) + ": expected at most " +
            std::to_string(room) + " in a slot");
   edgespec_request whole{};
   const auto gates = gates_of(model, whole);
