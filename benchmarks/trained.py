@@ -93,7 +93,7 @@ def _engine(asked: argparse.Namespace, name: str, steps: int) -> tuple[Engine, f
             "threads": 1,
         }
         how |= {"steps": steps, "threads": 1, "own_lm_heads": kind == "medusa"} | ({"loss": loss} if loss else {})
-        Trainer(TrainOptions(kind, asked.model, drafter, **how)).run()  # type: ignore[arg-type]
+        Trainer(TrainOptions(kind, asked.model, drafter, **how)).run()
         (drafter / SECONDS).write_text(f"{time.process_time() - begun:.0f}", "utf-8")
     method, path = "speculative" if kind == "draft" else kind, str(drafter)
     if not bundle.is_dir():

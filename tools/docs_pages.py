@@ -51,7 +51,8 @@ def _command(path: str, command: click.Command) -> str:
     if examples:
         lines.append("```bash\n" + "\n".join(line.strip() for line in examples.strip().splitlines()) + "\n```\n")
     if isinstance(command, click.Group):
-        return "\n".join(lines + [_command(f"{path} {name}", found) for name, found in command.commands.items()])
+        subs = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
+        return "\n".join(lines + [_command(f"{path} {name}", found) for name, found in subs if found])
     sections = command.sections(ctx) if isinstance(command, GroupedCommand) else {COMMON: command.get_params(ctx)}
     for heading, params in sections.items():
         shown = [param for param in params if isinstance(param, click.Option) and "--help" not in param.opts]

@@ -12,10 +12,10 @@ from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.draw import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
-from edgespec.drafters.skip_sets import OnlineSearch
-from edgespec.drafters.swift import StepCost
 from edgespec.formulas.confidence import BOUNDS, Confidence
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.swift.drafter import StepCost
+from edgespec.plugins.swift.search import OnlineSearch
 from tools.vector_rows import params_of, row
 
 VOCAB = 40

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = ("__main__", "cli", "server", "library")
+TOP = ("plugins", "__main__", "cli", "server", "library")
 LAYERS = (*TOP, "export", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding", "formulas",
-          "configs", "signatures", "errors", "version")  # fmt: skip
+          "configs", "signatures", "extensions", "errors", "version")  # fmt: skip
 """The layers of the package, the highest first: a layer imports lower ones only.  Some are one module."""
 
 Graph = Mapping[str, set[str]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec import extensions
 from edgespec.cli.common import (
     COUNT,
     OUTPUT,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from edgespec.export.options import ExportOptions
     from edgespec.runtimes.files.manifest import Manifest
 
-QUANTIZERS = ("rtn", "mse", "awq", "gptq")
+QUANTIZERS = ("rtn", "mse", "awq", "gptq", *extensions.plugins(extensions.QUANTIZERS))
 LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 
 
@@ -56,7 +57,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 )
 @option("--context", "The most tokens of a sequence.  [default: the model's limit]", int)
 @option("--draft", "Draft model for --method speculative: folder, hub id or builtin:NAME.")
-@option("--heads", "Folder of trained heads, for medusa, blockwise or paradecode; may be repeated.", multiple=True)
+@option("--heads", f"Folder of trained heads, for {listed(needing('heads'))}; may be repeated.", multiple=True)
 @option("--drafter", f"Drafter for --method {listed(drafters_apart())}: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
 @option("--overwrite", "Replace an older bundle of that name.", bool)
@@ -157,7 +158,7 @@ def command(
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
-    edgespec export ./my-model --method swift --quick
+    edgespec export ./my-model --method self-spec --quick
     edgespec export ./my-model --target-size 450MiB
     edgespec export ./Llama-3.2-1B-Q4_K_M.gguf -o llama
     edgespec export ./base --adapter ./lora

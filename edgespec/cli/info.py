@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.command("info")
 @bundle_argument
 @option("--no-check", "Do not compare the files' SHA-256.", bool)
-@option("--forget-skip-sets", "First delete the skip sets that swift has found and kept.", bool)
+@option("--forget-skip-sets", "First delete the skip sets that were found while decoding.", bool)
 @json_option
 def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool) -> None:
     """Show what a bundle holds: model, methods, memory, provenance, operators.
@@ -44,20 +44,20 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --json
     edgespec info demo --forget-skip-sets
     """
-    from edgespec.drafters.skip_sets import forget_sets
     from edgespec.engine.known import expected_speeds
     from edgespec.engine.stock_rows import tried_rows
     from edgespec.planning.profiles import find_profile
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.files.operators import choose_operators
     from edgespec.runtimes.files.repack import repacked_bytes
+    from edgespec.runtimes.files.skip_sets import forget_sets
     from edgespec.runtimes.options import LoadOptions
     from edgespec.runtimes.ort.session import default_threads
 
     opened = Bundle.open(bundle, check=not no_check)
     manifest = opened.manifest
     if forget_skip_sets:
-        click.echo(f"skip sets of swift: {forget_sets(manifest)} files deleted", err=True)
+        click.echo(f"skip sets: {forget_sets(manifest)} files deleted", err=True)
     choice = choose_operators("auto", manifest.target)
     tried = tried_rows(opened, default_threads()) if manifest.target.origin == "edgespec" else None
     operators = {
@@ -85,9 +85,9 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
 
 def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -> list[tuple[str, str]]:
     """List what a bundle is, a row each; ``tried``: how its rows are exact with stock operators here."""
-    from edgespec.drafters.skip_sets import stored_sets
     from edgespec.reports.advice import quality_words
     from edgespec.runtimes.files.kv import state_bytes
+    from edgespec.runtimes.files.skip_sets import stored_sets
 
     facts = manifest.target.facts
     rows: list[tuple[str, str]] = [
@@ -113,7 +113,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -
         *([("rows", _ROWS[tried])] if choice.kind == "stock" and manifest.target.origin == "edgespec" else []),
         ("devices", _devices(manifest)),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
-        *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
+        *(("skip sets", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),
         *([("quality", found["line"])] if (found := manifest.provenance.get("format_choice")) else []),
         *(("unseen", words) for words in quality_words(manifest.parity).split("; ") if words),

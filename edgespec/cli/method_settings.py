@@ -29,18 +29,21 @@ def _early(text: str) -> bool | str:
 NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "branch": (
         _numbers,
-        "speculative, swift, eagle, mtp: guesses in a tree; 2 = two at every node along the first choices, "
+        "draft models, self-drafting, eagle, mtp: guesses in a tree; 2 = two at every node along the first choices, "
         "3,2,1 = by depth",
     ),
     "nodes": (int, "medusa: most guesses of a tree, 1 to 64; else what is predicted to be fastest"),
     "threshold": (
         float,
-        "paradecode: how sure an early exit must be, 0 to 1; else what the export found best. dspark: how sure a guess "
+        "early exits: how sure one must be, 0 to 1; else what the export found best. dspark: how sure a guess "
         "must be; else as sure as is worth a row",
     ),
     "cycles": (int, "blockwise: passes that refine a block before it is verified, 0 to 16; else 0"),
-    "kind": (str, "swift: the kind of text, such as chat or code; a skip set is kept for each; else text"),
-    "search": (float, "swift: most time that its search may take, as a share; else 0.02"),
+    "kind": (
+        str,
+        "skip-set search: kind of text, such as chat or code; a skip set is kept for each; else text",
+    ),
+    "search": (float, "skip-set search: largest fraction of the decoding time; else 0.02"),
     "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
     "verification": (str, "rejection of sampled guesses: token (the default), or block, which accepts more"),
     "guidance-scale": (float, "guidance: by how much the prompt counts beside the negative one; 1 = none"),

@@ -15,101 +15,178 @@ import click
 from edgespec.cli.common import OUTPUT, PATH, THREADS, GroupedCommand, emit_json, group, json_option, option, progress
 from edgespec.errors import TrainingError
 
-METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
-DRAFTERS = ("eagle", "dspark", "dflash", "mtp")
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+_TRAINED = {
+    "medusa": "heads that guess a tree, each from the last hidden state",
+    "blockwise": "heads that guess a block from the last hidden state",
+    "draft": "a draft model in the model's proportions",
+    "eagle": "an EAGLE-3 drafter over hidden states",
+    "dspark": "a drafter of blocks whose guesses are corrected",
+    "dflash": "a drafter of blocks, all guesses in one pass",
+    "mtp": "a layer for multi-token prediction",
+}
 
 
-@click.command("train", cls=GroupedCommand)
-@click.argument("method", type=click.Choice(METHODS))
-@click.argument("model")
-@option("-o --output", "Folder for the heads or the draft.  [required]", PATH)
-@option("--self-distill", "Texts that the model writes itself to train on; 0: none, or 1000 without --data.", int, 0)
-@option(
-    "--data",
-    "Text to train on: a text file, or .jsonl with `text`, `prompt` or `turns`; may be repeated.  Of an "
-    "encoder-decoder what it reads, a line each.",
-    PATH,
-    multiple=True,
-)
-@option("--minutes", "Drafters: most time; it ends before when acceptance has stopped rising.  [default: 10]", float)
-@option("--epochs", "Passes over the windows.  [default: 4; drafters: until it stops improving]", float)
-@option("--batch", "Windows a step, over all processes.  [default: 16; where it ends by itself: 8]", int)
-@option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the method's]", float)
-@option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0)
-@option("--overwrite", "Replace finished heads or a finished draft.", bool)
-@option("--restart", "Forget an unfinished training instead of going on with it.", bool)
-@group(
-    "Text",
-    option(
-        "--greedy-share",
-        "The share of those that goes on greedily; the others are drawn at temperature 1.",
-        float,
-        0.25,
-    ),
-    option("--length", "Tokens of a window.  [default: 256, or the context]", int),
-    option("--held-out", "Texts that accuracy is measured on.", int, 20),
-    option("--new-tokens", "Length of each, after a prompt of 16.", int, 200),
-    option("--revision", "Branch, tag or commit of a hub model."),
-)
-@group(
-    "Heads (medusa, blockwise, paradecode)",
-    option("--heads", "medusa, blockwise: guesses beyond the next token; eagle, mtp: steps deep.", int, 4),
-    option("--own-lm-heads", "medusa: an LM head for each head, instead of the model's.", bool),
-    option(
-        "--inner",
-        "blockwise: width of the hidden layer; eagle: of its MLP.  [default: heads * hidden; the model's]",
-        int,
-    ),
-    option("--exits", "paradecode: after how many layers, as 8,16,24.  [default: each quarter]"),
-)
-@group(
-    "Draft",
-    option("--draft-layers", "draft, dspark, dflash: layers.", int, 2),
-    option("--draft-hidden", "draft: width.  [default: about a quarter of the model's]", int),
-    option("--draft-intermediate", "draft: width of its MLPs.  [default: in proportion]", int),
-    option("--draft-heads", "draft: attention heads.  [default: of the model's head size]", int),
-)
-@group(
-    "Training",
-    option(
-        "--loss",
-        "kl: divergence from the model's own distribution; lk: the more both overlap, the overlap; ce: cross entropy "
-        "of the text; d-pace, of drafters: the same, weighted by the tokens that a guess brings.",
-        ("kl", "lk", "ce", "d-pace"),
-        "kl",
-    ),
-    option("--ce-share", "draft: share of ce in another loss.", float, 0.0),
-    option("--steps", "Instead of --epochs.", int),
-    option("--warmup", "Share of the steps in which it rises.", float, 0.05),
-    option("--save-every", "Steps between checkpoints.", int, 100),
-)
-@group(
-    "Devices",
-    option("--precision", "no is float32; fp16 needs a GPU.", ("no", "bf16", "fp16"), "no"),
-    option("--gradient-checkpointing", "Less memory for more time.", bool),
-    option("--fsdp", "Share the model's layers among the processes (FSDP2).", bool),
-    option("--threads", "Threads of torch on a CPU.  [default: torch's choice]", THREADS),
-)
-@group(
-    OUTPUT,
-    option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH),
-    option("--layout", "Files of another program, which edgespec reads, too.", ("sglang", "speculators", "medusa")),
-)
-@json_option
-def command(method: Any, model: str, output: Path | None, exits: str | None, as_json: bool, **rest: Any) -> None:
-    """Train heads, a draft or a drafter for a model.
+def _options(kind: str) -> list[Decorator]:
+    """List the options of a kind of trained part: those that all have, and its own (``ONLY_FOR``), in groups."""
+    from edgespec.export.training.options import DRAFTERS, LAYOUTS, ONLY_FOR
 
-    METHOD is medusa, blockwise, paradecode, draft, eagle, dspark, dflash or mtp.  MODEL, which stays as it is, is a
-    local folder, a hub id, or builtin:NAME.  Interrupted, the same command goes on where it was.
+    drafter = kind in DRAFTERS
+
+    def own(**options: Decorator) -> list[Decorator]:
+        return [found for name, found in options.items() if kind in ONLY_FOR.get(name, (kind,))]
+
+    losses = ("kl", "lk", "ce", *(("d-pace",) if drafter else ()))
+    weighted = "; d-pace: the same, weighted by the tokens that a guess brings" if drafter else ""
+    layouts = LAYOUTS.get(kind, ())
+    return [
+        *own(
+            output=option("-o --output", "Folder of the result.  [required]", PATH),
+            self_distill=option(
+                "--self-distill",
+                "Training texts that the model generates itself.  [default: 1000 without --data, else 0]",
+                int,
+                0,
+                show_default=False,
+            ),
+            data=option(
+                "--data",
+                "Training text: a text file, or .jsonl with `text`, `prompt` or `turns`; may be repeated.  For an "
+                "encoder-decoder: its input, one per line.",
+                PATH,
+                multiple=True,
+            ),
+            minutes=option("--minutes", "Time limit; stops early when acceptance stops rising.  [default: 10]", float),
+            epochs=option(
+                "--epochs",
+                f"Passes over the windows.  [default: {'until acceptance stops rising' if drafter else 4}]",
+                float,
+            ),
+            batch=option(
+                "--batch", f"Windows per step, over all processes.  [default: {8 if drafter else 16}]", int
+            ),
+            lr=option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the kind's]", float),
+            seed=option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0),
+            overwrite=option("--overwrite", "Replace a finished result.", bool),
+            restart=option("--restart", "Discard an unfinished training instead of resuming it.", bool),
+        ),
+        group(
+            "Text",
+            option(
+                "--greedy-share",
+                "Fraction of the generated texts that is decoded greedily; the others are sampled at temperature 1.",
+                float,
+                0.25,
+            ),
+            option("--length", "Tokens per window.  [default: 256, or the context]", int),
+            option("--held-out", "Texts on which accuracy is measured.", int, 20),
+            option("--new-tokens", "Tokens generated per text, after a prompt of 16.", int, 200),
+            option("--revision", "Branch, tag or commit of a hub model."),
+        ),
+        group(
+            "Shape",
+            *own(
+                heads=option("--heads", "Steps deep." if drafter else "Guesses beyond the next token.", int, 4),
+                own_lm_heads=option("--own-lm-heads", "An LM head for each head, instead of the model's.", bool),
+                inner=option(
+                    "--inner",
+                    "Width of the MLP.  [default: the model's]" if drafter
+                    else "Width of the hidden layer.  [default: heads * hidden]",
+                    int,
+                ),
+                exits=option("--exits", "Layers after which there are exits, as 8,16,24.  [default: each quarter]"),
+                draft_layers=option("--draft-layers", "Number of layers.", int, 2),
+                draft_hidden=option("--draft-hidden", "Width.  [default: about a quarter of the model's]", int),
+                draft_intermediate=option("--draft-intermediate", "Width of its MLPs.  [default: in proportion]", int),
+                draft_heads=option("--draft-heads", "Attention heads.  [default: of the model's head size]", int),
+            ),
+        ),
+        group(
+            "Training",
+            *own(
+                loss=option(
+                    "--loss",
+                    "kl: divergence from the model's own distribution; lk: the overlap too, as it grows; ce: cross "
+                    f"entropy of the text{weighted}.",
+                    losses,
+                    "kl",
+                ),
+                ce_share=option("--ce-share", "Fraction of ce in another loss.", float, 0.0),
+                steps=option("--steps", "Number of optimizer steps (overrides --epochs).", int),
+                warmup=option("--warmup", "Warm-up fraction of the steps.", float, 0.05),
+                save_every=option("--save-every", "Steps between checkpoints.", int, 100),
+            ),
+        ),
+        group(
+            "Devices",
+            *own(
+                precision=option("--precision", "no is float32; fp16 needs a GPU.", ("no", "bf16", "fp16"), "no"),
+                gradient_checkpointing=option("--gradient-checkpointing", "Less memory for more time.", bool),
+                fsdp=option("--fsdp", "Share the model's layers among the processes (FSDP2).", bool),
+                threads=option("--threads", "Threads of torch on a CPU.  [default: torch's choice]", THREADS),
+            ),
+        ),
+        group(
+            OUTPUT,
+            option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH),
+            *([option("--layout", "Files of another program, which edgespec reads too.", layouts)] if layouts else []),
+        ),
+        json_option,
+    ]  # fmt: skip
+
+
+class Kinds(click.Group):
+    """A subcommand for each kind of trained part."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from edgespec.export.training.options import METHODS
+
+        return list(METHODS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return _kind(name) if name in self.list_commands(ctx) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Kinds"):
+            formatter.write_dl([(name, _what(name)) for name in self.list_commands(ctx)])
+
+
+def _what(kind: str) -> str:
+    from edgespec.drafters.registry import METHODS
+
+    return _TRAINED.get(kind) or METHODS[kind].help
+
+
+def _kind(kind: str) -> click.Command:
+    """Make the command of a kind of trained part."""
+
+    def train(model: str, **options: Any) -> None:
+        _train(kind, model, **options)
+
+    train.__doc__ = (
+        f"Train {_what(kind)}.\n\nMODEL, which stays as it is, is a local folder, a hub id, or builtin:NAME.  The same "
+        "command resumes an interrupted training."
+    )
+    made: Callable[..., None] = train
+    for decorator in reversed(_options(kind)):
+        made = decorator(made)
+    return click.command(kind, cls=GroupedCommand)(click.argument("model")(made))
+
+
+@click.command("train", cls=Kinds)
+def command() -> None:
+    """Train heads, a draft or a drafter for a model.  Every kind has --json.
 
     \b
     edgespec train medusa builtin:shakespeare --self-distill 256 -o heads
     edgespec train eagle ./model -o drafter
     edgespec train dspark ./model --self-distill 20000 --epochs 4 --layout sglang -o drafter
     edgespec train draft ./model --data my-texts.jsonl --self-distill 2000 -o draft
-    edgespec train paradecode ./model --exits 8,16,24 --data my-text.txt -o exits --plot loss.png
     accelerate launch -m edgespec train medusa ./model --self-distill 20000 --precision bf16 -o heads
     """
+
+
+def _train(method: str, model: str, output: Path | None, as_json: bool, exits: str | None = None, **rest: Any) -> None:
     if output is None:
         raise click.UsageError("say where to write the result: -o FOLDER")
     if output.resolve() == Path.cwd():
@@ -122,7 +199,7 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
     import torch  # noqa: F401  missing: better now than after the model is read
     from accelerate import Accelerator  # noqa: F401
 
-    from edgespec.export.training.options import TrainOptions
+    from edgespec.export.training.options import DRAFTERS, TrainOptions
     from edgespec.export.training.train import Trainer
 
     plot = rest["plot"]

@@ -1,5 +1,7 @@
 """The decoding methods: one entry each, with every fact about it that other parts ask for.
 
+Other packages add methods by entry points in the group ``edgespec.drafters``, whose objects are a ``Method``.
+
 Priors are other people's numbers, used where nothing was measured and always named as assumptions.  A number of tokens
 per round carries over from one machine to another, a speed-up does not (Spec-Bench's same run is 1.71x on one card and
 1.44x on another), so only the former are used, and what a pass costs here is put in its place.
@@ -17,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from edgespec.extensions import DRAFTERS, Table
 from edgespec.formulas.cost import CostModel, speedup
 from edgespec.runtimes.files.formats import SPECS
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from edgespec.runtimes.slots.slot import Slot
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
+HeadKind = Literal["medusa", "blockwise", "exit"]
 AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
 EAGLE, EAGLE1, PEAGLE, MTP, DFLASH, DSPARK = "eagle", "eagle1", "peagle", "mtp", "dflash", "dspark"
 ASSISTANT = "assistant"
@@ -73,6 +77,8 @@ class Method:
     # model; ``layers``, a graph whose layers can be left out; ``heads``, trained heads, and such a graph;
     # ``drafter``, one conditioned on hidden states, and such a graph
     needs: Needs = "text"
+    # of a method that needs heads: the kind of their groups (``HeadGroup.kind``); exits are several groups of one head
+    heads: HeadKind | None = None
     gamma: int | None = None  # most guesses a round; None = the bundle's, at least 6
     at_once: bool = False  # guessing costs the same however many guesses it makes
     apart: bool = False  # its drafter is a checkpoint of its own, given by ``--drafter``
@@ -92,7 +98,7 @@ _HEAD_FALL = 0.65  # a head is so much less often right than the one before it
 # how often a head's guess of each rank is right, over its first guess's share
 _RANKS = (1.0, 0.3, 0.16, 0.1, 0.07, 0.055, 0.045, 0.035, 0.03, 0.025)
 
-METHODS: dict[str, Method] = {
+_CORE = {
     AR: Method("plain decoding", f"{_HERE}.plain:build", gamma=1),
     NGRAM: Method(
         "what followed the same words before",
@@ -116,17 +122,11 @@ METHODS: dict[str, Method] = {
         "layers",
         prior=Prior(0.70, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700"),
     ),
-    "swift": Method(
-        "the same, layers searched while it writes",
-        f"{_HERE}.swift:build",
-        "layers",
-        searches=True,
-        prior=Prior(0.70, "SWIFT, arXiv 2410.06916, as measured again in arXiv 2506.03700"),
-    ),
     "medusa": Method(
         "heads, a tree",
         f"{_HERE}.heads:build_medusa",
         "heads",
+        heads="medusa",
         at_once=True,
         # four heads whose tree of 64 nodes gives Spec-Bench's tokens per round, 2.5
         prior=Prior(
@@ -139,12 +139,11 @@ METHODS: dict[str, Method] = {
         "heads, a block",
         f"{_HERE}.heads:build_blockwise",
         "heads",
+        heads="blockwise",
         at_once=True,
         # blocks of 1.73 tokens with 4 heads of a frozen model (table 1): 1 + a + a^2 + a^3
         prior=Prior(0.48, "a frozen model in arXiv 1811.03115, table 1"),
     ),
-    # how many tokens take an exit is a model's own, so no gain is assumed
-    "paradecode": Method("early exits", f"{_HERE}.paradecode:build", "heads"),
     EAGLE: Method(
         "a drafter conditioned on hidden states",
         f"{_HERE}.hidden_state:build",
@@ -207,6 +206,9 @@ METHODS: dict[str, Method] = {
     ),
 }
 
+METHODS: Table[Method] = Table(DRAFTERS, _CORE, lambda made: isinstance(made, Method))
+"""The methods by name: those above, then those of plug-ins (group ``edgespec.drafters``)."""
+
 # of self-spec, where it leaves nothing out but low planes
 HIGH_PLANES = Prior(0.90, "high planes of the embedded model; larger ones agree more often")
 
@@ -219,6 +221,11 @@ def needing(*needs: Needs) -> tuple[str, ...]:
 def drafters_apart() -> tuple[str, ...]:
     """List the methods whose drafter is a checkpoint of its own."""
     return tuple(name for name, method in METHODS.items() if method.apart)
+
+
+def has_exits(name: str) -> bool:
+    """Return whether a method's heads are early exits; False for a name that is not known here."""
+    return name in METHODS and METHODS[name].heads == "exit"
 
 
 def searching() -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from edgespec.decoding.text import INSERTED
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
-from edgespec.drafters.skip_sets import forget_sets
 from edgespec.engine.captions import reader_of
 from edgespec.engine.encoding import Encoding, Source
 from edgespec.engine.images import Images
@@ -33,6 +32,7 @@ from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
+from edgespec.runtimes.files.skip_sets import forget_sets
 from edgespec.runtimes.opening import open_draft, open_slot, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library

@@ -84,7 +84,7 @@ class ExportOptions:
         keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
-        heads: folders of trained heads, for medusa, blockwise and paradecode.
+        heads: folders of trained heads, one for each method that needs them.
         head_vocab: rows of the heads' LM head, the most frequent tokens of the calibration text; None = all.
         draft_vocab: rows of the LM head of the draft and of the drafter; 0 = all, None = as many as pay
             (``planning/cut.py``), and what the drafter has.
@@ -181,7 +181,8 @@ class ExportOptions:
             ExportError: an unknown method, or options that do not fit together.
         """
         if unknown := [name for name in self.methods if name not in METHODS]:
-            raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
+            error = METHODS.refused("method", unknown[0])
+            raise ExportError(error.message, error.hint)
         methods = [name for name in METHODS if name in self.methods or METHODS[name].needs == "text"]
         self._check_formats()
         self._check_drafts(methods)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
+from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, has_exits, needing
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.refused import NotText
@@ -272,9 +272,9 @@ def _method(name: str, heads: Mapping[str, TrainedHeads], skip: SkipSetPart, lay
     """Its parameters as far as an export does not measure them."""
     if name == SELF_SPEC:
         return MethodPart(skip=skip)
-    if name == "swift":
+    if METHODS[name].searches:
         return MethodPart(skip=skip if skip.whole else SkipSetPart.of(SkipSet.every_other(layers)))
-    if name == "paradecode":
+    if has_exits(name):
         return MethodPart(gamma=8, heads=[group.name for group in heads[name].file.groups])
     if name in heads:
         (group,) = heads[name].file.groups

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.settings import DraftOptions, Settings
-from edgespec.drafters.registry import AR, searching
+from edgespec.drafters.registry import AR, has_exits, searching
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
 from edgespec.engine.sessions import Experience, Session
@@ -32,7 +32,6 @@ from edgespec.runtimes.slots.slot import Slot
 LEARN = 2  # texts that control learns from, before those that are timed
 NEW, FEWEST_NEW = 56, 16  # tokens of a text; rounds of the last 64 are known one by one
 TEXTS = 2  # times that every prompt is written at most
-EXITS = "paradecode"
 
 
 def pass_times(results: Iterable[Result]) -> dict[int, float]:
@@ -91,7 +90,7 @@ def make_trials(results: Mapping[str, Sequence[Result]], apart: bool) -> dict[st
     Passes of as many rows over the same graph are the same, whatever the method: together they are timed best.  Those
     of early exits are not, because layers have run before.
     """
-    own = {name for name in results if name == EXITS or (apart and name == AR)}
+    own = {name for name in results if has_exits(name) or (apart and name == AR)}
     shared = pass_times(result for name, made in results.items() if name not in own for result in made)
     passes = {name: pass_times(made) if name in own else shared for name, made in results.items()}
     rounds, tokens = (sum(getattr(result.stats, name) for result in results[AR]) for name in ("rounds", "tokens"))

@@ -147,7 +147,7 @@ def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
         ((TARGET, "--quantizer", "rtn", "--format", "w8a8"), 1, ["--quantizer rtn was given", "--format w8a8"]),
         ((TARGET, "--head-format", "int8", "--format", "w8a8"), 1, ["--head-format int8 was given"]),
         ((TARGET, "--head-format", "fp32"), 2, ["'fp32' is not one of"]),
-        ((TARGET, "--method", "magic"), 1, ["unknown method 'magic'", "hint: methods: "]),
+        ((TARGET, "--method", "magic"), 1, ["unknown method 'magic'", "hint: there are: "]),
         ((TARGET, "--method", "speculative"), 1, ["needs a draft model", "--draft"]),
         ((TARGET, "--draft", DRAFT), 1, ["--draft was given", "--method speculative"]),
         ((TARGET, "--skip-set", "file"), 1, ["--skip-set was given"]),

@@ -25,6 +25,7 @@ from edgespec.cli.method_settings import NAMES
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.export.options import ExportOptions
+from edgespec.export.training.options import METHODS
 from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import ROOT, Command, process
 from tests.conftest import TARGET
@@ -34,8 +35,12 @@ HEAVY = ("numpy", "onnxruntime", "onnx", "rich", "pydantic", "tokenizers", "safe
 
 
 def find(name: str) -> click.Command:
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
+    command: click.Command = cli
+    for part in name.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), part)
+        assert found is not None
+        command = found
     return command
 
 
@@ -57,14 +62,14 @@ def test_every_command_explains_itself(name: str) -> None:
         assert option.opts[-1] in result.stdout
 
 
-@pytest.mark.parametrize("name", ["run", "bench", "verify", "export", "train", "plan"])
+@pytest.mark.parametrize("name", ["run", "bench", "verify", "export", "train medusa", "plan"])
 def test_few_options_come_first(name: str) -> None:
     command = find(name)
     assert isinstance(command, GroupedCommand)
     sections = list(command.sections(click.Context(command)).items())
     assert (sections[0][0], sections[-1][0]) == (COMMON, OUTPUT)
     assert 5 <= len(sections[0][1]) <= 10
-    shown = CliRunner().invoke(cli, [name, "--help"]).stdout
+    shown = CliRunner().invoke(cli, [*name.split(), "--help"]).stdout
     places = [shown.index(f"\n{heading}:\n") for heading, _ in sections]
     assert places == sorted(places)
 
@@ -202,7 +207,7 @@ REFUSED: dict[str, tuple[str, ...] | None] = {
     "rm": (MISSING,),
     "run": (MISSING, "--prompt", "x"),
     "serve": (MISSING,),
-    "train": ("medusa", NONE, "-o", "out"),
+    **{f"train {kind}": (NONE, "-o", "out") for kind in METHODS},
     "verify": (MISSING,),
 }
 
@@ -237,7 +242,7 @@ def test_what_was_refused_is_said(command: Command, name: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    if name == "train":
+    if name.startswith("train"):
         monkeypatch.setitem(sys.modules, "torch", None)  # not installed: it takes seconds to import
     error = command(*name.split(), *(REFUSED[name] or ()), "--json").failed(1)
     assert error["type"].endswith(("Error", "Request", "Model"))

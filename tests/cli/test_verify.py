@@ -263,7 +263,7 @@ def test_swift_writes_the_same_text_and_its_sets_can_be_forgotten(
     result = command("info", made, "--forget-skip-sets")
     assert result.code == 0
     assert "files deleted" in result.err
-    assert not list((tmp_path / "swift").glob("*.json"))
+    assert not list((tmp_path / "skip-sets").glob("*.json"))
 
 
 def test_a_chain_writes_the_same_text(command: Command, made: Path) -> None:
@@ -275,7 +275,9 @@ def test_a_chain_writes_the_same_text(command: Command, made: Path) -> None:
     command("run", made, *SHORT, "--method", "chain", "--set", "proposers=self-spec").refused(
         1, "'self-spec' is not in this bundle", "export it with"
     )
-    command("run", made, *SHORT, "--method", "chain", "--set", "proposers=nonsense").refused(1, "check the spelling")
+    command("run", made, *SHORT, "--method", "chain", "--set", "proposers=nonsense").refused(
+        1, "an entry point in edgespec.drafters"
+    )
     command("run", made, *SHORT, "--method", "ar", "--set", "proposers=ngram").refused(2, "belongs to --method chain")
 
 

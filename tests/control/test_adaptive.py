@@ -14,9 +14,9 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
-from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
+from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.support.timed_toy import Clock, Guesser, controlled, run
 from tests.support.toy import FixedCosts, Scripted, chain, emitted, hash_logits, hash_target, plain
 

@@ -14,11 +14,11 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.support.reference import FunctionTarget
 from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain, same_texts
 

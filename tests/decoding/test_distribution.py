@@ -24,10 +24,10 @@ from edgespec.drafters.ngram import NGram
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.skip_sets import OnlineSearch
 from edgespec.drafters.speculative import Speculative
-from edgespec.drafters.swift import StepCost, Swift
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.swift.drafter import StepCost, Swift
+from edgespec.plugins.swift.search import OnlineSearch
 from tests.decoding.test_verify import verify_lossy_example
 from tests.support.reference import TableTarget
 from tests.support.toy import CutTarget, SampledTree, chi_square, exact, sample_texts

@@ -14,10 +14,10 @@ from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
-from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.decoding.test_loop import truth_of
 from tests.decoding.test_monitor import VOCAB, right, watched
 from tests.support.reference import FunctionTarget

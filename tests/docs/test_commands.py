@@ -88,7 +88,9 @@ def options() -> set[str]:
     while todo:
         command = todo.pop()
         assert command is not None
-        todo += getattr(command, "commands", {}).values()
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            todo += filter(None, (command.get_command(context, name) for name in command.list_commands(context)))
         for param in command.params:
             found |= {*param.opts, *param.secondary_opts}
     return found | {"--help", "-h", "--version"}

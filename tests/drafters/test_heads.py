@@ -14,9 +14,9 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.heads import Blockwise, Medusa
-from edgespec.drafters.paradecode import ParaDecode
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import chain
+from edgespec.plugins.paradecode.drafter import ParaDecode
 from tests.support.reference import Function, LayeredFunctionTarget
 from tests.support.toy import chi_square, emitted, exact, hash_logits, plain, sample_texts
 

@@ -17,13 +17,13 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
-from edgespec.drafters.paradecode import LayersRun
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.plugins.paradecode.drafter import LayersRun
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, use_operators
 from tests.support.toy import hash_logits, hash_target, plain

@@ -93,7 +93,7 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     refused(IncompatibleDraft, "has 1024 tokens, the target's 160", {}, methods=["speculative"], draft=DRAFT)
     refused(ExportError, "hidden size 128, but", {}, methods=["medusa"], heads=["builtin:shakespeare-medusa"])
     refused(ExportError, "but not --method medusa", {}, heads=["builtin:shakespeare-medusa"])
-    refused(TrainingError, "needs a model of two layers", {"num_hidden_layers": 1}, methods=["paradecode"])
+    refused(TrainingError, "need a model of two layers", {"num_hidden_layers": 1}, methods=["paradecode"])
     (alone / "config.json").write_text("[]", "utf-8")
     with pytest.raises(ExportError, match="expected a JSON object"):
         plan_of(alone)

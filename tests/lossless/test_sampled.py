@@ -19,11 +19,11 @@ from edgespec.decoding.target import Pass, SkipSet, Target
 from edgespec.decoding.verify import EXACT, Accept, RowSampler
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec, skip_set
-from edgespec.drafters.skip_sets import OnlineSearch
 from edgespec.drafters.speculative import Speculative
-from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.swift.drafter import StepCost, Swift
+from edgespec.plugins.swift.search import OnlineSearch
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import SkipSetPart
 from edgespec.runtimes.opening import open_slot

@@ -70,7 +70,7 @@ def _look_at_profiles(work: Path) -> None:
 
 
 def _look_at_sets(work: Path) -> None:
-    for file in (work / "cache" / "swift").glob("[!.]*"):
+    for file in (work / "cache" / "skip-sets").glob("[!.]*"):
         parse_json(file.read_bytes())
 
 

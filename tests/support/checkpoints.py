@@ -49,7 +49,7 @@ def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool
     for layer in exits:
         tensors[f"exit.{layer}.weight"] = np.eye(hidden, dtype=np.float32) + noise(hidden, hidden, scale=0.005)
     file = HeadsFile(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         count=len(exits) or count,
         hidden=hidden,
         vocab=vocab,

@@ -13,6 +13,7 @@ from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import REFUSED, refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
+from edgespec.extensions import ARCHITECTURES as GROUP
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 
@@ -25,6 +26,7 @@ TEXT_HALVES = {
 }
 """Decoders that differ from another one only in how images stand in their texts."""
 
+ADDING = f"docs/architectures.md says how to add one; packages add others in {GROUP}"
 THINKER = "thinker."
 ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 """What they do whatever their configuration says."""
@@ -55,7 +57,7 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         source.config = config = {**text, **shared, **ALWAYS.get(str(text.get("model_type")), {})}
     name = describe(config)
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"{source.path}: {refusal(name)}", "docs/architectures.md says how to add one")
+        raise UnsupportedModel(f"{source.path}: {refusal(name)}", ADDING)
     kind = ARCHITECTURES[name]
     source = with_usual_prefix(source, kind.layers_at)
     made = kind(source)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec import extensions
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Block, Ops, Value
 from edgespec.export.architectures.rope import Rotary, check_heads, rope_facts, rope_parameters
@@ -18,6 +19,7 @@ from edgespec.export.architectures.settings import Settings, part_of
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint
+from edgespec.extensions import Table
 from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts, SoundPart
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
@@ -69,13 +71,18 @@ class Hearing(NamedTuple):
     convolutions: list[Architecture]
 
 
-ARCHITECTURES: dict[str, type[Architecture]] = {}
-"""The architectures that can be exported, by the ``model_type`` of config.json."""
+def _is_architecture(made: object) -> bool:
+    return isinstance(made, type) and issubclass(made, Architecture)
+
+
+ARCHITECTURES: Table[type[Architecture]] = Table(extensions.ARCHITECTURES, {}, _is_architecture)
+"""The architectures that can be exported, by the ``model_type`` of config.json: those of this folder, then those of
+plug-ins (group ``edgespec.architectures``)."""
 Kind = TypeVar("Kind", bound="Architecture")
 
 
 def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Register an architecture.
+    """Name an architecture, and register it if it is edgespec's own; those of plug-ins have an entry point.
 
     Args:
         features: what sets it apart, for people.
@@ -83,7 +90,8 @@ def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]]
 
     def register(kind: type[Kind]) -> type[Kind]:
         kind.model_type, kind.example, kind.features = model_type, example, features
-        ARCHITECTURES[model_type] = kind
+        if kind.__module__.startswith(__name__.rpartition(".")[0]):
+            ARCHITECTURES.own[model_type] = kind
         return kind
 
     return register

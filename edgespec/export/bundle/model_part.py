@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from edgespec.drafters.registry import searching
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.sights import limit_images
@@ -141,9 +142,9 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
 
 
 def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
-    if "swift" in methods and facts.layers < 3:
+    if facts.layers < 3 and (found := [name for name in methods if name in searching()]):
         raise ExportError(
-            f"swift leaves out layers between first and last, but the model has {facts.layers} layers",
+            f"{found[0]} leaves out layers between first and last, but the model has {facts.layers} layers",
             "use another method",
         )
 

@@ -6,7 +6,7 @@ A folder of heads holds ``edgespec_heads.json`` (``HeadsFile``) and ``heads.safe
   ``medusa.I.lm_head.weight`` [vocab, hidden];
 * blockwise: ``blockwise.inner.weight`` [inner, hidden], ``.inner.bias`` [inner], ``blockwise.outer.weight``
   [count * hidden, inner], ``.outer.bias`` [count * hidden];
-* paradecode: ``exit.L.weight`` [hidden, hidden] for the exit after L layers.
+* early exits: ``exit.L.weight`` [hidden, hidden] for the exit after L layers.
 
 What they compute from hidden states is said at ``runtimes.manifest.HeadGroup``.  Published Medusa checkpoints (arXiv
 2401.10774) have ``config.json`` and ``medusa_lm_head.safetensors`` or ``.pt``; the number of heads is taken from the
@@ -21,12 +21,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from edgespec.drafters.registry import METHODS, needing
 from edgespec.errors import ExportError, install_hint
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.rules import Linear
@@ -43,20 +44,19 @@ CUT, CUT_BIAS = "lm_head.cut.weight", "lm_head.cut.bias"  # names of the cut LM 
 EMBEDDED = "drafter.embed_tokens.weight"  # a drafter's own embedding
 MARKOV_TOKENS, MARKOV_OUT = "markov.tokens.weight", "markov.lm_head.weight"  # W1 and W2 of a Markov head
 FUSE = "fc.weight"  # what fuses hidden states for a drafter
-HeadKind = Literal["medusa", "blockwise", "paradecode"]
 
 
 class HeadsFile(BaseModel):
     """``edgespec_heads.json``.
 
     Attributes:
-        kind: what the heads are for.
-        count: guesses of medusa and blockwise heads; exits of paradecode.
+        kind: the method that the heads are for.
+        count: guesses of medusa and blockwise heads; early exits.
         hidden, vocab: of the model they were trained for.
         model: ``model_fingerprint`` of it.
         tokenizer: ``tokenizer_fingerprint`` of it.
         inner: blockwise: width of the hidden layer.
-        exits: paradecode: after how many layers, ascending.
+        exits: of early exits: after how many layers, ascending.
         own: medusa: each head has its own LM head.
         ranks: text kind ("greedy", "sampled", "text") -> [head][rank], share of held-out positions where the head's
             guess of that rank is right (an exit: where it is the model's own likeliest token).
@@ -66,7 +66,7 @@ class HeadsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int = SCHEMA
-    kind: HeadKind
+    kind: str
     count: int = Field(gt=0)
     hidden: int = Field(gt=0)
     vocab: int = Field(ge=0, description="0: not known")
@@ -80,15 +80,19 @@ class HeadsFile(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> HeadsFile:
+        if self.kind not in needing("heads"):
+            raise ValueError(f"kind: expected a method that needs heads: {', '.join(needing('heads'))}")
         _ = self.groups  # whose own bounds hold here too
         return self
 
     @property
     def groups(self) -> tuple[HeadGroup, ...]:
         """The groups that a graph computes."""
-        if self.kind == "paradecode":
+        kind = METHODS[self.kind].heads
+        assert kind is not None
+        if kind == "exit":
             return tuple(HeadGroup(name=f"exit.{at}", kind="exit", count=1, layer=at) for at in self.exits)
-        return (HeadGroup(name=self.kind, kind=self.kind, count=self.count, inner=self.inner, own=self.own),)
+        return (HeadGroup(name=kind, kind=kind, count=self.count, inner=self.inner, own=self.own),)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.registry import has_exits
 from edgespec.export.drafters.heads import TrainedHeads
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer, counted
 from edgespec.export.measuring.skip_search import StepCosts
@@ -184,11 +185,11 @@ def measure_heads(
     """Return acceptance, cost and predicted speed of a method.
 
     Args:
-        name: medusa, blockwise or paradecode.
+        name: of the method; its heads are of the kind that it needs.
         slot: the model with the heads; its slot is overwritten.
         note: makes the manifest's record of (rates, positions).
     """
-    if name == "paradecode":
+    if has_exits(name):
         return _exits(heads, slot, scorer, costs, note)
     group = heads.file.groups[0]
     ranks, acceptance = head_ranks(slot, scorer, group)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.registry import METHODS, SELF_SPEC, SPECULATIVE
+from edgespec.drafters.registry import METHODS, SELF_SPEC, SPECULATIVE, has_exits
 from edgespec.export.bundle.progress import Progress
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
@@ -78,9 +78,10 @@ class MethodMeasurer:
         slot.follow([])
         slot.prefill(tokens)
         costs = measure_steps(slot, GAMMA, TREE_ROWS if self.heads.trained else ())
-        if "swift" in self.methods:
+        if found := [name for name in self.methods if METHODS[name].searches]:
             start = (SkipSet.all_high if self.planes and slot.planes else SkipSet.every_other)(slot.layers)
-            methods["swift"] = MethodPart(skip=SkipSetPart.of(start), draft_cost=costs.draft_ms(start) / costs.plain)
+            part = MethodPart(skip=SkipSetPart.of(start), draft_cost=costs.draft_ms(start) / costs.plain)
+            methods |= dict.fromkeys(found, part)
         planes = self.planes and slot.planes and slot.model.part.layers_have_planes
         if not drafts and SELF_SPEC not in self.methods and not self.heads.trained and not planes:
             return methods, costs, 0
@@ -95,7 +96,7 @@ class MethodMeasurer:
             methods[SELF_SPEC] = self._self_spec(slot, scorer, costs)
         for name, heads in self.heads.trained.items():
             self.progress("heads", 0, 1, f"{name} against the target")
-            chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)
+            chains = scorer if has_exits(name) else _chains(slot, tokens, HEAD_POSITIONS)
             methods[name] = measure_heads(name, heads, slot, chains, costs, self._measured)
             self.progress("heads", 1, 1, f"{name} against the target")
         return {name: methods[name] for name in METHODS if name in methods}, costs, best

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from edgespec.drafters.registry import needing
+from edgespec.drafters.registry import METHODS, has_exits, needing
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.drafters.drafter import layers_like
 from edgespec.export.drafters.eagle3 import Eagle3
 from edgespec.export.drafters.head_choice import given_heads
 from edgespec.export.drafters.heads import (
     DESCRIPTION,
-    HeadKind,
     HeadsFile,
     TrainedHeads,
     group_shapes,
@@ -41,7 +40,7 @@ def planned_heads(
         return _shaped(read_description(folder) if described else read_heads(folder).file, arch.facts)
 
     found = given_heads(model, folders, methods, read, arch, None)
-    missing = [cast(HeadKind, kind) for kind in needing("heads") if kind in methods and kind not in found]
+    missing = [kind for kind in needing("heads") if kind in methods and kind not in found]
     found |= {kind: _shaped(assumed_heads(kind, arch.facts), arch.facts) for kind in missing}
     return found, [f"{kind} heads as `edgespec train {kind}` makes them: they are not trained yet" for kind in missing]
 
@@ -54,13 +53,13 @@ def _shaped(file: HeadsFile, facts: ModelFacts) -> TrainedHeads:
     return TrainedHeads(file, {name: held(np.broadcast_to(np.float32(0), shape)) for name, shape in shapes.items()})
 
 
-def assumed_heads(kind: HeadKind, facts: ModelFacts) -> HeadsFile:
+def assumed_heads(kind: str, facts: ModelFacts) -> HeadsFile:
     """Describe heads of the shape that ``edgespec train`` gives by default."""
-    exits = list(choose_exits((), facts.layers)) if kind == "paradecode" else []
+    exits = list(choose_exits((), facts.layers)) if has_exits(kind) else []
     count = len(exits) or TrainOptions.heads
     return HeadsFile(kind=kind, count=count, hidden=facts.hidden, vocab=facts.vocab, exits=exits,
-                     inner=count * facts.hidden if kind == "blockwise" else 0,
-                     own=kind == "medusa" and TrainOptions.own_lm_heads)  # fmt: skip
+                     inner=count * facts.hidden if METHODS[kind].heads == "blockwise" else 0,
+                     own=METHODS[kind].heads == "medusa" and TrainOptions.own_lm_heads)  # fmt: skip
 
 
 def assumed_draft(target: Architecture) -> Architecture:

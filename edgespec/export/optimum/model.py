@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel, install_hint
-from edgespec.export.architectures import describe, refusal, text_kind
+from edgespec.export.architectures import ADDING, describe, refusal, text_kind
 from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.architectures.sights import READ
@@ -261,5 +261,5 @@ def unsupported(path: Path, config: dict[str, Any], missing: str) -> Unsupported
         f"{path}: {refusal(describe(config))}; others go through optimum, but {missing}",
         f"{install_hint('optimum')}, in its own environment (its transformers is older than that of the extra train), "
         "or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
-        "elsewhere and give DIR; docs/architectures.md says how to add an architecture",
+        f"elsewhere and give DIR; {ADDING}",
     )

@@ -9,10 +9,12 @@ from functools import partial
 
 import numpy as np
 
+from edgespec import extensions
 from edgespec.export.quantization.gptq import feedback_factor, quantize_corrected
 from edgespec.export.quantization.levels import Array, Blocks, Quantized, quantize_block
 from edgespec.export.quantization.mse import quantize_searched
 from edgespec.export.source.source import Checkpoint
+from edgespec.extensions import Table
 
 PieceQuantizer = Callable[[Array, Blocks], Quantized]  # rows [n, k] of a matrix, and what is made of them
 
@@ -88,7 +90,7 @@ def least_output_error(inputs: Array | None) -> PieceQuantizer:
     return partial(quantize_corrected, feedback=feedback_factor(inputs), importance=np.diag(inputs))
 
 
-QUANTIZERS: dict[str, Quantizer] = {
+_OWN = {
     quantizer.name: quantizer
     for quantizer in (
         Quantizer("rtn", lambda inputs: quantize_block),  # the scale follows the largest weight: fastest, and the worst
@@ -97,3 +99,6 @@ QUANTIZERS: dict[str, Quantizer] = {
         Quantizer("gptq", least_output_error, calibrated=True, corrects=True),
     )
 }
+
+QUANTIZERS: Table[Quantizer] = Table(extensions.QUANTIZERS, _OWN, lambda made: isinstance(made, Quantizer))
+"""The quantizers by name: those above, then those of plug-ins (group ``edgespec.quantizers``)."""

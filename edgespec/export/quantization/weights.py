@@ -33,7 +33,8 @@ class WeightChoice:
             ExportError: an unknown quantizer, or options that do not fit together.
         """
         if quantizer is not None and quantizer not in QUANTIZERS:
-            raise ExportError(f"unknown quantizer {quantizer!r}", f"quantizers: {', '.join(QUANTIZERS)}")
+            refused = QUANTIZERS.refused("quantizer", quantizer)
+            raise ExportError(refused.message, refused.hint)
         if form not in BLOCKS:
             for option, value in (("--quantizer", quantizer), ("--head-format", head)):
                 if value is not None:

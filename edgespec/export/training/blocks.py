@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from edgespec.export.training.learners import Tapped
 from edgespec.export.training.losses import round_weights
-from edgespec.export.training.options import Method, TrainOptions
+from edgespec.export.training.options import TrainOptions
 from edgespec.export.training.target import Target
 
-BLOCK: dict[Method, int] = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
+BLOCK: dict[str, int] = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
 FADE = 4.0  # guesses after which a guess counts for 1 / e of the first
 RANK = 64  # at most, of a Markov head
 SHARE = 1.5  # rows of blocks that a step computes, of the text's tokens

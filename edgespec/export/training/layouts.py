@@ -18,7 +18,7 @@ from edgespec.export.drafters.dflash import AUXILIARY
 from edgespec.export.drafters.dspark import ANCHOR
 from edgespec.export.drafters.eagle3 import TAPS
 from edgespec.export.drafters.vocabulary import EMBEDDING, HEAD_WEIGHT
-from edgespec.export.training.options import Layout, Method, TrainOptions
+from edgespec.export.training.options import Layout, TrainOptions
 from edgespec.export.training.target import Source
 
 Tensors = dict[str, NDArray[Any]]
@@ -109,7 +109,7 @@ def _half(source: Source, name: str) -> NDArray[np.float16]:
     return np.ascontiguousarray(source.arch.source.read(name), np.float16)
 
 
-WRITERS: Mapping[tuple[Method, Layout | None], Writer] = {
+WRITERS: Mapping[tuple[str, Layout | None], Writer] = {
     ("eagle", "sglang"): _sglang_eagle,
     ("eagle", "speculators"): _speculators_eagle,
     ("dspark", "speculators"): _speculators_blocks,

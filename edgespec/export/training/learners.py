@@ -275,6 +275,7 @@ class Exits(Learner):
 
     def __init__(self, target: Target, options: TrainOptions) -> None:
         super().__init__(target, options)
+        self.name = options.method
         identity = torch.eye(target.facts.hidden, device=target.device)
         self.layers = options.exits
         self.weight = nn.Parameter(identity.repeat(len(self.layers), 1, 1))
@@ -305,4 +306,4 @@ class Exits(Learner):
         return {f"exit.{at}.weight": self.weight[number] for number, at in enumerate(self.layers)}
 
     def described(self) -> dict[str, Any]:
-        return {"kind": "paradecode", "count": len(self.layers), "exits": list(self.layers)}
+        return {"kind": self.name, "count": len(self.layers), "exits": list(self.layers)}

@@ -8,20 +8,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from edgespec.drafters.registry import has_exits, needing
 from edgespec.errors import TrainingError
 from edgespec.runtimes.files.manifest import ModelFacts
 
-Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp"]
-METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle", "dspark", "dflash", "mtp")
-DRAFTERS: tuple[Method, ...] = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; their training ends by itself
-LAST_HIDDEN: tuple[Method, ...] = ("medusa", "blockwise")  # heads on the last hidden state, of encoder-decoders too
+DRAFTERS = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; their training ends by itself
+LAST_HIDDEN = ("medusa", "blockwise")  # heads on the last hidden state, of encoder-decoders too
+METHODS = (*needing("heads"), "draft", *DRAFTERS)
+EXITS = tuple(name for name in METHODS if has_exits(name))
 Loss = Literal["kl", "lk", "ce", "d-pace"]
 OF_TEXT: tuple[Loss, ...] = ("ce", "d-pace")  # the text says what is right, not the target's distribution
 Precision = Literal["no", "bf16", "fp16"]
 Layout = Literal["sglang", "speculators", "medusa"]
 
-RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5e-3, "draft": 5e-3,
-                            "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3}  # at width 64  # fmt: skip
+RATES = {"medusa": 1e-2, "blockwise": 1e-2, **dict.fromkeys(EXITS, 5e-3), "draft": 5e-3,
+         "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
 OWN_TEXTS = 1000  # that the target writes where nothing is said
@@ -54,7 +55,7 @@ class TrainOptions:
         greedy_share: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
         blockwise; how many steps deep eagle and mtp are trained. own_lm_heads: medusa: each head gets an LM
         head of its own. inner: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden,
-        or the target's. exits: paradecode: after how many layers; empty = about a quarter, half and three
+        or the target's. exits: early exits: after how many layers; empty = about a quarter, half and three
         quarters. draft_layers: of a draft, dspark and dflash. draft_hidden, draft_intermediate, draft_heads:
         shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's own
         distribution, ``lk`` also of their overlap, ``ce`` of the text, ``d-pace`` weighted by what
@@ -72,7 +73,7 @@ class TrainOptions:
         target's layers.
     """
 
-    method: Method
+    method: str
     model: str
     output: Path
     data: tuple[Path, ...] = ()
@@ -141,8 +142,8 @@ class TrainOptions:
         return {**kept, "exits": list(self.exits), **facts}
 
 
-ONLY_FOR: dict[str, tuple[Method, ...]] = {
-    "exits": ("paradecode",),
+ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "exits": EXITS,
     "own_lm_heads": ("medusa",),
     "heads": ("medusa", "blockwise", "eagle", "mtp"),
     "inner": ("blockwise", "eagle"),
@@ -152,7 +153,7 @@ ONLY_FOR: dict[str, tuple[Method, ...]] = {
     **dict.fromkeys(("draft_hidden", "draft_intermediate", "draft_heads", "ce_share"), ("draft",)),
 }
 """Options that are of use to some methods alone."""
-LAYOUTS: dict[Method, tuple[Layout, ...]] = {
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
     **dict.fromkeys(DRAFTERS[:3], ("sglang", "speculators")),
     "mtp": ("speculators",),  # SGLang reads such a layer from the model's own checkpoint
     "medusa": ("medusa",),  # its authors'; SGLang and speculators load none
@@ -207,7 +208,7 @@ def window_length(options: TrainOptions, facts: ModelFacts) -> int:
 def choose_exits(wanted: Sequence[int], layers: int) -> tuple[int, ...]:
     """After how many layers the exits are, ascending."""
     if layers < 2:
-        raise TrainingError(f"paradecode needs a model of two layers or more, this one has {layers}")
+        raise TrainingError(f"early exits need a model of two layers or more, this one has {layers}")
     exits = tuple(sorted(set(wanted or (round(layers * share / 4) for share in (1, 2, 3)))))
     if not wanted:
         return tuple(at for at in exits if 0 < at < layers)

@@ -18,9 +18,9 @@ from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
 from edgespec.export.training.mtp import Mtp
 from edgespec.export.training.options import (
+    EXITS,
     LAST_HIDDEN,
     PROMPT,
-    Method,
     TrainOptions,
     check_options,
     choose_exits,
@@ -35,10 +35,10 @@ from edgespec.export.training.until import run_until
 from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
 from edgespec.version import __version__
 
-LEARNERS: dict[Method, type[Learner]] = {
+LEARNERS: dict[str, type[Learner]] = {
     "medusa": Medusa,
     "blockwise": Blockwise,
-    "paradecode": Exits,
+    **dict.fromkeys(EXITS, Exits),
     "draft": Draft,
     "eagle": Eagle,
     "dspark": Blocks,
@@ -90,7 +90,7 @@ class Trainer:
         self.given = PROMPT if reader is None else len(reader.begin)  # tokens of a held-out text that nobody measures
         self.length = window_length(options, facts)
         self.measured = min(self.given + options.new_tokens, facts.context)  # tokens of a held-out text
-        if options.method == "paradecode":
+        if options.method in EXITS:
             self.options = options = replace(options, exits=choose_exits(options.exits, facts.layers))
         if options.method == "draft":
             draft_shape(options, facts)

@@ -26,15 +26,15 @@ KINDS = {
     WEIGHTS: "*-stock *-native",
     PROMPTS: "prompts/*",
     "profiles": "profiles/*",
-    "skip-sets": "swift/*",
+    "skip-sets": "skip-sets/*",
     "tokenizers": "tokenizers/*",
     "devices": "devices.json",
     "digests": "digests/*",
     "rows": "rows.json",
 }
 """What is kept, and where: weights converted for other operators, prompts that were read, profiles of
-``edgespec calibrate``, skip sets of swift, tokenizers that were tried, devices whose golden step was right, digests of
-files that were checked, whether rows of stock operators have the same bits in every pass."""
+``edgespec calibrate``, skip sets found while decoding, tokenizers that were tried, devices whose golden step was right,
+digests of files that were checked, whether rows of stock operators have the same bits in every pass."""
 BLOCK = 256  # tokens of a whole block of a prompt
 _LIMIT, ORIGIN = "limit", "origin.json"
 _IN_USE = 60.0  # seconds after its last use in which a conversion may just be being opened

@@ -339,7 +339,7 @@ class MethodPart(Part):
         max_length=MOST_GUESSES,
         description="[head][rank]: share of held-out positions where the head's guess of that rank is right",
     )
-    threshold: Share | None = Field(default=None, description="paradecode: confidence from which an exit is taken")
+    threshold: Share | None = Field(default=None, description="early exits: confidence from which an exit is taken")
     branch: list[Guesses] = Field(
         default_factory=list,
         max_length=MOST_GUESSES,

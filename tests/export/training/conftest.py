@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.training.options import ONLY_FOR, Method, TrainOptions
+from edgespec.export.training.options import ONLY_FOR, TrainOptions
 from tests.support import hf
 
 MODEL = "llama_tied_gqa"
@@ -64,7 +64,7 @@ def train(model: Path, tmp_path: Path, fresh_accelerate: None) -> Train:
     return run
 
 
-def short(model: Path | str, output: Path, method: Method = "medusa") -> TrainOptions:
+def short(model: Path | str, output: Path, method: str = "medusa") -> TrainOptions:
     """Options of a training that takes a second."""
     return TrainOptions(
         method=method,

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from edgespec.cli.app import cli
-from edgespec.cli.train import METHODS as OFFERED
 from edgespec.errors import TrainingError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import NumpyOps, reference_logits
 from edgespec.export.training.options import (
+    LAYOUTS,
     METHODS,
+    ONLY_FOR,
     TrainOptions,
     check_options,
     choose_exits,
@@ -49,14 +50,22 @@ def options(**changes: Any) -> TrainOptions:
 
 
 def test_defaults_of_the_command_are_those_of_the_library() -> None:
-    command = cli.get_command(click.Context(cli), "train")
-    assert command is not None
-    found = dict(command.make_context("train", ["medusa", "m", "-o", "o"]).params)
+    group = cli.get_command(click.Context(cli), "train")
+    assert isinstance(group, click.Group)
+    assert group.list_commands(click.Context(group)) == list(METHODS)
     ours = {field.name: field.default for field in dataclasses.fields(TrainOptions)}
-    assert set(found) - {"as_json"} == set(ours)
-    for name in set(ours) - {"method", "model", "output", "exits"}:
-        assert found[name] == ours[name], name
-    assert OFFERED == METHODS
+    offered = set()
+    for kind in METHODS:
+        command = group.get_command(click.Context(group), kind)
+        assert command is not None
+        found = dict(command.make_context(kind, ["m", "-o", "o"]).params)
+        others = {name for name, kinds in ONLY_FOR.items() if kind not in kinds}
+        others |= set() if kind in LAYOUTS else {"layout"}
+        assert set(found) - {"as_json"} == set(ours) - {"method"} - others, kind
+        for name in set(found) - {"as_json", "model", "output", "exits"}:
+            assert found[name] == ours[name], name
+        offered |= set(found)
+    assert offered - {"as_json"} == set(ours) - {"method"}
 
 
 @pytest.mark.parametrize(

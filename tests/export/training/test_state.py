@@ -14,6 +14,7 @@ import pytest
 
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.heads import DESCRIPTION, read_heads
+from edgespec.export.training.options import METHODS
 from edgespec.export.training.state import FOLDER, TrainingState, written
 from edgespec.export.training.windows import Windows
 from tests.cli.conftest import ROOT, Command, command
@@ -202,8 +203,9 @@ def test_mistakes_on_the_command_line(
     command: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command("train").refused(2, "Missing argument '{medusa|blockwise|paradecode|draft|eagle|dspark|dflash|mtp}'")
-    command("train", "hydra", model, "-o", "o").refused(2, "'hydra' is not one of 'medusa'")
+    command("train").refused(2, *(f"  {kind} " for kind in METHODS))
+    command("train", "hydra", model, "-o", "o").refused(2, "No such command 'hydra'")
+    command("train", "medusa", model, "-o", "o", "--exits", "1").refused(2, "No such option '--exits'")
     command("train", "medusa", model).refused(2, "-o FOLDER")
     command("train", "medusa", model, *SHORT, "--fsdp", "-o", "o").refused(1, "there is one", "torchrun")
     command("train", "medusa", model, "-o", ".").refused(2, "the current folder")

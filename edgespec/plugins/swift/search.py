@@ -7,7 +7,7 @@ process, and lends every set what others have shown of its parts.  Where int8 we
 read whole, by its high plane alone, or left out.  The text is nowhere in here: only sets and counts.
 
 What was found is kept in the user's cache folder, in one small JSON file for a bundle (by its weights), the operators
-and a kind of text: ``CACHE/swift/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): what
+and a kind of text: ``CACHE/skip-sets/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): what
 somebody else wrote there is ignored.
 """
 
@@ -17,7 +17,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,9 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import InvalidRequest, first_line
 from edgespec.formulas.cost import speedup
-from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
+from edgespec.runtimes.files.skip_sets import set_file
 
 GAMMA = 8  # longest draft whose speed is predicted
 _MODEL_EVERY = 3  # every third candidate is the model's; the paper's 25 suits a search of a thousand
@@ -283,29 +282,6 @@ class OnlineSearch:
 # -- keeping it --------------------------------------------------------------------------------------------------------
 
 
-def store_folder() -> Path:
-    return cache_folder() / "swift"
-
-
-def stored_sets(manifest: Manifest) -> list[Path]:
-    """List the files of this bundle, whatever operators and kind of text."""
-    return sorted(store_folder().glob(f"{_identity(manifest)}-*.json"))
-
-
-def forget_sets(manifest: Manifest) -> int:
-    """Delete what was found for this bundle; returns how many files there were."""
-    files = stored_sets(manifest)
-    for file in files:
-        file.unlink(missing_ok=True)
-    return len(files)
-
-
-def _identity(manifest: Manifest) -> str:
-    """Name the weights; a bundle whose files are not listed has only its name for them."""
-    entry = manifest.files.get(manifest.target.weights)
-    return entry.sha256[:24] if entry else "unknown"
-
-
 class SkipStore:
     """Reads and writes what one search has learned: of a bundle, the operators that run, and a kind of text.
 
@@ -318,7 +294,7 @@ class SkipStore:
             raise InvalidRequest(
                 f"stream kind {kind!r}: expected up to 32 lower-case letters, digits or dashes", "for example: code"
             )
-        self.path = store_folder() / f"{_identity(manifest)}-{operators}-{kind}.json"
+        self.path = set_file(manifest, operators, kind)
         self.purpose = f"skip sets of {self.path.stem}"  # another bundle's, or another kind's, are no record of this
         self.note = ""
         self._read = 0  # time of the file that was read or written last

@@ -20,9 +20,9 @@ from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipS
 from edgespec.drafters.draw import SiblingPolicy, draw_siblings
 from edgespec.drafters.registry import Parts
 from edgespec.drafters.self_spec import SelfSpec, skip_set
-from edgespec.drafters.skip_sets import OnlineSearch, SkipStore
 from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.swift.search import OnlineSearch, SkipStore
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
 
 ROWS, DEPTH = 16, 4  # of one scoring pass: its rows, in chains of this length

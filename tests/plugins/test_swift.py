@@ -18,11 +18,11 @@ from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
 from edgespec.drafters.draw import paper_width
 from edgespec.drafters.plain import Plain
-from edgespec.drafters.skip_sets import OnlineSearch
-from edgespec.drafters.swift import DEPTH, ROWS, StepCost, Swift, matches
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.confidence import Confidence
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.swift.drafter import DEPTH, ROWS, StepCost, Swift, matches
+from edgespec.plugins.swift.search import OnlineSearch
 from tests.support.reference import FunctionTarget
 from tests.support.toy import emitted, hash_logits, hash_target, same_texts
 

@@ -14,11 +14,12 @@ import pytest
 
 from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.skip_sets import OnlineSearch, Record, SkipStore, forget_sets, stored_sets
-from edgespec.drafters.swift import StepCost
 from edgespec.errors import InvalidRequest
+from edgespec.plugins.swift.drafter import StepCost
+from edgespec.plugins.swift.search import OnlineSearch, Record, SkipStore
 from edgespec.runtimes.files.sealed import write_sealed
-from tests.drafters.test_swift import FLAT, GOOD, LAYERS, START, make, write
+from edgespec.runtimes.files.skip_sets import forget_sets, stored_sets
+from tests.plugins.test_swift import FLAT, GOOD, LAYERS, START, make, write
 
 # -- the search --------------------------------------------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_p
     assert drafter.skip != START
     drafter.begin(DraftRequest([1]))
     (file,) = stored_sets(manifest)
-    assert file.parent == tmp_path / "swift"
+    assert file.parent == tmp_path / "skip-sets"
     data = json.loads(file.read_text("utf-8"))
     assert data.keys() == {"version", "layers", "records", "seal"}  # no tokens, no text
     assert {key for item in data["records"] for key in item} == {"attention", "mlp", "matched", "seen", "windows"}
@@ -304,7 +305,7 @@ def test_forgetting_what_another_process_has_forgotten(manifest: Any, monkeypatc
     files = stored_sets(manifest)
     assert files == [store.path for store in stores]
     files[1].unlink()
-    monkeypatch.setattr("edgespec.drafters.skip_sets.stored_sets", lambda _: files)
+    monkeypatch.setattr("edgespec.runtimes.files.skip_sets.stored_sets", lambda _: files)
     assert forget_sets(manifest) == 3
     assert not any(file.exists() for file in files)
 
@@ -365,7 +366,7 @@ def test_why_a_file_is_ignored_is_said(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("edgespec.drafters.skip_sets.read_sealed", fail)
+    monkeypatch.setattr("edgespec.plugins.swift.search.read_sealed", fail)
     other = SkipStore(manifest, "native", "text")
     assert not other.load(search())
     assert other.note == f"a stored skip set was ignored: {said}"
@@ -395,7 +396,7 @@ def test_what_was_not_written_here_is_ignored_at_once(manifest: Any, put: Callab
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: Path) -> None:
-    (tmp_path / "swift").write_text("in the way", "utf-8")
+    (tmp_path / "skip-sets").write_text("in the way", "utf-8")
     target, drafter = make(store=SkipStore(manifest, "native", "text"))
     write(target, drafter, 400)
     drafter._save()
