@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,11 @@ from edgespec.engine.encoding import Source
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream, check_cancel
 from edgespec.engine.result import Result
-from edgespec.engine.transcription import Features, Transcription, TranscriptionSettings
+from edgespec.engine.transcription import Features, Transcription, TranscriptionSettings, filled
 from edgespec.engine.windows import Cancelled, WindowedTranscription, how_decoded
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import HOP, encoder_rows, log_mel
-from edgespec.runtimes.audio.reading import RATE, Sound, pieces
+from edgespec.runtimes.audio.reading import RATE, Samples, Sound, pieces
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.speech import SpeechPart
 
@@ -45,21 +45,12 @@ def transcription(
     if engine.bundle.manifest.target.sound is not None:
         return WindowedTranscription(engine.usable, pieces(sound, rate), asked, settings, on_text, cancel)
     listener = EngineListener(engine.usable, settings, cancel or threading.Event())
-    count = 0
-
-    def counted() -> Iterator[NDArray[np.float32]]:
-        nonlocal count
-        for piece in pieces(sound, rate):
-            count += len(piece)
-            yield piece
-
-    features = log_mel(counted(), listener.bins, least=listener.frames * HOP)
-    frames = max(1, min(len(features), count // HOP))
-    return Transcription(listener, features, frames, asked, settings.sampling, on_text, listener.how)
+    features = listener.features(pieces(sound, rate))
+    return Transcription(listener, features, len(features), asked, settings.sampling, on_text, listener.how)
 
 
 def windows(engine: LoadedBundle, sound: Sound) -> list[Features | list[int]]:
-    """Cut a recording into prompts: what the encoder reads at once, float32 [rows, columns]; the last ends in silence.
+    """Cut a recording into prompts: what the encoder reads at once, float32 [rows, columns].
 
     Of a decoder that hears: token ids that ask for the transcript of a window each.
 
@@ -69,9 +60,8 @@ def windows(engine: LoadedBundle, sound: Sound) -> list[Features | list[int]]:
     if engine.bundle.manifest.target.sound is not None:
         return list(WindowedTranscription(engine.usable, pieces(sound), TranscriptionSettings(), Settings()).prompts())
     listener = EngineListener(engine.usable, Settings(), threading.Event())
-    features = log_mel(pieces(sound), listener.bins, least=listener.frames * HOP)
-    whole = [features[at : at + listener.frames] for at in range(0, len(features), listener.frames)]
-    return [listener.rows(np.pad(one, ((0, listener.frames - len(one)), (0, 0)))) for one in whole]
+    features, size = listener.features(pieces(sound)), listener.frames
+    return [listener.rows(filled(features[at : at + size], size)) for at in range(0, len(features), size)]
 
 
 class _Row:
@@ -103,7 +93,7 @@ class EngineListener:
         self.speech: SpeechPart = manifest.speech
         self.frames, self.bins = source.features.frames, source.features.bands
         self.vocab, self.context, self.eos = manifest.target.facts.vocab, engine.context, engine.eos
-        self._features = source.features
+        self._part = source.features
         self._engine, self._settings, self._cancel = engine, settings, cancel
         self._window: Source | None = None
         self._results: list[Result] = []
@@ -111,9 +101,22 @@ class EngineListener:
     def hear(self, window: Features) -> None:
         self._window = Source.of(self.rows(window), (self.speech.start,))
 
+    def features(self, sound: Iterable[Samples]) -> Features:
+        """Compute the features of a recording, float32 [frames, bins], one frame or more."""
+        count = 0
+
+        def counted() -> Iterator[Samples]:
+            nonlocal count
+            for piece in sound:
+                count += len(piece)
+                yield piece
+
+        found = log_mel(counted(), self.bins, least=self.frames * HOP)
+        return found[: max(1, count // HOP)]
+
     def rows(self, window: Features) -> NDArray[np.float32]:
         """Lay out a window, [frames, bins], as the encoder reads it, [rows, columns]."""
-        return encoder_rows(window, self._features)
+        return encoder_rows(window, self._part)
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         kept = _Row()

@@ -4,8 +4,9 @@ A window is written with the text before it as a prompt; the next one begins whe
 that is too unlikely or repeats itself is written again at a higher temperature; a window in which nobody speaks is left
 out.  The steps, their thresholds and their names are those of OpenAI's reference (github.com/openai/whisper,
 transcribe.py).  Two rules are faster-whisper's: where every temperature fails, the likeliest text that does not repeat
-itself is taken, and a language of which the model is not sure is looked for in later windows.  One rule is edgespec's:
-a window without any sound is left out, because the model makes words of it.
+itself is taken, and a language of which the model is not sure is looked for in later windows.  One rule is the paper's
+(arXiv 2212.04356, section 4.5): the text before a window is a prompt only where the temperature is low.  One is
+edgespec's: a window without any sound is left out, because the model makes words of it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class TranscriptionSettings:
         timestamps: whether the text has times; without them a segment is a window.
         initial_prompt: text in front of the first window: names and words to expect, a style.
         condition_on_previous_text: whether each window gets the text before it as a prompt.
-        prompt_reset_on_temperature: above it a window's text is no prompt for the next: it may have gone astray.
+        prompt_reset_on_temperature: above this temperature, previous text is not used as a prompt: lower temperatures
+            may have copied it.  The window's own text is not a prompt for the next window either.
         temperatures: tried in turn, until a text is likely enough and does not repeat itself.
         compression_ratio_threshold: a text that zlib makes smaller by more than this repeats itself; None = any.
         logprob_threshold: mean log-probability of a window's tokens, below which it is written again; None = any.
@@ -149,7 +151,7 @@ class Transcription:
     Args:
         listener: the model.
         features: float32 [frames, bins] of the whole recording.
-        frames: how many of them are of the recording; behind them is silence that fills up the first window.
+        frames: length of the recording in frames; further features are ignored.
         settings: what is asked for.
         sampling: what else decides how tokens are chosen; temperature and constraint are set here.
         on_text: called with the text of the window at hand as it grows, from its beginning; it may begin anew.
@@ -179,11 +181,12 @@ class Transcription:
         self.language_probability: float | None = None
         if settings.task == "translate" and "translate" not in speech.tasks:
             raise InvalidRequest("this model does not translate", "use one that knows several languages")
-        self._before: list[int] = []  # tokens of what was said before, or of the prompt
+        self._before: list[int] = []  # tokens of the initial prompt and of the transcript
         if settings.initial_prompt and settings.initial_prompt.strip():
             if speech.previous is None:
                 raise InvalidRequest("this model takes no prompt: it has no token that stands before one")
             self._before = listener.encode(" " + settings.initial_prompt.strip())
+        self._initial = len(self._before)  # how many of them are of the initial prompt
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[Segment]:
@@ -223,7 +226,7 @@ class Transcription:
             said = [one for one in segments if one.start < one.end and one.text.strip()]
             fresh = written.temperature > settings.prompt_reset_on_temperature
             if fresh or not settings.condition_on_previous_text:
-                self._before = []
+                self._before, self._initial = [], 0
             else:
                 self._before = self._before + [token for segment in said for token in segment.tokens]
             for segment in said:
@@ -232,10 +235,8 @@ class Transcription:
             seek += moved
 
     def _window(self, seek: int, held: int) -> Features:
-        """Return the features [frames, bins] from ``seek`` on; only a first window has silence behind its sound."""
-        frames = self._listener.frames
-        window = self._features[seek : seek + (frames if seek == 0 else held)]
-        return np.pad(window, ((0, frames - len(window)), (0, 0))) if len(window) < frames else window
+        """Return the features [frames, bins] from ``seek`` on, padded with zeros after the recording."""
+        return filled(self._features[seek : seek + held], self._listener.frames)
 
     def _soundless(self, seek: int, held: int) -> bool:
         """Whether all of a window is as quiet as features can tell, or as the rounding of 16-bit samples."""
@@ -285,24 +286,26 @@ class Transcription:
             return None
         return float(np.exp(log_softmax_at(row, self._speech.no_speech)))
 
-    def _prompt(self) -> tuple[list[int], int]:
-        """Return the tokens that the window's text stands behind, and where in them the model begins to hear."""
+    def _prompt(self, temperature: float) -> tuple[list[int], int]:
+        """Return the window's prompt, and the index of its start token; at a high temperature without previous text."""
         speech, settings = self._speech, self._settings
         begin = list(speech.begin(self.language, settings.task, settings.timestamps))
-        before: list[int] = []
-        if self._before and speech.previous is not None:
-            before = [speech.previous, *self._before[-(self._listener.context // 2 - 1) :]]
+        fresh = temperature > settings.prompt_reset_on_temperature
+        before = self._before[: self._initial] if fresh else self._before
+        if not before or speech.previous is None:
+            return begin, 0
+        before = [speech.previous, *before[-(self._listener.context // 2 - 1) :]]
         return before + begin, len(before)
 
     def _write(self) -> Written:
         """Write the window's text, at higher temperatures where it did not go well."""
-        settings, (prompt, start) = self._settings, self._prompt()
-        no_speech = None
+        settings, no_speech = self._settings, None
+        prompt, start = self._prompt(settings.temperatures[0])
         if settings.no_speech_threshold is not None and self._speech.no_speech is not None:
             no_speech = self._no_speech(self._listener.row(prompt[: start + 1]))
         tried: list[Written] = []
         for temperature in settings.temperatures:
-            written = self._attempt(prompt, temperature)
+            written = self._attempt(self._prompt(temperature)[0], temperature)
             written.no_speech = no_speech
             if not self._astray(written):
                 return written
@@ -404,6 +407,11 @@ class Transcription:
     def _text(self, tokens: Sequence[int]) -> str:
         end = min(self._listener.eos)  # special tokens and times are behind it
         return self._listener.decode([token for token in tokens if token < end])
+
+
+def filled(features: Features, frames: int) -> Features:
+    """Pad features [n, bins] to ``frames`` with zeros, as the reference does; features of silence would be lower."""
+    return np.pad(features, ((0, frames - len(features)), (0, 0)))
 
 
 def _language(speech: SpeechPart, settings: TranscriptionSettings) -> str | None:

@@ -40,10 +40,12 @@ class Scripted:
         self.temperatures: list[float] = []
         self.tries: dict[int, int] = {}
         self.heard: list[int] = []
+        self.windows: list[NDArray[np.float32]] = []
 
     def hear(self, window: NDArray[np.float32]) -> None:
         self.at = round(1000 * float(window[0, 1]))
         self.heard.append(self.at)
+        self.windows.append(window)
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         language, sure, silent = self.rows.get(self.at, ("en", 0.9, 0.1))
@@ -162,6 +164,32 @@ def test_a_prompt_ends_above_the_temperature_that_is_said() -> None:
         run(listener, features(LOUD, LOUD), prompt_reset_on_temperature=reset)
         assert listener.temperatures == [0.0, 0.2, 0.0]
         assert (listener.prompts[-1][0] == SPEECH.previous) == prompted
+
+
+def test_above_that_temperature_a_text_is_written_without_the_one_before_it() -> None:
+    """Else each is the same copy of what was said before: Whisper's paper, section 4.5, conditions below .5 alone."""
+    loop = said(*[WORD, 11] * 20)
+    texts = {0: [(GOOD, -0.1)], 1: [(loop, -0.1), (loop, -0.1), (GOOD, -0.2)]}
+    for reset, prompted in ((0.5, [True, True, False]), (1.0, [True, True, True]), (0.0, [True, False, False])):
+        listener = Scripted(texts, {})
+        run(listener, features(LOUD, LOUD), temperatures=(0.0, 0.4, 0.6), prompt_reset_on_temperature=reset)
+        assert [prompt[0] == SPEECH.previous for prompt in listener.prompts[1:]] == prompted
+    drawn = Scripted({0: [(GOOD, -0.1)], 1: [(GOOD, -0.1)]}, {})
+    run(drawn, features(LOUD, LOUD), temperatures=(0.8,), initial_prompt="two words")
+    assert drawn.prompts[0][:3] == [SPEECH.previous, WORD, WORD]  # the user's own prompt stays
+    assert drawn.prompts[1][0] == SPEECH.start
+
+
+def test_behind_a_recording_features_are_zeros_in_the_first_window_and_the_last() -> None:
+    """As the reference fills windows up; those of silence are another sound to the model, and other words."""
+    sound = features(LOUD, LOUD)  # longer than the recordings
+    for frames in (FRAMES // 2, FRAMES, FRAMES + FRAMES // 2):
+        listener = Scripted({0: [(GOOD, -0.1)], 1: [(GOOD, -0.1)]}, {})
+        list(Transcription(listener, sound, frames, TranscriptionSettings()))
+        last, held = listener.windows[-1], (frames - 1) % FRAMES + 1
+        assert last.shape == (FRAMES, 80)
+        assert np.array_equal(last[:held], sound[frames - held : frames])
+        assert not last[held:].any()
 
 
 def test_a_text_has_half_of_the_context_at_most() -> None:
