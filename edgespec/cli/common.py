@@ -32,6 +32,10 @@ COMMON, OUTPUT = "Common options", "Output"
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 THREADS = click.IntRange(1, 512)
+PROJECTORS = (
+    "multimodal projectors in GGUF are not read; for pictures and sound export the model's Hugging Face checkpoint "
+    "(folder or hub id), which brings its own; for text alone give the model's .gguf without this option"
+)
 
 
 def option(
@@ -83,7 +87,7 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and say where settings of one method went that are typed as options."""
+        """Parse, and say what to do instead of settings of one method as options, and of llama.cpp's projectors."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -91,6 +95,8 @@ class GroupedCommand(click.Command):
             if name in NAMES and any(param.name == "method_settings" for param in self.params):
                 text = f"{error.option_name} is a setting of one method: --set {name}=VALUE"
                 raise click.UsageError(text, ctx) from None
+            if "mmproj" in name:
+                raise click.UsageError(f"{error.option_name}: {PROJECTORS}", ctx) from None
             raise
 
     def sections(self, ctx: click.Context) -> dict[str, list[click.Parameter]]:

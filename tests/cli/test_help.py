@@ -85,6 +85,14 @@ def test_a_setting_typed_as_an_option_is_explained(command: Command, tmp_path: P
     command("plan", tmp_path, "--nodes", 8).refused(2, "No such option")
 
 
+@pytest.mark.parametrize("name", ["run", "serve", "export", "bench", "plan", "verify"])
+def test_an_option_for_a_projector_is_answered_with_what_works(command: Command, tmp_path: Path, name: str) -> None:
+    for option in (("--mmproj", "x.gguf"), ("--mmproj-url=https://x.example/x.gguf",), ("--no-mmproj",)):
+        told = command(name, tmp_path / "model.gguf", *option)
+        told.refused(2, "projectors in GGUF are not read", "Hugging Face checkpoint", "text alone")
+        assert option[0].partition("=")[0] in told.err
+
+
 def test_the_overview_lists_every_command() -> None:
     result = CliRunner().invoke(cli, ["-h"], prog_name="edgespec")
     assert result.exit_code == 0
