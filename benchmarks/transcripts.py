@@ -1,12 +1,15 @@
-"""Transcripts of spoken sentences, silence, noise and a long recording, beside faster-whisper's of the same model.
+"""Transcripts of spoken sentences, silence, noise and long recordings, beside faster-whisper's of the same model.
 
-    python -m benchmarks.transcripts MODEL BUNDLE --rival VENV/bin/python
+    python -m benchmarks.transcripts MODEL BUNDLE --rival VENV/bin/python --voices VENV/bin/python
 
 ``MODEL`` is a folder of CTranslate2, ``BUNDLE`` was exported from it, and the Python of ``--rival`` has faster-whisper.
-40 sentences in five languages are spoken by espeak-ng at 16,000 samples a second.  Both programs have 2 threads, one
-beam, one sample a temperature, no VAD filter and the usual thresholds; faster-whisper computes in ``--compute-type``.
-Word error rates are of words in lower case without punctuation, over all words.  The long recording is the sentences,
-with pauses of .4 s, up to ``--minutes``.
+40 sentences in five languages are spoken by SVOX Pico, which the Python of ``--voices`` has (py-nanotts), else by
+espeak-ng.  Both programs have 2 threads, one beam, one sample a temperature, no VAD filter and the usual thresholds;
+faster-whisper computes in ``--compute-type``.  They take turns, and times are medians of ``--turns``.  Word error rates
+are of words in lower case without punctuation, over all words; that of each turn is given where texts may be drawn.
+
+Long recordings are English with pauses of .4 s, up to ``--minutes``: ``long`` has a new sentence each time, ``repeats``
+the same eight in turn.  There the text before a window tells the model what to write instead of what to hear.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ import tempfile
 import time
 import unicodedata
 import wave
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -52,6 +58,26 @@ Non potevamo vedere la montagna per le nuvole.|Per favore porta tre bottiglie di
 Il vecchio ponte era chiuso per tutto l'inverno.|Legge il giornale tutti i giorni prima della colazione.
 Nessuno sapeva perché la luce si era spenta.|I bambini giocavano dietro la scuola fino a sera.""",
 }
+WHO = """My sister|The old teacher|Our neighbor|A young doctor|The farmer from the valley|Her brother|The captain
+One of the students|My grandfather|The woman next door|A friend of mine""".replace("\n", "|").split("|")
+DID = """bought a new bicycle|lost the key to the garden|wrote a long letter|found an old map|cooked soup for everybody
+waited for the last bus|read a book about the sea|repaired the broken window|sold the small boat|planted three trees
+took pictures of the bridge|carried the heavy boxes|heard a strange noise""".replace("\n", "|").split("|")
+WHEN = """on Monday morning|before the storm began|after the concert|during the summer holidays|early in the morning
+while the children were asleep|near the railway station|without telling anybody|at the end of the month|last winter
+when the market was closed|in front of the museum|as soon as the rain stopped|two days ago|for the first time in years
+because nobody else had time|on the other side of the river""".replace("\n", "|").split("|")
+VOICES = {"en": "en-US", "de": "de-DE", "fr": "fr-FR", "es": "es-ES", "it": "it-IT"}
+PICO = """
+import json, sys, wave
+from py_nanotts import NanoTTS
+for file, voice, text in json.load(sys.stdin):
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(16000)
+        sound.writeframes(NanoTTS().speak(text, voice=voice))
+"""
 RIVAL = """
 import json, sys, time
 from faster_whisper import WhisperModel
@@ -64,19 +90,54 @@ for file, language in asked["files"]:
     print(json.dumps([text, info.language, time.perf_counter() - begun, time.process_time() - worked]), flush=True)
 """
 Samples = NDArray[np.float32]
+Files = list[tuple[Path, str | None]]
 Found = list[tuple[str, str, float, float]]  # text, language, seconds of the clock, and of processors
 
 
-def spoken(folder: Path) -> list[tuple[Path, str, str]]:
+def speak(asked: list[tuple[Path, str, str]], python: str | None) -> None:
+    """Speak texts into WAV files of 16,000 samples a second: file, language and text of each."""
+    if python is not None:
+        jobs = [(str(file), VOICES[language], text) for file, language, text in asked]
+        subprocess.run([python, "-c", PICO], input=json.dumps(jobs), text=True, check=True)
+        return
+    for file, language, text in asked:
+        raw = file.with_name("raw.wav")
+        subprocess.run(["espeak-ng", "-v", language, "-s", "150", "-w", raw, text], check=True)
+        write(file, np.concatenate(list(pieces(raw))))
+
+
+def spoken(folder: Path, python: str | None) -> list[tuple[Path, str, str]]:
     """Speak the sentences -> file, language and words of each."""
-    found = []
-    for language, lines in SENTENCES.items():
-        for number, text in enumerate(re.split(r"[|\n]", lines)):
-            raw, file = folder / "raw.wav", folder / f"{language}{number}.wav"
-            subprocess.run(["espeak-ng", "-v", language, "-s", "150", "-w", raw, text], check=True)
-            write(file, np.concatenate(list(pieces(raw))))
-            found.append((file, language, text))
-    return found
+    asked = [
+        (folder / f"{language}{number}.wav", language, text)
+        for language, lines in SENTENCES.items()
+        for number, text in enumerate(re.split(r"[|\n]", lines))
+    ]
+    speak(asked, python)
+    return asked
+
+
+def fresh() -> Iterator[str]:
+    """Make 2,431 sentences, all different: parts go round in lists whose lengths have no common divisor."""
+    for at in range(len(WHO) * len(DID) * len(WHEN)):
+        yield f"{WHO[at % len(WHO)]} {DID[at % len(DID)]} {WHEN[at % len(WHEN)]}."
+
+
+def long(folder: Path, texts: Iterator[str], minutes: float, python: str | None) -> tuple[Path, list[str]]:
+    """Speak texts one after the other up to a length -> the recording and its words."""
+    folder.mkdir()
+    pause = np.zeros(int(0.4 * RATE), np.float32)
+    parts: list[Samples] = []
+    listed: list[str] = []
+    while sum(map(len, parts)) < 60 * minutes * RATE:
+        asked = [(folder / f"{len(listed) + at}.wav", "en", text) for at, text in enumerate(islice(texts, 40))]
+        speak(asked, python)
+        for file, _, text in asked:
+            parts += [np.concatenate(list(pieces(file))), pause]
+            listed.append(text)
+            if sum(map(len, parts)) >= 60 * minutes * RATE:
+                break
+    return write(folder / "whole.wav", np.concatenate(parts)), words(" ".join(listed))
 
 
 def write(file: Path, samples: Samples) -> Path:
@@ -119,7 +180,7 @@ def errors(wanted: list[str], got: list[str]) -> int:
     return row[-1]
 
 
-def ours(bundle: str, files: list[tuple[Path, str | None]], method: str | None) -> Found:
+def ours(bundle: str, files: Files, method: str | None) -> Found:
     found = []
     with edgespec.load(bundle, threads=2) as engine:
         for file, language in files:
@@ -130,7 +191,7 @@ def ours(bundle: str, files: list[tuple[Path, str | None]], method: str | None) 
     return found
 
 
-def theirs(python: str, model: str, kind: str, files: list[tuple[Path, str | None]]) -> Found:
+def theirs(python: str, model: str, kind: str, files: Files) -> Found:
     asked = {"model": model, "type": kind, "files": [(str(file), language) for file, language in files]}
     done = subprocess.run([python, "-c", RIVAL], input=json.dumps(asked), capture_output=True, text=True, check=True)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -141,67 +202,86 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("bundle")
     parser.add_argument("--rival", required=True)
+    parser.add_argument("--voices", help="Python that has py-nanotts; without it espeak-ng speaks")
     parser.add_argument("--compute-type", default="int8")
     parser.add_argument("--method")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--only", choices=("given", "detected", "wordless", "long"))
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--only", choices=("given", "detected", "wordless", "long", "repeats"))
     arguments = parser.parse_args()
-    figures: dict[str, Any] = {"conditions": conditions(threads=2, bundle=arguments.bundle)}
+    figures: dict[str, Any] = {
+        "conditions": conditions(threads=2, bundle=arguments.bundle, turns=arguments.turns,
+                                 voices="SVOX Pico" if arguments.voices else "espeak-ng")
+    }  # fmt: skip
+    chosen = (arguments.only,) if arguments.only else ("given", "detected", "wordless", "long", "repeats")
+
+    def both(files: Files) -> dict[str, list[Found]]:
+        """Transcribe by both programs in turns -> what each found in each turn."""
+        warm = [files[0], *files]  # loading is not timed
+        runs: dict[str, Callable[[], Found]] = {
+            "edgespec": lambda: ours(arguments.bundle, warm, arguments.method)[1:],
+            "faster-whisper": lambda: theirs(arguments.rival, arguments.model, arguments.compute_type, warm)[1:],
+        }
+        found: dict[str, list[Found]] = {who: [] for who in runs}
+        for turn in range(arguments.turns):
+            for who in list(runs)[:: 1 if turn % 2 else -1]:
+                found[who].append(runs[who]())
+        return found
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        said = spoken(folder)
-
-        def both(files: list[tuple[Path, str | None]]) -> dict[str, Found]:
-            warm = [files[0], *files]  # loading is not timed
-            mine = ours(arguments.bundle, warm, arguments.method)[1:]
-            rival = theirs(arguments.rival, arguments.model, arguments.compute_type, warm)[1:]
-            return {"edgespec": mine, "faster-whisper": rival}
-
+        said = spoken(folder, arguments.voices)
         for told in ("given", "detected"):
-            if arguments.only in (None, told):
+            if told in chosen:
                 found = both([(file, language if told == "given" else None) for file, language, _ in said])
-                figures[f"sentences, language {told}"] = {who: rates(said, texts) for who, texts in found.items()}
-        if arguments.only in (None, "wordless"):
+                figures[f"sentences, language {told}"] = {who: rates(said, turns) for who, turns in found.items()}
+        if "wordless" in chosen:
             quiet = wordless(folder)
             found = both([(file, None) for file in quiet.values()])
             figures["wordless"] = {
-                who: {name: {"text": text[:60], "seconds": round(took, 2), "processor seconds": round(worked, 2)}
-                      for name, (text, _, took, worked) in zip(quiet, texts, strict=True)}
-                for who, texts in found.items()
+                who: {name: {"text": turns[0][at][0][:60], **times([turn[at : at + 1] for turn in turns])}
+                      for at, name in enumerate(quiet)}
+                for who, turns in found.items()
             }  # fmt: skip
-        if arguments.only in (None, "long"):
-            english = [(file, text) for file, language, text in said if language == "en"]
-            pause = np.zeros(int(0.4 * RATE), np.float32)
-            parts: list[Samples] = []
-            listed: list[str] = []
-            while sum(map(len, parts)) < 60 * arguments.minutes * RATE:
-                file, text = english[len(listed) % len(english)]
-                parts += [np.concatenate(list(pieces(file))), pause]
-                listed.append(text)
-            whole = write(folder / "long.wav", np.concatenate(parts))
-            wanted = words(" ".join(listed))
-            with_short = [(english[0][0], "en"), (whole, "en")]
-            figures["long"] = {
-                who: {"wer": round(100 * errors(wanted, words(texts[-1][0])) / len(wanted), 2), "words": len(wanted),
-                      "seconds": round(texts[-1][2], 1), "processor seconds": round(texts[-1][3], 1)}
-                for who, texts in both(list(with_short)).items()
-            }  # fmt: skip
+        english = [text for _, language, text in said if language == "en"]
+        for name, texts in (("long", fresh()), ("repeats", cycle(english))):
+            if name in chosen:
+                whole, wanted = long(folder / name, texts, arguments.minutes, arguments.voices)
+                found = both([(said[0][0], "en"), (whole, "en")])
+                figures[name] = {
+                    who: {"wer": [percent(errors(wanted, words(turn[-1][0])), len(wanted)) for turn in turns],
+                          "words": len(wanted), **times([turn[-1:] for turn in turns])}
+                    for who, turns in found.items()
+                }  # fmt: skip
     show(figures)
 
 
-def rates(said: list[tuple[Path, str, str]], texts: Found) -> dict[str, Any]:
+def percent(wrong: int, count: int) -> float:
+    return round(100 * wrong / count, 2)
+
+
+def times(turns: list[Found]) -> dict[str, float]:
+    """Add up the median seconds of the clock and of processors of each recording."""
+    each = list(zip(*turns, strict=True))
+    return {name: round(sum(median(one[at] for one in turns) for turns in each), 2)
+            for name, at in (("seconds", 2), ("processor seconds", 3))}  # fmt: skip
+
+
+def rates(said: list[tuple[Path, str, str]], turns: list[Found]) -> dict[str, Any]:
     """Count word errors in per cent, right languages and seconds."""
-    wrong = [errors(words(text), words(found)) for (_, _, text), (found, *_) in zip(said, texts, strict=True)]
+    wrong = [
+        [errors(words(text), words(found)) for (_, _, text), (found, *_) in zip(said, texts, strict=True)]
+        for texts in turns
+    ]
     each = {
-        language: round(100 * sum(one for one, (_, its, _) in zip(wrong, said, strict=True) if its == language)
-                        / sum(len(words(text)) for _, its, text in said if its == language), 1)
+        language: percent(sum(one for one, (_, its, _) in zip(wrong[0], said, strict=True) if its == language),
+                          sum(len(words(text)) for _, its, text in said if its == language))
         for language in SENTENCES
     }  # fmt: skip
     count = sum(len(words(text)) for _, _, text in said)
-    right = sum(found == language for (_, language, _), (_, found, *_) in zip(said, texts, strict=True))
-    return {"wer": round(100 * sum(wrong) / count, 2), "words": count, "by language": each, "languages right": right,
-            "seconds": round(sum(took for *_, took, _ in texts), 1),
-            "processor seconds": round(sum(worked for *_, worked in texts), 1)}  # fmt: skip
+    right = sum(found == language for (_, language, _), (_, found, *_) in zip(said, turns[0], strict=True))
+    return {"wer": [percent(sum(one), count) for one in wrong], "words": count, "by language": each,
+            "languages right": right, **times(turns)}  # fmt: skip
 
 
 if __name__ == "__main__":
