@@ -7,29 +7,24 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import drafter_cost
 from benchmarks.rivals.files import tensors, write_checkpoint
 from benchmarks.rows import comb
-from benchmarks.shapes import TRANSLATORS, write_shape
+from benchmarks.shapes import TRANSLATORS
 from edgespec.decoding.verify import RowSampler
 from edgespec.engine.sessions import Session
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.source.source import resolve
 from tests.conftest import TARGET
-from tests.support import hf
-from tests.support.wide import wide_config
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants", "drawing",
+ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants",
              "real", "transcripts"}  # fmt: skip
 """No benchmarks; in test_kernels.py; of a JVM, of onnxruntime-genai, of ggml, of matplotlib; of published models."""
 Run = Callable[..., Any]
@@ -72,19 +67,6 @@ def native_bundle(native: None, bundles: Callable[..., Path]) -> Path:
     return bundles("native")
 
 
-@pytest.fixture
-def pair(native: None, tmp_path: Path) -> Path:
-    """Make a small encoder-decoder with a draft, of random weights."""
-    write_shape(SMALL_T5, tmp_path / "pair", "int8", 128, SMALL_T5)
-    return tmp_path / "pair"
-
-
-@pytest.fixture
-def int8_bundle(native: None, bundles: Callable[..., Path]) -> Path:
-    """Give the same in int8."""
-    return bundles("native", "int8")
-
-
 def test_every_benchmark_is_here() -> None:
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - ELSEWHERE
     here = Path(__file__).read_text("utf-8")
@@ -111,7 +93,6 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
     [
         ("attention", "native", ("--depths", 64, "--formats", "f16", "--pairs", 2, "--shape", "llama-3.2-1b"),
          {"CACHE_BYTES": 1 << 18}, "depths 64 speed_over_onnxruntime f16"),
-        ("checking", "small", ("--operators", "stock", "--pairs", 2, *ONE), {}, "over_without remembered"),
         ("linear", "native", ("--shapes", "tiny", "--kind", "q4", "--pairs", 5, *ONE), TINY, "shapes tiny v 2"),
         ("roof", "native", ("--threads", 1), {"ISAS": ("scalar",)}, "isas scalar 1"),
         ("overhead", "small", ("--steps", 6, "--repeats", 2), {}, "added_us"),
@@ -120,11 +101,6 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
         SLOW("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE),
              {"PAUSE": 0.0, "ALONE": 2}, "alone_ms p95"),
         SLOW("c_interface", "native_bundle", ("--rows", "1,2", "--turns", 2), {}, "passes_ms"),
-        ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, *ONE), {}, "runs own speedup ratio"),
-        ("planes", "int8_bundle", ("--new", 12, "--repeats", 1, "--agreement", ".5,.9", *ONE), {},
-         "runs .9 speedup ratio"),
-        ("told_drafts", "pair", ("--new", 12, "--repeats", 1, "--source", 8, "--agreement", ".9", *ONE), {},
-         "int8 runs .9 speedup ratio"),
         ("translating", "native", ("small", "--sources", 8, "--new", 4, "--pairs", 1, *ONE),
          {"TRANSLATORS": {"small": SMALL_T5}}, "sources 8 milliseconds"),
         SLOW("prompt_cache", "native_bundle", ("--worth", 0, "--tokens", 600, "--runs", 1, "--attention", "f16", *ONE),
@@ -157,25 +133,6 @@ def test_acceptance(figures: Run) -> None:
         assert found[heads][kind]["top1"]
 
 
-def test_wide_heads(figures: Run, tmp_path: Path) -> None:
-    source = hf.write_checkpoint(tmp_path / "source", wide_config(256, positions=128), seed=1)
-    Exporter(ExportOptions(str(source), tmp_path / "out", ["ngram"], "int4", operators="stock")).run()
-    found = figures("wide_heads", tmp_path / "out", "--pairs", 3, "--rows", "1,4", "--depths", "0,64,4096", *ONE)
-    assert found["head_dim"] == 256
-    assert set(found["depths"]) == {"0", "64"}  # those that the context has
-
-
-@pytest.mark.usefixtures("native")
-def test_attention_quality(text: Callable[..., str]) -> None:
-    short: dict[str, Any] = {"VALUES": ("f16",), "BUDGET": 256, "LEARNT": ("nomad1",)}
-    found = json.loads(text("attention_quality", "--tokens", 64, *ONE, KEYS=("f16", "int8"), **short))
-    assert {row["keys"] for row in found["formats"]} == {"f16", "int8"}
-    exact = found["formats"][0]
-    assert (exact["perplexity_change"], exact["agreement"], exact["positions"]) == (0, 1, found["scored"])
-    table = text("attention_quality", "--tokens", 64, *ONE, "--markdown", KEYS=("f16",), **short).splitlines()
-    assert table[2].startswith("| f16 | +0.00% 1.000 |")
-
-
 def test_control(figures: Run, small: Path, shared: Path) -> None:
     short = ("--tokens", 12, "--repeats", 1, "--methods", "self-spec", "--lengths", "1,2", *ONE)
     found = figures("control", small, "--data", shared / "data", *short, TAIL=4)
@@ -184,85 +141,12 @@ def test_control(figures: Run, small: Path, shared: Path) -> None:
     assert len(found["tail"]["each"]) == 4
 
 
-def test_auto(figures: Run, small: Path) -> None:
-    found = figures("auto", small, "--requests", 2, "--tokens", 12, "--prompt", 8)
-    for part in ("first", "later"):
-        assert (found[part]["tokens"], found[part]["accepted"]) == (24, 0)  # by construction
-
-
 def test_batch(figures: Run, native_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("My lord,\nSpeak,\n")
     short = ("--batch", 2, "--method", "ngram", "--new", 8, "--repeats", 1, *ONE, "--fixed", 2)
     runs = figures("batch", native_bundle, *short, "--prompts", tmp_path / "prompts.txt")["runs"]
     assert len(runs) == 6
     assert all(run["same_texts"] for run in runs.values())
-
-
-@pytest.mark.usefixtures("native")
-def test_drafter_cost(figures: Run) -> None:
-    tiny = {"tiny": (64, 4, 4, 2, 16, 96, 128)}
-    changes: dict[str, Any] = {"SHAPES": tiny, "DEPTH": 8, "BLOCKS": (4,), "MEGABYTES": 8}
-    found = figures("drafter_cost", "--model", "tiny", "--heads", 96, "--pairs", 2, *ONE, **changes)
-    size = {name: found["passes"][name]["bytes_over_a_steps"] for name in found["passes"]}
-    step, first = size["eagle, head of 96: a step"], size["eagle, head of 96: 3 entries and a guess"]
-    assert 0 < step < first < size["target, 5 rows"] == 1  # a step does not fuse
-    assert size["dflash, head of 96: 3 entries"] > 0
-
-
-@pytest.mark.usefixtures("native")
-def test_which_drafter(figures: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(drafter_cost.SHAPES, "tiny", (64, 4, 4, 2, 16, 96, 256))
-    monkeypatch.setattr(drafter_cost, "MEGABYTES", 8)
-    found = figures("which_drafter", "--model", "tiny", "--pairs", 1, *ONE, HEAD=96, RANK=16)
-    assert {"eagle", "dflash", "dspark", "mtp"} <= {name.split()[0].strip(",") for name in found["speed"]}
-
-
-@pytest.mark.nightly  # it trains
-@pytest.mark.usefixtures("native")
-def test_trained(figures: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="needs edgespec[train]")
-    monkeypatch.setattr("edgespec.export.measuring.drafters.LEAST", 0.0)
-    short = ("--folder", tmp_path, "--train", "dspark:lk=2", "--prompts", 2, "--new", 8)
-    small: dict[str, Any] = {"TEXTS": 8, "LENGTH": 24, "BATCH": 4}
-    found = figures("trained", *short, **small)["found"]["dspark:lk"]
-    assert min(found[f"gamma={most}:threshold=0"][kind][0] for most in (4, 7) for kind in ("greedy", "drawn")) >= 1
-    passes = {"target 1": 10, "target 8": 17, "block entries": 1, "dspark block": 2, "dspark correct": 0.1}
-    costs = {"passes": {name: {"ms": ms} for name, ms in passes.items()}}
-    (tmp_path / "costs.json").write_text(json.dumps(costs), "utf-8")
-    lengths = figures("trained", *short, "--costs", tmp_path / "costs.json", **small)["found"]["dspark:lk"]["costs"]
-    rows = [lengths[name]["greedy"]["rows"] for name in ("always 1", "what its row is worth", "always 7")]
-    assert 1 < rows[0] <= 2
-    assert rows[0] < rows[1] < rows[2]
-
-
-@pytest.mark.nightly  # it imports torch
-@pytest.mark.usefixtures("native")
-def test_towers(figures: Run) -> None:
-    pytest.importorskip("torch", reason="needs edgespec[train]")
-    towers = importlib.import_module("benchmarks.towers")
-    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    like = towers.SHAPES["LFM2-VL-450M"]
-    model = like.model | {"vision_config": like.model["vision_config"] | size, "projector_hidden_size": 64}
-    found = figures("towers", "small", SHAPES={"small": towers.Shape(model, like.pixels, (4, 4))})["towers"]["small"]
-    assert min(found["int8_ms"], found["fp32_ms"], found["transformers_ms"]) > 0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.nightly  # it imports torch
-@pytest.mark.usefixtures("native")
-def test_seeing(figures: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="needs edgespec[train]")
-    seeing, name = importlib.import_module("benchmarks.seeing"), "LFM2-VL-450M"
-    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    like = seeing.TOWERS[name]
-    model = like.model | {"vision_config": like.model["vision_config"] | size, "projector_hidden_size": 64}
-    monkeypatch.setitem(seeing.TOWERS, name, replace(like, model=model))
-    small = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "block_ff_dim": 96}
-    layers = {"num_hidden_layers": 2, "full_attn_idxs": [1], "vocab_size": 512}
-    monkeypatch.setitem(seeing.TEXT, name, seeing.TEXT[name] | small | layers)
-    seeing.write(name, tmp_path, None)
-    found = figures("seeing", name, tmp_path, "--threads", 1, "--pairs", 1, "--new", 2)
-    assert {"encode", "first", "text_step", "guessed", "peak_mb"} <= found["figures"]["edgespec"].keys()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
@@ -320,26 +204,6 @@ def test_methods(figures: Run, small: Path) -> None:
             figures("methods", small, "--method", "ngram", "--run", wrong, "--new", 2, "--repeats", 1)
 
 
-def test_long_texts(figures: Run, small: Path) -> None:
-    found = figures("long_texts", small, "--tokens", 150, "--repeats", 2, VOCAB=1000, LENGTHS=(64, 128))
-    assert [turn["reused"] for turn in found["turns"]] == [0, 0, 157, 157]
-
-
-def test_plans(text: Callable[..., str], small: Path) -> None:
-    changes: dict[str, Any] = {"CONTEXTS": (128,), "BUDGETS": 1, "LONG": 16, "SHORT": 4}
-    short = (small, "--new", 4, "--repeats", 1, "--prompts", 1, "--seconds", 0.1, "--calibrate-on", "golden", "--json")
-    found = json.loads(text("plans", *short, **changes))
-    assert {row["prompts"] for row in found["rows"]} == {"own", "long", "repeated", "random"}
-    assert all(0 <= row["regret"] < 1 for row in found["rows"])
-
-
-def test_prediction(text: Callable[..., str], small: Path) -> None:
-    short = (small, "--own-prompts", 1, "--new", 6, "--repeats", 1, "--method", "ngram", "--seconds", 0.1)
-    found = json.loads(text("prediction", *short, "--json"))
-    assert {row["method"] for row in found["rows"]} == {"ngram"}
-    assert found["summary"]
-
-
 def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
     held_out = tmp_path / "held.txt"
     held_out.write_text("MENENIUS:\nWhat work's, my countrymen, in hand? where go you\nWith bats and clubs?\n" * 8)
@@ -356,18 +220,6 @@ def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
     table = text("quality", TARGET, *short, "--markdown", "--seeds", "0,1", **changes).splitlines()[2:7]
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Q4_0", "| gptq", "| half (1.33 times the bytes)"]
     assert all(line.count(" to ") == 2 for line in table[2:])
-
-
-def test_replay(figures: Run, small: Path, tmp_path: Path) -> None:
-    answer = "to be, or not to be: that is the question. " * 6
-    (tmp_path / "asked").write_text(json.dumps({"question_id": 1, "turns": ["Who speaks?", "And then?"]}))
-    said = {"question_id": 1, "choices": [{"turns": ["The prince.", answer]}]}
-    (tmp_path / "said").write_text(json.dumps(said))
-    files = ("--traces", tmp_path / "said", "--questions", tmp_path / "asked")
-    short = ("--tokenizer", resolve(TARGET) / "tokenizer.json", "--new", 24, *ONE)
-    found = figures("replay", small, *files, *short, "--operators", "stock")
-    assert (found["answers"], found["baseline"]) == (1, "int4 plain")
-    assert set(found["runs"]) == {"int4 plain", "int4 ngram", "int4 ngram --no-strict"}
 
 
 def test_rows(figures: Run, small: Path) -> None:
