@@ -344,7 +344,12 @@ def log_softmax_at(logits: NDArray[np.float32], token: int) -> float:
 
 def likely_tokens(logits: NDArray[np.float32], count: int) -> list[tuple[int, float]]:
     """List the ``count`` likeliest tokens under the unadjusted ``logits`` float32 [vocab], with log-probabilities."""
-    return [(int(token), log_softmax_at(logits, int(token))) for token in best_of(logits, count)] if count else []
+    if not count:
+        return []
+    shifted, best = logits - logits.max(), best_of(logits, count)
+    values = shifted[best].tolist()
+    total = math.log(float(np.exp(shifted, out=shifted).sum(dtype=np.float64)))
+    return [(token, value - total) for token, value in zip(best.tolist(), values, strict=True)]
 
 
 def draw(p: NDArray[np.float64], u: float) -> int:

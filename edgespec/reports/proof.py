@@ -26,6 +26,8 @@ from edgespec.engine.loading import load
 from edgespec.engine.rules import ruled
 from edgespec.engine.sentences import pieces
 from edgespec.errors import BundleError
+from edgespec.formulas import agreement
+from edgespec.formulas.agreement import first_difference, is_near_tie, verdict_of
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.bundle import sha256
@@ -155,8 +157,7 @@ def check_running(engine: LoadedBundle) -> dict[str, Any]:
 
 
 # A token may differ from plain decoding's only where the two logits are about as close as the rounding of a row
-# explains.  That is measured on a few positions; others may differ more, hence the factor.
-NEAR_TIE_FACTOR = 4.0
+# explains (formulas/agreement.py).
 TREE_FACTOR = 2.0  # both logits may move by as much as was measured
 NEAR_TIE_FLOOR = 1e-5  # standard deviations of a row
 PROBED, TREE_PROBED = 24, 96  # positions
@@ -201,7 +202,7 @@ class MethodProof:
     @property
     def lossless(self) -> bool:
         """Every difference is a near-tie."""
-        return all(difference.near_tie for difference in self.differences)
+        return verdict_of(difference.near_tie for difference in self.differences) != "wrong"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -284,9 +285,9 @@ def _difference(
     got: list[int],
     of_trees: float = 0.0,
 ) -> Difference:
-    at = next((i for i, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), -1)
-    if at < 0:  # one is the beginning of the other
-        at = min(len(expected), len(got))
+    at = first_difference(expected, got)
+    assert at is not None
+    if at == min(len(expected), len(got)):  # one is the beginning of the other
         return Difference(number, at, -1, -1, float("inf"), False)
     given = engine.encode(prompt, settings)
     tokens = begun(given) + got[:at]
@@ -302,8 +303,7 @@ def _difference(
         tokens.append(token)
     limit = max(near_tie_limit(engine, tokens, given), TREE_FACTOR * of_trees)
     # the texts part for good, but each later token must still be what plain decoding all but writes after that text
-    near = abs(gaps[0]) <= limit and max(gaps) <= limit
-    return Difference(number, at, expected[at], got[at], gaps[0], near)
+    return Difference(number, at, expected[at], got[at], gaps[0], is_near_tie(gaps, limit))
 
 
 def near_tie_limit(engine: Engine, tokens: Sequence[int], prompt: Sequence[int] | Source | None = None) -> float:
@@ -322,7 +322,7 @@ def near_tie_limit(engine: Engine, tokens: Sequence[int], prompt: Sequence[int] 
         alone = slot.forward(block[:1]).logits[0].copy()
         among = slot.forward(block).logits[0]
         largest = max(largest, float(np.abs(alone - among).max() / alone.std()))
-    return max(NEAR_TIE_FACTOR * largest, NEAR_TIE_FLOOR)
+    return agreement.near_tie_limit(largest, NEAR_TIE_FLOOR)
 
 
 def _noise(engine: Engine, prompt: Prompt, written: Sequence[int], chains: bool, settings: Settings) -> float:

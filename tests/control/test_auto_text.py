@@ -126,7 +126,8 @@ def test_the_text_is_plain_decodings_wherever_it_switches(every: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_distribution_of_sampled_text_is_the_targets(every: int) -> None:
-    from tests.support.toy import chi_square, sample_texts
+    from edgespec.formulas.statistics import chi_square
+    from tests.support.toy import sample_texts
 
     vocab, truth = 5, hash_logits(2, 5, 3)
 

@@ -26,11 +26,12 @@ from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
+from edgespec.formulas.statistics import chi_square
 from edgespec.plugins.swift.drafter import StepCost, Swift
 from edgespec.plugins.swift.search import OnlineSearch
 from tests.decoding.test_verify import verify_lossy_example
 from tests.support.reference import TableTarget
-from tests.support.toy import CutTarget, SampledTree, chi_square, exact, sample_texts
+from tests.support.toy import CutTarget, SampledTree, exact, sample_texts
 
 VOCAB, DRAWS, NEW = 4, 2500, 3  # enough to refuse every lossy rule with p < 1e-6
 MANY = 10000  # what a block that reads used numbers needs to be refused

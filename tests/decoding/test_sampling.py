@@ -16,7 +16,8 @@ from edgespec.decoding.noise import DRAFT, Noise
 from edgespec.decoding.sampling import SamplingParams, _top, distribution, support
 from edgespec.decoding.verify import RowSampler
 from edgespec.errors import EdgespecError, InvalidRequest
-from tests.support.toy import chi_square, naive_distribution
+from edgespec.formulas.statistics import chi_square
+from tests.support.toy import naive_distribution
 
 GRID = [
     SamplingParams(1.0),

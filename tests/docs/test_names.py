@@ -19,6 +19,9 @@ from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.extensions import GROUPS
+from edgespec.judge.client import Server
+from edgespec.judge.greedy import Comparison
+from edgespec.judge.judging import Judgement
 from edgespec.planning.recipes import Recipe
 from edgespec.reports.advice import Advice
 from edgespec.reports.bench import MethodFigures
@@ -106,6 +109,9 @@ def test_keys_of_a_result() -> None:
     figures, advice = tables(section(page, "A benchmark"))
     assert first_column(figures) == MethodFigures("ar", [1.0], [1.0], [result]).as_dict().keys()
     assert first_column(advice) == fields(Advice)
+    judged = Judgement(Server("http://127.0.0.1:9", "m"), None, {})
+    judged.greedy = [Comparison("nothing")]
+    assert first_column(section(page, "A judgment")) == judged.as_dict().keys()
 
 
 def test_settings() -> None:

@@ -15,10 +15,11 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.heads import Blockwise, Medusa
 from edgespec.formulas.cost import CostModel
+from edgespec.formulas.statistics import chi_square
 from edgespec.formulas.tree import chain
 from edgespec.plugins.paradecode.drafter import ParaDecode
 from tests.support.reference import Function, LayeredFunctionTarget
-from tests.support.toy import chi_square, emitted, exact, hash_logits, plain, sample_texts
+from tests.support.toy import emitted, exact, hash_logits, plain, sample_texts
 
 VOCAB = 7
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]

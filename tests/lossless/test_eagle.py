@@ -22,13 +22,13 @@ from edgespec.engine.sharing import PrefillBudget
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.formulas.statistics import chi_square
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from tests.conftest import THREADS
 from tests.support.requests import assert_plain_text
-from tests.support.toy import chi_square
 
 PROMPTS = ("ROMEO:", "KING RICHARD III:\nWhat", "First Citizen:\nWe are")
 GREEDY = Settings(max_new_tokens=32, ignore_eos=True, fallback=False, adaptive=False, gamma=4)

@@ -22,6 +22,7 @@ from edgespec.drafters.self_spec import SelfSpec, skip_set
 from edgespec.drafters.speculative import Speculative
 from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
+from edgespec.formulas.statistics import chi_square
 from edgespec.plugins.swift.drafter import StepCost, Swift
 from edgespec.plugins.swift.search import OnlineSearch
 from edgespec.runtimes.files.formats import FORMATS
@@ -32,7 +33,6 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, THREADS
 from tests.lossless.test_matrix import CHAINS
 from tests.support.reference import FunctionTarget
-from tests.support.toy import chi_square
 
 # -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
 

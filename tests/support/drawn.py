@@ -9,6 +9,7 @@ import numpy as np
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.engine.encoding import Source
 from edgespec.engine.engine import Engine
+from edgespec.formulas.statistics import pearson
 
 COUNT = 400
 
@@ -44,10 +45,6 @@ def check_drawn(engine: Engine, text: str, method: str, length: int = 2, least: 
     accepted = sum(result.stats.accepted for result in found)
     assert accepted >= least, f"{method}: {accepted} guesses accepted"
     seen = Counter(tuple(result.tokens[-2:]) for result in found)
-    likely = [pair for pair, chance in chances.items() if chance * COUNT >= 5]
-    wanted = np.array([chances[pair] * COUNT for pair in likely])
-    got = np.array([seen[pair] for pair in likely])
-    wanted, got = np.append(wanted, COUNT - wanted.sum()), np.append(got, COUNT - got.sum())
-    square, free = float((np.square(got - wanted) / np.maximum(wanted, 1e-9)).sum()), len(likely)
-    assert len(likely) >= 5
-    assert square < free + 4 * (2 * free) ** 0.5  # four deviations of chi-square
+    fit = pearson(seen, chances)
+    assert fit.degrees >= 5
+    assert fit.p() > 1e-5

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,31 +195,6 @@ def exact(
             prefix.append(token)
         result[text] = chance
     return result
-
-
-def chi_square(counts: Counter[Any], expected: Mapping[Any, float]) -> float:
-    """p-value of Pearson's test (Wilson-Hilferty approximation); 0 if something impossible was seen.
-
-    Cells that expect fewer than 5 are put together.
-    """
-    total = sum(counts.values())
-    if any(expected.get(cell, 0) <= 0 for cell in counts):
-        return 0.0
-    cells: list[tuple[float, int]] = []
-    rest_expected, rest_seen = 0.0, 0
-    for cell, chance in expected.items():
-        if chance * total < 5:
-            rest_expected, rest_seen = rest_expected + chance * total, rest_seen + counts[cell]
-        else:
-            cells.append((chance * total, counts[cell]))
-    if rest_expected >= 5:
-        cells.append((rest_expected, rest_seen))
-    degrees = len(cells) - 1
-    if degrees < 1:
-        return 1.0
-    x = sum((seen - e) ** 2 / e for e, seen in cells)
-    z = ((x / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
-    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 def sample_texts(

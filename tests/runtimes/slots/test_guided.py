@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from edgespec.decoding.loop import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.plain import Plain
+from edgespec.formulas.statistics import chi_square
 from edgespec.runtimes.audio.spoken import FrameRule
 from edgespec.runtimes.files.codes import CodesPart, SoundCodes
 from edgespec.runtimes.slots.guided import Guided
 from tests.decoding.test_distribution import DRAFT, DRAFTERS, NEW, PROMPT, TABLE, VOCAB
 from tests.support.reference import LayeredFunctionTarget, TableTarget
-from tests.support.toy import chi_square, emitted, exact, sample_texts
+from tests.support.toy import emitted, exact, sample_texts
 
 SCALE, INSTEAD = 2.5, [3, 0]
 FLAT = np.random.default_rng(9).normal(size=TABLE.shape)  # of the other half, whose table need not be the same

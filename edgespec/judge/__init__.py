@@ -1,0 +1,1 @@
+"""How exact any OpenAI-compatible server is: what it is asked, what is compared, and the verdict."""
