@@ -17,8 +17,9 @@ from edgespec.judge.judging import PROMPTS, Judgement, Options, judge
 from edgespec.judge.sampled import Plan
 from tests.judge.faults import FAULTS, PLAIN, SPECULATIVE, serving
 
-PLAN = Plan(draws=8000, prompts=1, seconds=600, temperature=0.75, lanes=2)
+PLAN = Plan(draws=5600, prompts=1, seconds=600, length=2, lanes=2)
 # sampled is the first, where the draft of this model is too sure: by a power analysis of the two distributions
+GREEDY = ("a row of the cache read from the wrong place", "the bonus token off by one")  # need no sampled texts
 CHOSEN = (PROMPTS[7], *PROMPTS[:7])
 
 
@@ -43,13 +44,14 @@ def main() -> None:
         for number in range(args.tries):
             for name, kind in kinds.items():
                 start = time.perf_counter()
-                last = one(url, kind())
-                assert last.sampled is not None
+                last = one(url, kind(), None if name in GREEDY else PLAN)
                 took = time.perf_counter() - start
-                found[name].append((last.verdict == "wrong", took, last.sampled.texts))
-                print(f"{number + 1} {name}: {last.line}; {took:.0f} s", flush=True)
+                texts = sum(sampled.texts for sampled in last.sampled)
+                found[name].append((last.verdict == "wrong", took, texts))
+                print(f"{number + 1} {name}: {last.line}; {texts} texts, {took:.0f} s", flush=True)
                 if name == "none":
-                    print(f"  power .95: excess {last.sampled.excess}, temperature {last.sampled.temperature_error}")
+                    power = [(one.temperature, one.excess, one.temperature_error) for one in last.sampled]
+                    print(f"  power .95: temperature, excess, error of the temperature: {power}", flush=True)
     for name, tries in found.items():
         wrong, seconds, texts = zip(*tries, strict=True)
         print(f"{name}: wrong in {sum(wrong)} of {len(tries)}; {max(seconds):.0f} s and {max(texts)} texts at most")

@@ -53,9 +53,14 @@ def _recipe(ctx: click.Context, param: click.Parameter, value: str | None) -> No
     option("--parallel", "Requests at once, where texts are written in parallel.", COUNT, 4),
     option("--repeats", "How often they are.", COUNT, 2),
     option("--seconds", "Time for sampled texts; 0 = none.", click.FloatRange(min=0), 60.0),
-    option("--draws", "Sampled texts at most.", COUNT, 4000),
+    option("--draws", "Sampled texts at most, at each temperature.", COUNT, 4000),
     option("--length", "Tokens of a sampled text.", COUNT, 3),
-    option("--temperature", "Temperature of the sampled texts.", click.FloatRange(min=0, min_open=True), 0.7),
+    option(
+        "--temperature",
+        "Temperature of the sampled texts; may be repeated.  [default: 0.6 and 1]",
+        click.FloatRange(min=0, min_open=True),
+        multiple=True,
+    ),
     option("--noise", "Nats between two tokens that are a near-tie.  [default: measured]", click.FloatRange(min=0)),
 )
 @group(
@@ -95,9 +100,21 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
     if sum(map(bool, (against, options["against_command"], plain))) > 1:
         raise click.UsageError("expected one of --against, --against-command and --plain")
     prompts = list(PROMPTS) if options["prompts"] is None else _prompts(options["prompts"])
-    plan = Plan(options["draws"], options["seconds"], options["length"], options["temperature"], options["parallel"])
-    asked = Options(options["max_new_tokens"], options["parallel"], options["repeats"], options["noise"],
-                    plan if options["seconds"] else None)  # fmt: skip
+    temperatures = options["temperature"] or Plan.temperatures
+    plan = Plan(
+        draws=options["draws"],
+        seconds=options["seconds"] / len(temperatures),
+        length=options["length"],
+        temperatures=temperatures,
+        lanes=options["parallel"],
+    )
+    asked = Options(
+        options["max_new_tokens"],
+        options["parallel"],
+        options["repeats"],
+        options["noise"],
+        plan if options["seconds"] else None,
+    )
     about = {"model": options["model"], "key": options["api_key"]}
     try:
         with ExitStack() as open_servers, progress() as report:

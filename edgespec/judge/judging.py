@@ -61,14 +61,14 @@ class Judgement:
     drift: Noise | None = None  # between the rows of the two
     greedy: list[Comparison] = field(default_factory=list)
     forced: Forced | None = None
-    sampled: Sampled | None = None
+    sampled: list[Sampled] = field(default_factory=list)  # by temperature
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
         """Give the worst of everything."""
-        found = [one.verdict for one in self.greedy] + ([self.sampled.verdict] if self.sampled else [])
+        found = [one.verdict for one in self.greedy] + [one.verdict for one in self.sampled]
         return worst([*found, "wrong" if self.forced and self.forced.wrong else "identical"])
 
     @property
@@ -81,9 +81,9 @@ class Judgement:
             parts.append(
                 f"where they differ, margins up to {max(margins):.3g} nats (rounding explains {self.noise.limit:.3g})"
             )
-        if self.sampled and self.sampled.tests:
-            said = "not " if self.sampled.verdict == "wrong" else ""
-            parts.append(f"{self.sampled.draws} draws {said}of the right distribution")
+        if draws := sum(one.draws for one in self.sampled if one.tests):
+            said = "not " if worst(one.verdict for one in self.sampled) == "wrong" else ""
+            parts.append(f"{draws} draws {said}of the right distribution")
         if self.against and (ratio := self.ratio):
             parts.append(f"{ratio:.2f} times as fast")
         return f"{WORDS[self.verdict]}; {'; '.join(parts)}"
@@ -108,7 +108,7 @@ class Judgement:
             "drift": None if self.drift is None else _noise(self.drift),
             "greedy": [one.as_dict() for one in self.greedy],
             "forced": None if self.forced is None else self.forced.as_dict(),
-            "sampled": None if self.sampled is None else self.sampled.as_dict(),
+            "sampled": [one.as_dict() for one in self.sampled],
             "speed": {
                 "server": speed(self.server),
                 "against": self.against and speed(self.against),
@@ -189,7 +189,11 @@ def _judge(
             add(f"plain: in parallel against alone{f', {number + 1}' * (number > 0)}", against, plain.cold, beside)
     found.forced = force(against or server, prompts, judged.cold, found.noise, report)
     if options.plan is not None:
-        found.sampled = Judge(server, against or server, prompts, options.plan, found.noise.distance, report).run()
+        plan, noise = options.plan, found.noise.distance
+        for temperature in plan.temperatures:
+            found.sampled.append(Judge(server, against or server, prompts, plan, temperature, noise, report).run())
+            if found.sampled[-1].verdict == "wrong":
+                break
     found.notes = _notes(found)
     found.seconds = time.monotonic() - start
     return found
@@ -210,6 +214,6 @@ def _notes(found: Judgement) -> list[str]:
         notes.append(f"{unknown} differences with an unknown margin: not held against the server")
     if found.noise.stated is None and found.noise.largest * 4 > found.noise.limit:
         notes.append(f"rows of the reference itself differ by up to {found.noise.largest:.3g} nats")
-    if found.sampled and found.sampled.cut:
+    if any(one.cut for one in found.sampled):
         notes.append("unlikely tokens are never sampled: the distribution is compared without them")
-    return notes + (found.sampled.notes if found.sampled else [])
+    return notes + list(dict.fromkeys(note for one in found.sampled for note in one.notes))

@@ -94,11 +94,12 @@ class Plan:
     """How much is sampled.
 
     Attributes:
-        draws: texts at most.
+        draws: texts at most, at each temperature.
         prompts: how many of the prompts, the first ones.
-        seconds: for all of them at most.
+        seconds: for all of them at most, at each temperature.
         length: tokens of a text.
-        temperature: of the draws.
+        temperatures: of the draws, one after the other.  Low ones show best whether guesses are accepted too often,
+            and 1 whether the temperature is right.
         lanes: requests at once.
     """
 
@@ -106,7 +107,7 @@ class Plan:
     prompts: int = 8
     seconds: float = 60.0
     length: int = 3
-    temperature: float = 0.7
+    temperatures: tuple[float, ...] = (0.6, 1.0)
     lanes: int = 4
 
 
@@ -155,18 +156,19 @@ class Draws:
 
 
 class Judge:
-    """Draws and tests: a reference that tells rows, or draws too."""
+    """Draws and tests: a reference that reports rows, or draws as well."""
 
     def __init__(
-        self, server: Server, reference: Server, prompts: Sequence[str], plan: Plan, tolerated: float,
-        report: Callable[[int, int, str], None],
+        self, server: Server, reference: Server, prompts: Sequence[str], plan: Plan, temperature: float,
+        tolerated: float, report: Callable[[int, int, str], None],
     ) -> None:  # fmt: skip
         self.server, self.reference = server, reference
         self.plan, self.tolerated, self.report = plan, tolerated, report
         self.prompts = prompts[: plan.prompts]
         self.rows: dict[Context, dict[str, float]] = {}
         self.counted: dict[int, int | None] = {}
-        self.found = Sampled(plan.temperature)
+        self.found, self.temperature = Sampled(temperature), temperature
+        self.alpha = ALPHA / len(plan.temperatures)
         self.before = False
         self.done = 0
         self.drawn = Draws()  # so far
@@ -209,11 +211,10 @@ class Judge:
 
     def _detect(self) -> None:
         """Find out whether rows are those before or after the temperature, from two rows of the same text."""
-        if self.plan.temperature == 1 or not self.reference.abilities.likeliest:
+        if self.temperature == 1 or not self.reference.abilities.likeliest:
             return
         one, two = (
-            self.reference.ask(self.prompts[0], 1, temperature)[0].tokens
-            for temperature in (1.0, self.plan.temperature)
+            self.reference.ask(self.prompts[0], 1, temperature)[0].tokens for temperature in (1.0, self.temperature)
         )
         if not (one and two):
             return
@@ -222,7 +223,7 @@ class Judge:
         if len(shared) < 2:
             return
         slope = (second[shared[0]] - second[shared[-1]]) / max(first[shared[0]] - first[shared[-1]], 1e-9)
-        self.before = abs(slope - 1) < abs(slope - 1 / self.plan.temperature)
+        self.before = abs(slope - 1) < abs(slope - 1 / self.temperature)
         self.found.reported = "before" if self.before else "after"
 
     def _draw(self, server: Server, prompts: Sequence[int], texts: int, end: float) -> Draws:
@@ -234,7 +235,7 @@ class Judge:
             batch = [numbers[at % len(numbers)] for at in range(max(self.plan.lanes, len(numbers)))]
             batch = batch[: max(1, -(-left // choices))]
             asked = side_by_side(
-                lambda at: server.ask(self.prompts[at], length, self.plan.temperature, choices, 1),
+                lambda at: server.ask(self.prompts[at], length, self.temperature, choices, 1),
                 batch,
                 self.plan.lanes,
             )
@@ -263,7 +264,7 @@ class Judge:
             for context in contexts[:MOST_ROWS]:
                 if context not in self.rows:
                     row = next_row(self.reference, self.prompts[prompt], context[1], self.counted.get(prompt))
-                    self.rows[context] = cells(row, self.plan.temperature, self.before) if row else {}
+                    self.rows[context] = cells(row, self.temperature, self.before) if row else {}
                 if self.rows[context]:
                     found[context] = (drawn[context], self.rows[context])
         return found
@@ -276,7 +277,7 @@ class Judge:
         for counter, row in together.values():
             self.found.cut |= _cut(_told(counter, row), row)[1]
         fit = sum((pearson(*self._counts(*one)) for one in together.values()), Fit())
-        if fit.p() < ALPHA:
+        if fit.p() < self.alpha:
             self.found.notes.append(
                 "the reference's draws are not of the rows that it reports, so draws are compared with draws"
             )
@@ -293,7 +294,7 @@ class Judge:
 
     def _test(self, draws: Draws, number: int, prompts: Sequence[int]) -> dict[int, Fit]:
         """Look at the draws of a round, and at all so far -> how well those of each prompt fit."""
-        alpha = ALPHA / (3 * len(ROUNDS))
+        alpha = self.alpha / (3 * len(ROUNDS))
         fresh = [pearson(*self._counts(*one)) for one in self._rows_of(draws.counts).values()]
         self._add("counts", number, sum(fresh, Fit()), alpha)
         fits = {}
@@ -325,7 +326,7 @@ class Judge:
             self.found.tests.append(Test(name, number, fit.draws, fit.degrees, fit.p(self.tolerated), alpha))
 
     def _tell_power(self, fit: Fit) -> None:
-        alpha = ALPHA / (3 * len(ROUNDS))
+        alpha = self.alpha / (3 * len(ROUNDS))
         if fit.degrees:
             distance = smallest_distance(fit.draws, fit.degrees, alpha / len(self.prompts), POWER, self.tolerated)
             self.found.excess = distance
@@ -345,8 +346,8 @@ class Judge:
         fit = sum((two_samples(plain.texts[at], drawn.texts[at]) for at in prompts), Fit())
         found.draws = fit.draws
         if fit.degrees:
-            found.tests.append(Test("texts", 1, fit.draws, fit.degrees, fit.p(self.tolerated), ALPHA))
-            found.excess = smallest_distance(fit.draws, fit.degrees, ALPHA, POWER, self.tolerated)
+            found.tests.append(Test("texts", 1, fit.draws, fit.degrees, fit.p(self.tolerated), self.alpha))
+            found.excess = smallest_distance(fit.draws, fit.degrees, self.alpha, POWER, self.tolerated)
         return found
 
 

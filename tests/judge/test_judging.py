@@ -22,7 +22,7 @@ from edgespec.judge.rows import Noise
 from edgespec.judge.sampled import OTHER, Plan, cells
 from tests.judge.faults import FAULTS, PLAIN, SPECULATIVE, generous, hot, serving
 
-FAST = Plan(draws=640, prompts=1, seconds=60, lanes=2)
+FAST = Plan(draws=640, prompts=1, seconds=60, temperatures=(0.75,), lanes=2)
 CHOSEN = (PROMPTS[7], *PROMPTS[:3])
 
 
@@ -41,10 +41,10 @@ def test_an_honest_server_is_identical(url: str) -> None:
     found = judged(url)
     assert found.verdict == "identical", found.line
     assert found.noise.largest == 0  # native operators give the same bits
-    assert found.sampled is not None
-    assert found.sampled.reported == "before"
-    assert {test.name for test in found.sampled.tests} == {"counts", "prompt", "sharpness"}
-    assert found.sampled.excess is not None
+    (sampled,) = found.sampled
+    assert sampled.reported == "before"
+    assert {test.name for test in sampled.tests} == {"counts", "prompt", "sharpness"}
+    assert sampled.excess is not None
     assert found.forced is not None
     assert found.forced.places > 0
 
@@ -66,8 +66,7 @@ def test_faults_of_sampling_are_wrong_and_their_greedy_texts_are_not(url: str, f
     with fault():
         found = judged(url)
     assert found.greedy[0].verdict == "identical"
-    assert found.sampled is not None
-    assert found.sampled.verdict == "wrong", found.line
+    assert found.sampled[-1].verdict == "wrong", found.line
 
 
 def test_without_log_probabilities_draws_are_compared_with_draws(url: str) -> None:
@@ -82,8 +81,7 @@ def test_without_log_probabilities_draws_are_compared_with_draws(url: str) -> No
 
     found = run(nullcontext())
     assert found.verdict == "identical"
-    assert found.sampled is not None
-    assert found.sampled.reference == "draws"
+    assert found.sampled[0].reference == "draws"
     assert any("no log-probabilities" in note for note in found.notes)
     assert run(FAULTS["the bonus token off by one"]()).verdict == "wrong"
 
@@ -116,6 +114,8 @@ def test_cells_of_a_row() -> None:
 
 KEYS = {"edgespec", "verdict", "line", "server", "against", "plain", "noise", "drift", "greedy", "forced", "sampled",
         "speed", "notes", "seconds"}  # fmt: skip
+SAMPLED = {"temperature", "reported", "reference", "texts", "draws", "cut", "tests", "excess", "temperature_error",
+           "notes", "verdict", "power"}  # fmt: skip
 
 
 def test_the_command_prints_a_line_and_writes_json_and_a_page(url: str, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_the_command_prints_a_line_and_writes_json_and_a_page(url: str, tmp_path
     assert body["verdict"] == "identical"
     assert set(body["greedy"][0]) == {"what", "prompts", "equal", "tokens", "agreed", "differences", "verdict"}
     assert body["greedy"][0]["prompts"] == 3
-    assert set(body["sampled"]) == {"temperature", "reported", "reference", "texts", "draws", "cut", "tests", "excess",
-                                    "temperature_error", "notes", "verdict", "power"}  # fmt: skip
+    assert [one["temperature"] for one in body["sampled"]] == [0.6, 1.0]
+    assert set(body["sampled"][0]) == SAMPLED
     assert "<h1" in page.read_text("utf-8")
     with FAULTS["the bonus token off by one"]():
         found = CliRunner().invoke(cli, [*command, "--seconds", "0", "--report", str(page)])
