@@ -164,7 +164,7 @@ class GenAI:
         generator = self.library.Generator(self.model, params)
         generator.append_tokens(given)
         found = Written("", len(given), 0)
-        tokens = []
+        tokens: list[int] = []
         while not generator.is_done() and len(tokens) < asked.most:
             top: dict[str, float] = {}
             if asked.likeliest:
@@ -215,7 +215,12 @@ def _merged(texts: Any, values: Sequence[float]) -> dict[str, float]:
     return found
 
 
-ENGINES = {"transformers": Transformers, "openvino": OpenVINO, "genai": GenAI, "ctranslate2": CTranslate2}
+ENGINES: dict[str, Any] = {
+    "transformers": Transformers,
+    "openvino": OpenVINO,
+    "genai": GenAI,
+    "ctranslate2": CTranslate2,
+}
 
 
 class Worker:

@@ -53,8 +53,8 @@ def main() -> None:
                     power = [(one.temperature, one.excess, one.temperature_error) for one in last.sampled]
                     print(f"  power .95: temperature, excess, error of the temperature: {power}", flush=True)
     for name, tries in found.items():
-        wrong, seconds, texts = zip(*tries, strict=True)
-        print(f"{name}: wrong in {sum(wrong)} of {len(tries)}; {max(seconds):.0f} s and {max(texts)} texts at most")
+        wrong, seconds, counts = zip(*tries, strict=True)
+        print(f"{name}: wrong in {sum(wrong)} of {len(tries)}; {max(seconds):.0f} s and {max(counts)} texts at most")
 
 
 if __name__ == "__main__":

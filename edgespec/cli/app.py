@@ -32,7 +32,7 @@ COMMANDS = {
     "rm": "Remove bundles that `run` has made.",
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
-    "judge": "Judge how exact any server is: greedy texts, and the distribution of sampled ones.",
+    "judge": "Judge how exact any server is, greedy and sampled.",
     "serve": "Serve a bundle: a page, and the APIs of OpenAI and Anthropic.",
     "info": "Show what a bundle holds.",
     "devices": "Show on which devices bundles can run here.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -73,7 +73,7 @@ def pearson(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> Fit:
     return Fit(sum((seen - e) ** 2 / e for e, seen in cells), len(cells) - 1, total)
 
 
-def two_samples(first: Mapping[Hashable, int], second: Mapping[Hashable, int]) -> Fit:
+def two_samples(first: Mapping[Any, int], second: Mapping[Any, int]) -> Fit:
     """Compare the counts of two samples by Pearson's test of homogeneity; rare cells are put together.
 
     ``draws`` of what is returned is the size of one sample that would know as much against a known distribution.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from edgespec.formulas.agreement import Verdict, first_difference, verdict_of
-from edgespec.judge.client import Answer, Server, side_by_side
+from edgespec.judge.client import Answer, Server, Token, side_by_side
 from edgespec.judge.rows import MOST, Noise, Row, margin, matching, next_row, texts
 
 CHECKED = 6  # places of a text where its row is asked for again
@@ -174,65 +174,72 @@ def compare(
 
 
 def _difference(reference: Server, prompt: str, number: int, expected: Answer, got: Answer, noise: Noise) -> Difference:
-    if expected.tokens and got.tokens:
+    if not expected.tokens:
+        return _without_tokens(reference, prompt, number, expected.text, got.text)
+    if got.tokens:
         at = first_difference(texts(expected.tokens), texts(got.tokens))
         at = min(len(expected.tokens), len(got.tokens)) if at is None else at
-        before = texts(expected.tokens[:at])
-        wrote = [one.tokens[at].text if at < len(one.tokens) else "" for one in (expected, got)]
-        found = Difference(number, at, *wrote)
-        rows = [one.tokens[at].top if at < len(one.tokens) else {} for one in (expected, got)]
+        other = got.tokens[at] if at < len(got.tokens) else Token("")
     else:
-        at = first_difference(expected.text, got.text) or 0
-        token = _token_at(expected, at)
-        start = at if token is None else sum(map(len, texts(expected.tokens[:token])))
-        row: Row = {} if token is None else expected.tokens[token].top
-        rest = got.text[start:]
-        chosen = expected.text[start:][:1] if token is None else expected.tokens[token].text
-        found = Difference(number, at if token is None else token, chosen, matching(row, rest))
-        before, rows = [expected.text[:start]], [row, {}]
-    if not found.expected or not found.got:  # one ends earlier: few servers report how likely an end is
+        character = first_difference(expected.text, got.text) or 0
+        at = _token_at(expected, character)
+        before = sum(map(len, texts(expected.tokens[:at])))
+        row = expected.tokens[at].top if at < len(expected.tokens) else {}
+        other = Token(matching(row, got.text[before:]))
+    own = expected.tokens[at] if at < len(expected.tokens) else Token("")
+    found = Difference(number, at, own.text, other.text)
+    if not own.text or not other.text:  # one ends earlier: few servers report how likely an end is
         return found
-    for source, row in (("row", rows[0]), ("asked", None), ("own", rows[1])):
-        if row is None and reference.abilities.likeliest:
-            row = next_row(reference, prompt, before, expected.prompt_tokens if expected.tokens else None)
-        swapped = source == "own"  # its row prefers its own token
-        told = margin(row or {}, *((found.got, found.expected) if swapped else (found.expected, found.got)))
-        if told is not None:
+    rows: list[tuple[str, Row]] = [("row", own.top)]
+    if margin(own.top, own.text, other.text) is None:
+        rows.append(("asked", next_row(reference, prompt, texts(expected.tokens[:at]), expected.prompt_tokens)))
+    for source, row in rows:
+        if (told := margin(row, own.text, other.text)) is not None:
             found.margin, found.at_least, found.source = abs(told[0]), told[1], source
             found.near_tie = found.margin <= noise.limit
-            if source == "own" and not found.near_tie:
-                found.near_tie = None  # the reference was not asked
             return found
-    return _draw(reference, prompt + "".join(before), found)
+    if (
+        told := margin(other.top, other.text, own.text)
+    ) is not None:  # the row of the judged text prefers its own token
+        found.margin, found.at_least, found.source = abs(told[0]), told[1], "own"
+        found.near_tie = True if found.margin <= noise.limit else None  # the reference was not asked
+    return found
 
 
-def _token_at(answer: Answer, character: int) -> int | None:
+def _token_at(answer: Answer, character: int) -> int:
     """Find the token that a character of a text belongs to."""
     end = 0
     for at, token in enumerate(answer.tokens):
         end += len(token.text)
         if character < end:
             return at
-    return None
+    return len(answer.tokens)
 
 
-def _draw(reference: Server, prompt: str, found: Difference) -> Difference:
-    """Draw the next token often, where there are no log-probabilities: a token that is never sampled is no near-tie."""
-    if reference.abilities.api != "completions":
+def _without_tokens(reference: Server, prompt: str, number: int, expected: str, got: str) -> Difference:
+    """Draw the next token often, where no log-probabilities are reported: a token that is never sampled is no near-tie.
+
+    The draws begin with the word in which the texts part, as its tokens are not known.
+    """
+    at = first_difference(expected, got) or 0
+    start = max((place for place in range(at) if expected[place].isspace()), default=0)
+    found = Difference(number, at, expected[start : at + 1], got[start : at + 1])
+    if reference.abilities.api != "completions" or at >= min(len(expected), len(got)):
         return found
-    counts = [0, 0]
+    counts, both = [0, 0], 0
     choices = reference.abilities.choices
     for _ in range(0, DRAWS, choices):
-        for answer in reference.ask(prompt, 1, 1.0, choices):
-            for which, token in enumerate((found.expected, found.got)):
-                counts[which] += bool(answer.text) and (answer.text.startswith(token) or token.startswith(answer.text))
+        for answer in reference.ask(prompt + expected[:start], 1, 1.0, choices):
+            fits = [bool(answer.text) and text[start:].startswith(answer.text) for text in (expected, got)]
+            both += fits[0] and fits[1]
+            if fits[0] != fits[1]:
+                counts[fits[1]] += 1
     total = sum(counts)
-    if not total:
-        return found
-    found.source, found.margin = "draws", abs(math.log((counts[0] + 0.5) / (counts[1] + 0.5)))
-    share = 1 / (1 + math.exp(MOST))  # of the other token, if it were as far away as a near-tie may be
-    chance = sum(math.comb(total, k) * share**k * (1 - share) ** (total - k) for k in range(counts[1] + 1))
-    found.near_tie = False if chance < CHANCE else None
+    if total > both:  # else the texts part within the word, behind a token that they share
+        found.source, found.margin = "draws", abs(math.log((counts[0] + 0.5) / (counts[1] + 0.5)))
+        share = 1 / (1 + math.exp(MOST))  # of the other token, if it were as far away as a near-tie may be
+        chance = sum(math.comb(total, k) * share**k * (1 - share) ** (total - k) for k in range(counts[1] + 1))
+        found.near_tie = False if chance < CHANCE else None
     return found
 
 

@@ -35,12 +35,11 @@ def running(command: str, waiting: Callable[[float], None] | None = None) -> Ite
         raise ServerError(f"{command!r}: expected {{port}} where the port belongs", "such as `--port {port}`")
     port = _free_port()
     words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
-    own = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)} if sys.platform == "win32" else {}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=sys.platform != "win32", **own,
+                start_new_session=sys.platform != "win32",
             )  # fmt: skip
         except OSError as error:
             raise ServerError(f"{words[0]}: cannot be started: {error.strerror or error}") from None

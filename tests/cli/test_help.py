@@ -205,6 +205,7 @@ REFUSED: dict[str, tuple[str, ...] | None] = {
     "devices": None,
     "export": (NONE,),
     "info": (MISSING,),
+    "judge": None,  # 1 is a verdict: a server that cannot be asked is 2
     "list": None,
     "models": (NONE,),
     "ngram build": (MISSING, "--tokenizer", TARGET, "-o", "out"),

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.formulas.agreement import first_difference, is_near_tie, near_tie_limit, verdict_of, worst
 from edgespec.formulas.statistics import (
@@ -71,9 +72,13 @@ def test_exact_counts_are_seldom_called_wrong(size: int) -> None:
 
 def test_two_samples_of_one_distribution_agree_and_others_do_not() -> None:
     p, q = RNG.dirichlet(np.ones(9)), RNG.dirichlet(np.ones(9))
-    same = [two_samples(*(dict(enumerate(RNG.multinomial(500, p))) for _ in range(2))).p() for _ in range(300)]
+
+    def counts(size: int, chances: NDArray[np.float64]) -> dict[int, int]:
+        return dict(enumerate(RNG.multinomial(size, chances).tolist()))
+
+    same = [two_samples(counts(500, p), counts(500, p)).p() for _ in range(300)]
     assert 0.01 < np.mean(np.array(same) < 0.05) < 0.1
-    assert two_samples(dict(enumerate(RNG.multinomial(900, p))), dict(enumerate(RNG.multinomial(900, q)))).p() < 1e-9
+    assert two_samples(counts(900, p), counts(900, q)).p() < 1e-9
     assert two_samples({}, {1: 3}) == Fit()
 
 

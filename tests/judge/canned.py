@@ -1,4 +1,4 @@
-"""A server that answers as it is told to, in the shapes of several engines."""
+"""A server with prepared answers, in the shapes of several engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of servers with few abilities and many, and how their answers are read."""
+"""Servers with few abilities and many are asked for what they take, and their answers are read."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_a_text_that_is_read_as_other_tokens_gives_no_row() -> None:
 
 def test_margins_and_noise() -> None:
     row = {"a": -0.1, "b": -0.3, "c": -5.0}
-    assert margin(row, "a", "b") == (pytest.approx(0.2), False)
-    assert margin(row, "a", "z") == (pytest.approx(4.9), True)
+    assert margin(row, "a", "b") == pytest.approx((0.2, False))
+    assert margin(row, "a", "z") == pytest.approx((4.9, True))
     assert margin(row, "z", "a") is None
     noise = Noise()
     noise.add(row, {"a": -0.15, "b": -0.3, "c": -9.0})  # an unlikely token says nothing

@@ -1,10 +1,10 @@
-"""edgespec's own server, honest and with faults planted: the judge tells them apart."""
+"""edgespec's own server, honest and with faults planted: the judge finds the difference."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from edgespec.judge.page import write_page
 from edgespec.judge.recipes import RECIPES
 from edgespec.judge.rows import Noise
 from edgespec.judge.sampled import OTHER, Plan, cells
+from tests.judge.canned import canned
 from tests.judge.faults import FAULTS, PLAIN, SPECULATIVE, generous, hot, serving
 
 FAST = Plan(draws=640, prompts=1, seconds=60, temperatures=(0.75,), lanes=2)
@@ -91,15 +92,33 @@ def answer(*tokens: tuple[str, dict[str, float]]) -> Answer:
     return Answer("".join(text for text, _ in tokens), made, False, None, None, len(made), 1.0)
 
 
-@pytest.mark.parametrize("apart, verdict", [(0.001, "near-ties"), (0.05, "near-ties"), (0.5, "wrong")])
-def test_rounding_is_no_fault(apart: float, verdict: str) -> None:
-    one = answer(("x", {"x": 0.0}), ("a", {"a": -0.5, "b": -0.5 - apart}))
-    two = answer(("x", {"x": 0.0}), ("b", {"b": -0.5, "a": -0.5 - apart}))
+@pytest.mark.parametrize("gap, verdict", [(0.001, "near-ties"), (0.05, "near-ties"), (0.5, "wrong")])
+def test_rounding_is_no_fault(gap: float, verdict: str) -> None:
+    one = answer(("x", {"x": 0.0}), ("a", {"a": -0.5, "b": -0.5 - gap}))
+    two = answer(("x", {"x": 0.0}), ("b", {"b": -0.5, "a": -0.5 - gap}))
     found = compare("it", Server("http://127.0.0.1:9", "m"), ["?"], [one], [two], Noise(1, 0.02))
     assert found.verdict == verdict
     (difference,) = found.differences
     assert (difference.position, difference.expected, difference.got) == (1, "a", "b")
-    assert difference.margin == pytest.approx(apart)
+    assert difference.margin == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("drawn, near_tie", [([" cat"] * 96, False), ([" cat", " dog"] * 48, None), ([" "] * 96, None)])
+def test_without_log_probabilities_a_token_that_never_comes_is_no_near_tie(
+    drawn: list[str], near_tie: bool | None
+) -> None:
+    left = list(drawn)
+
+    def reply(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        assert body["prompt"] == "Say: the"
+        return 200, {"choices": [{"text": left.pop(), "finish_reason": "length"}]}
+
+    texts = [Answer(text, (), False, None, None, 3, 1.0) for text in ("the cat sat", "the dog sat")]
+    with canned(reply) as url, closing(Server(url, "m")) as server:
+        found = compare("it", server, ["Say: "], texts[:1], texts[1:], Noise())
+    (difference,) = found.differences
+    assert difference.near_tie is near_tie
+    assert found.verdict == ("wrong" if near_tie is False else "near-ties")
 
 
 def test_cells_of_a_row() -> None:
