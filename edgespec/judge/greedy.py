@@ -235,7 +235,7 @@ def _without_tokens(reference: Server, prompt: str, number: int, expected: str, 
             if fits[0] != fits[1]:
                 counts[fits[1]] += 1
     total = sum(counts)
-    if total > both:  # else the texts part within the word, behind a token that they share
+    if total > both:  # else the texts part within the word, after a shared token
         found.source, found.margin = "draws", abs(math.log((counts[0] + 0.5) / (counts[1] + 0.5)))
         share = 1 / (1 + math.exp(MOST))  # of the other token, if it were as far away as a near-tie may be
         chance = sum(math.comb(total, k) * share**k * (1 - share) ** (total - k) for k in range(counts[1] + 1))
