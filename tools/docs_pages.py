@@ -1,12 +1,13 @@
-"""Pages of the site that are not in docs/: the commands, made from their own help, and pages of the repository's top.
+"""Generate pages and tables of the site: commands from their help, supported models, pages of the repository's top.
 
-mkdocs calls ``on_files`` and ``on_page_markdown`` (``hooks`` of mkdocs.yml).  ``python tools/docs_pages.py`` prints the
-commands.
+mkdocs calls ``on_files`` and ``on_page_markdown`` (``hooks`` of mkdocs.yml).  ``python -m tools.docs_pages`` prints the
+commands, ``python -m tools.docs_pages --write`` rewrites the table of models in docs/models.md.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from inspect import cleandoc
 from pathlib import Path
 from posixpath import normpath, relpath
@@ -21,6 +22,9 @@ from edgespec.cli.method_settings import NAMES
 COMMANDS_PAGE = "reference/commands.md"
 TOP_PAGES = {name: f"about/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 ROOT = Path(__file__).resolve().parents[1]
+MODELS_PAGE = ROOT / "docs/models.md"
+BEGIN, END = "<!-- models:begin -->\n", "<!-- models:end -->"  # around the table that ``models_table`` makes
+NATIVE = "; native operators only"
 
 
 def commands_page() -> str:
@@ -73,6 +77,28 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {name} | {text} |" for name, text in cells) + "\n"
 
 
+def models_table() -> str:
+    """Make the table of supported models from the registered architectures and the types with images or sound."""
+    from edgespec.export.architectures import ARCHITECTURES
+    from edgespec.export.architectures.sights import READ
+
+    rows = [("model_type", "for example", "kind", "operators"), ("---",) * 4]
+    for name, kind in ARCHITECTURES.items():
+        pair = any(base.__name__ == "EncoderDecoder" for base in kind.__mro__)
+        what = "encoder-decoder" if pair else "pictures" if kind.features.startswith("codes of pictures") else "decoder"
+        rows.append((f"`{name}`", kind.example, what, "native" if pair or NATIVE in kind.features else "native, stock"))
+    for sense, types in READ.items():
+        names = ", ".join(f"`{name}`" for name in sorted(types))
+        rows.append((names, f"[below](#{sense})", f"decoder with {sense}", "native"))
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def write_models() -> None:
+    """Replace the table in the page of supported models."""
+    before, rest = MODELS_PAGE.read_text("utf-8").split(BEGIN)
+    MODELS_PAGE.write_text(before + BEGIN + models_table() + END + rest.split(END)[1], "utf-8")
+
+
 def _linked(text: str, source: str, page: str) -> str:
     """Make links of ``source`` (a path in the repository) lead where the site has the files; ``page`` is in docs/.
 
@@ -110,4 +136,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(commands_page())
+    if "--write" in sys.argv:
+        write_models()
+    else:
+        print(commands_page())

@@ -28,6 +28,7 @@ from edgespec.reports.bench import MethodFigures
 from edgespec.runtimes.files.manifest import Graph, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.options import LoadOptions
 from tests.docs.conftest import NAMES, ROOT, blocks, first_column, inline, section, tables, text_of
+from tools.docs_pages import models_table
 
 FOLDERS = "benchmarks|configs|docs|edgespec|examples|export|runtimes|tests|tools"
 MADE = {"docs/reference/commands.md"}  # by tools/docs_pages.py
@@ -135,8 +136,9 @@ def test_keys_of_a_recipe() -> None:
 
 
 def test_the_tables_of_architectures_methods_and_recipes_are_whole() -> None:
-    table = tables(text_of("docs/architectures.md"))[0]
+    table = tables(text_of("docs/models.md"))[0]
     assert ARCHITECTURES.keys() <= first_column(table)
+    assert table == models_table(), "python -m tools.docs_pages --write"
     assert set(METHODS) | {"chain", "auto"} == first_column(section("docs/methods.md", "Methods"))
     named = first_column("".join(tables(text_of("docs/recipes.md"))))
     assert {file.stem for file in (ROOT / "configs").glob("*.json")} <= named

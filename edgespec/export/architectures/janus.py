@@ -47,7 +47,7 @@ def drawing_half(source: Checkpoint) -> Checkpoint:
     return found
 
 
-@known("janus", "Janus-Pro-1B", "codes of pictures behind tokens of texts; a head of two matrices")
+@known("janus", "Janus-Pro-1B", "codes of pictures after tokens of texts; a head of two matrices")
 class Janus(Architecture):
     """The decoder of Janus, a Llama, with the embeddings and the head of codes."""
 

@@ -178,7 +178,7 @@ class EncoderDecoder(Architecture):
 @known(
     "marian",
     "opus-mt-en-de, opus-mt-ko-en",
-    "encoder-decoder; norms behind the residuals, sinusoids, logits with a bias",
+    "encoder-decoder; norms after the residuals, sinusoids, logits with a bias",
 )
 class Marian(EncoderDecoder):
     """Marian's translators (OPUS-MT): some have a vocabulary of their own for each language."""
@@ -191,7 +191,7 @@ class Marian(EncoderDecoder):
         return super().configure() | ({"vocab": vocab} if vocab else {})
 
 
-@known("bart", "bart-large-cnn, distilbart-cnn-12-6", "encoder-decoder; norms behind the residuals, learned positions")
+@known("bart", "bart-large-cnn, distilbart-cnn-12-6", "encoder-decoder; norms after the residuals, learned positions")
 class Bart(EncoderDecoder):
     """BART: positions begin two rows into their matrix."""
 
