@@ -48,7 +48,7 @@ STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at d
 # (docs/dev/measurements.md) for 20 and 18 bytes of 32 weights
 STOCK_STEP = 1.7
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
-# no method is faster, take 0.022 ms more than plain decoding's (docs/planning.md)
+# no method is faster, take 0.022 ms more than plain decoding's (docs/dev/planning.md)
 CONTROL = 0.022
 EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
 

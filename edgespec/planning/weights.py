@@ -13,9 +13,9 @@ from edgespec.runtimes.files.manifest import FileEntry, HeadGroup, ModelPart
 from edgespec.runtimes.files.packing import Packed
 
 # Linux maps this much around a page that is touched, about: 64 KiB to a MiB, by how large the pieces are in which the
-# page cache has the file (docs/planning.md)
+# page cache has the file (docs/dev/planning.md)
 WINDOW = 256 << 10
-_ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank is in a text; fitted to one (docs/planning.md)
+_ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank is in a text; fitted to one (docs/dev/planning.md)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_keys_of_a_manifest() -> None:
 
 
 def test_keys_of_a_recipe() -> None:
-    assert first_column(section("docs/recipes.md", "A recipe of your own")) == set(Recipe.model_fields)
+    assert first_column(section("docs/recipes.md", "Your own recipe")) == set(Recipe.model_fields)
 
 
 def test_the_tables_of_architectures_methods_and_recipes_are_whole() -> None:

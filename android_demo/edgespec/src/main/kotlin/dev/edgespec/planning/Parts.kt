@@ -9,7 +9,7 @@ private const val MARGIN = 0.01 // of the bytes that were added up
 private const val LEAST_MARGIN = 2L * MIB
 private const val HUGE = 2L * MIB // a large array's pages, where the system gives it large ones
 
-// measured on the Python side (docs/planning.md): opening a tiny bundle, running it, a session by the size of its graph, a tokenizer
+// measured on the Python side (docs/dev/planning.md): opening a tiny bundle, running it, a session by the size of its graph, a tokenizer
 // by that of its file, and what is kept of a token
 private const val LOADING = (1.4 * MIB).toLong()
 private const val RUNNING = (1.9 * MIB).toLong()
