@@ -1,6 +1,6 @@
 """Bytes: what a bundle takes while it loads and while it runs, part by part.
 
-The figures of a process without a model (Python, libraries, sessions, the tokenizer) were measured (docs/dev/planning.md):
+The figures of a process without a model (Python, libraries, sessions, tokenizer) were measured (docs/dev/planning.md):
 x86-64 Linux, Python 3.11, ONNX Runtime 1.31, numpy 2.4.
 """
 
