@@ -1,4 +1,4 @@
-"""What is said of a request's text, and the exit code."""
+"""Statistics about a request's text, and the exit code."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def at_terminal() -> bool:
-    """Whether somebody types here."""
+    """Whether a user types here."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def summary(result: Result) -> str:
-    """One line: how much, how fast, the same text or not, and by which method."""
+    """One line: tokens, speed, whether the text is the same, and the method."""
     from edgespec.drafters.registry import AR
 
     stats = result.stats
@@ -48,14 +48,14 @@ def summary(result: Result) -> str:
 
 
 def own_sampling_words(found: Mapping[str, float]) -> str:
-    """Which of the model's own sampling settings decided; nothing where none did."""
+    """List the model's sampling settings that were used; empty without any."""
     if not found:
         return ""
     return f"sampling as the model asks: {', '.join(f'{name} {value:g}' for name, value in found.items())}"
 
 
 def _same(result: Result) -> str:
-    """How the text stands to plain decoding's."""
+    """Relation of the text to plain decoding's."""
     if result.unproven:
         return f"UNPROVEN: {'; '.join(result.unproven)}"
     if not result.lossless:
@@ -78,7 +78,7 @@ def _method(result: Result) -> str:
 
 
 def result_lines(result: Result) -> list[str]:
-    """List what a result says of itself, and ``stats_lines``."""
+    """List the statements of a result, and ``stats_lines``."""
     return [
         f"result       {summary(result)}",
         f"method       {_method(result)}: {result.reason}",
@@ -171,7 +171,7 @@ def conclude(engine: Engine, result: Result, settings: Settings, stats: bool, ch
 
 
 def cut(engine: Engine, result: Result, settings: Settings, chatting: bool = False) -> str | None:
-    """Say what cut a text short, and what to do; None = it came to its own end, or somebody stopped it.
+    """Explain why a text was cut, and the remedy; None = it was not, or the user stopped it.
 
     ``chatting``: commands of a chat can be typed.
     """
@@ -191,11 +191,11 @@ def cut(engine: Engine, result: Result, settings: Settings, chatting: bool = Fal
 
 
 def end(engine: Engine, result: Result, settings: Settings, told: bool = True) -> None:
-    """Exit with what says that the text is not all: 130 after Ctrl-C, ``CUT`` where a grammar was not completed.
+    """Exit with a code if the text is incomplete: 130 after Ctrl-C, ``CUT`` where a grammar was not completed.
 
     Args:
         engine: where it ran.
-        result: what it gave.
+        result: its result.
         settings: as asked for.
         told: whether ``conclude`` has said it.
     """
@@ -208,7 +208,7 @@ def end(engine: Engine, result: Result, settings: Settings, told: bool = True) -
 
 
 def template_options(given: Sequence[str]) -> dict[str, Any]:
-    """Options of a template from KEY=VALUE; a value is JSON (``false``, ``3``), and text where it is no JSON.
+    """Options of a template from KEY=VALUE; a value is JSON (``false``, ``3``), else text.
 
     Raises:
         InvalidRequest: without a key or a value.
@@ -223,7 +223,7 @@ def template_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def template_value(text: str) -> Any:
-    """Read a value: JSON (``false``, ``3``), and text where it is no JSON."""
+    """Read a value: JSON (``false``, ``3``), else text."""
     try:
         return parse_json(text)
     except ValueError:

@@ -31,17 +31,17 @@ COMMANDS = {
     "list": "Show the bundles that `run` has made of models.",
     "rm": "Remove bundles that `run` has made.",
     "bench": "Compare every method of a bundle with plain decoding.",
-    "verify": "Prove that a bundle's methods write what plain decoding writes.",
+    "verify": "Prove that every method generates plain decoding's text.",
     "judge": "Judge how exact any server is, greedy and sampled.",
     "serve": "Serve a bundle: a page, and the APIs of OpenAI and Anthropic.",
-    "info": "Show what a bundle holds.",
+    "info": "Show the parts of a bundle.",
     "devices": "Show on which devices bundles can run here.",
     "ngram": "Build, show and remove n-gram stores.",
     "cache": "Show, clear and limit what is kept between runs.",
 }
 
 
-# commands that lie in another module: its name, and theirs there
+# commands in another module: its name, and theirs in it
 ELSEWHERE = {
     "pull": ("models", "pull"),
     "list": ("models", "listing"),
@@ -93,7 +93,7 @@ def cli() -> None:
     """  # noqa: E501
 
 
-# modules that come with an extra, so that a missing one can be answered with what to install
+# modules of extras: an error about a missing one names the extra
 EXTRAS = {
     "ml_dtypes": "export",
     "onnx": "export",
@@ -117,15 +117,15 @@ EXTRAS = {
 def main() -> None:
     """Run the command line; user errors exit with 1, usage errors with 2, neither with a traceback.
 
-    What failed is said in words on stderr, and under ``--json`` as an object on stdout, too.
+    A failure is a message on stderr, and with ``--json`` also an object on stdout.
     """
     _open_outputs()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a model may write what a Windows code page has no room for
+        sys.stdout.reconfigure(errors="replace")  # a Windows code page lacks many characters
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _terminated)
     try:
-        cli.main(standalone_mode=False)  # click ends quietly, with 1, when whoever read us has gone
+        cli.main(standalone_mode=False)  # click ends quietly, with 1, when the reader is gone
     except click.ClickException as error:
         error.show()
         _end(error.exit_code, "UsageError", error.format_message())
@@ -148,9 +148,9 @@ def _open_outputs() -> None:
 
 
 def _terminated(_: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM, like Ctrl-C: what is half done is cleared away.
+    """SIGTERM, like Ctrl-C: partial results are removed.
 
-    Within an import the process ends at once: some modules, written in C, turn an exit into an error of their own.
+    Within an import the process ends at once: some C modules turn an exit into another error.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -169,7 +169,7 @@ def _told(error: Exception) -> EdgespecError | None:
         hint = install_hint(EXTRAS[error.name])
         return EdgespecError(f"this command needs {error.name}, which is not installed", hint)
     if isinstance(error, MemoryError):
-        hint = "--budget keeps within a limit, and `edgespec plan` says what fits"
+        hint = "--budget keeps within a limit, and `edgespec plan` lists what fits"
         return EdgespecError(f"out of memory: {error or 'the system has no more'}", hint)
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve before Python 3.13
         return EdgespecError(str(error), "name another file or folder")
@@ -181,10 +181,10 @@ def _end(code: int, kind: str, message: str, hint: str | None = None) -> NoRetur
     if "--json" in sys.argv[1:]:
         from edgespec.cli.common import emit_json
 
-        with suppress(OSError):  # whoever read us has gone
+        with suppress(OSError):  # the reader is gone
             emit_json({"error": {"type": kind, "message": message, "hint": hint}})
     try:
         sys.stdout.flush()
-    except OSError:  # what could not be written would be tried again at the very end, and change the exit code
+    except OSError:  # unwritten output would be retried at exit, and change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

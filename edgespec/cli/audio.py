@@ -35,12 +35,12 @@ audio_options = group(
         "A recording to transcribe, or with --chat to ask about: wav, flac, ogg, mp3, m4a or webm; - is stdin.",
         metavar="FILE",
     ),
-    option("--language", "Spoken there, as in en.  [default: it is detected]"),
-    option("--task", "Write it down, or translate it into English.", ["transcribe", "translate"], "transcribe"),
+    option("--language", "Language of the recording, for example en.  [default: detected]"),
+    option("--task", "Transcribe, or translate into English.", ["transcribe", "translate"], "transcribe"),
     option("--timestamps/--no-timestamps", "Whether segments have times.", default=True),
     option(
         "--format",
-        f"Of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join(FORMATS)}.  "
+        f"Format of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join(FORMATS)}.  "
         "[default: txt, and weights that keep the quality]",
         [*FORMS, *FORMATS],
         dest="form",
@@ -57,7 +57,7 @@ def transcribe(bundle: str, prompts: tuple[str, ...], method: str | None, option
     if any(options[name] for name in GRAMMARS):
         raise click.UsageError("a grammar does not go with --audio: transcripts follow the model's own rules")
     if len(prompts) > 1:
-        raise click.UsageError("give one --prompt: words in front of the recording")
+        raise click.UsageError("give one --prompt: words before the recording")
     make_settings(method, options)  # what cannot be is refused before anything is loaded
     asked, sound = _asked(prompts, options), read_sound(options["audio"])
     as_json = options["as_json"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.engine.result import Result
 
 Item = TypeVar("Item")
-HINT = 'give an object a line, as in {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
+HINT = 'give one object per line, as in {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 AT_ONCE = 64  # prompts of one batch call: their longest one decides how many fit the memory together
 
 
@@ -70,8 +70,8 @@ def answer_file(
         engine: of the bundle.
         asked: of ``read_input``, an object each: ``prompt`` or ``messages``, and where wanted ``id`` and ``seed``.
         source: where they were read.
-        output: an object a line: ``index``, ``id``, ``key``, and ``text``, ``finish``, ``tokens``, ``prompt_tokens``,
-            ``method_used``, ``exact``; or ``error``, and the others go on.
+        output: one object per line: ``index``, ``id``, ``key``, ``text``, ``finish``, ``tokens``, ``prompt_tokens``,
+            ``method_used``, ``exact``; or ``error``; the others continue.
         settings: of all answers.
         as_json: print the sum as JSON.
 
@@ -200,7 +200,7 @@ def _line(engine: Engine, number: int, at: int, text: str, decides: bytes) -> Li
 
 
 def _resume(output: Path, keys: list[str]) -> tuple[int, int]:
-    """Count the answers that are there, and those of them that failed; a line that was cut is taken off.
+    """Count the existing answers and the failed ones; an incomplete last line is removed.
 
     Raises:
         InvalidRequest: they are answers to something else.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from edgespec.reports.advice import Advice
     from edgespec.reports.bench import MethodFigures
 
-EVERY = 10  # seconds between two lines that say how all methods stand
+EVERY = 10  # seconds between two lines with the state of all methods
 
 
 def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
@@ -90,7 +90,7 @@ def _show_profile(profile: dict[str, Any]) -> None:
     console = table_console()
     console.width = max(console.width, 100)
     console.print(table)
-    click.echo("a part: its share of the time (and what it reaches of the higher of its two roofs)")
+    click.echo("a part: its share of the time (and its share of the higher of its two limits)")
 
 
 def _of_roof(share: float | None) -> str:
@@ -160,7 +160,7 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
         engine = open_engine(bundle, options)
         entries.append((engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     engine = entries[0][0]
-    # a text about a source ends: what stands behind its end is nothing that a model was made to write
+    # a text about a source ends: tokens after its end are meaningless
     settings = settings.changed(ignore_eos=settings.ignore_eos and all(one.sources is None for one, _ in entries))
     texts = read_prompts(engine, options["prompts"], options["limit"])
     stopped, watch = Event(), Watch()
@@ -196,7 +196,7 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
     if report:
         again = shlex.join(["edgespec", *sys.argv[1:]])
         write_page(report, engines, figures, texts[0], settings, again, foreign, busy)
-    if plot:  # last: whatever goes wrong, the figures are out
+    if plot:  # last: an error here loses no figures
         what = f"{bundles[0].resolve().name}: {engine.bundle.manifest.target.format}"
         what = what if len(bundles) == 1 else f"{len(bundles)} bundles"
         draw(rows, plot, f"{what}, {engine.model.threads} threads")
@@ -225,13 +225,13 @@ def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, severa
 
 
 class _Rows:
-    """What is told on stderr while it is measured: a line for each method at once, then how all stand, now and then."""
+    """Progress on stderr: the first result of each method, then the state of all from time to time."""
 
     def __init__(self) -> None:
         self._told, self._at = 0, 0.0
 
     def show(self, figures: Sequence[MethodFigures]) -> None:
-        """Tell the methods that are new; of the same ones, if the last line is ``EVERY`` seconds old, how all stand."""
+        """Print new methods, or the state of all if the last line is ``EVERY`` seconds old."""
         if len(figures) > self._told:
             self._told, self._at = len(figures), monotonic()
             _, name, speed, ratio = _so_far(figures[-1])
@@ -255,10 +255,10 @@ def _measured(plain: MethodFigures, pairs: int) -> str:
 
 @dataclass(frozen=True)
 class _Said:
-    """What was asked for, which decides what may be said of texts."""
+    """The request, which decides the statements about texts."""
 
     strict: bool
-    lost: list[str]  # what another rule of acceptance gives away
+    lost: list[str]  # properties that another acceptance rule lacks
     sampled: bool
 
     def comparable(self, row: dict[str, Any]) -> bool:
@@ -267,7 +267,7 @@ class _Said:
 
 
 def _show(rows: list[dict[str, Any]], padded: bool, said: _Said, busy: str, ask: dict[str, str]) -> None:
-    """Print a headline for each bundle, whether the machine was quiet, the table, and what to type next."""
+    """Print a headline for each bundle, whether the machine was quiet, the table, and the next command."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
     for name in names:
         of_it = [row for row in rows if row["bundle"] == name]
@@ -297,7 +297,7 @@ def _headline(rows: list[dict[str, Any]]) -> str:
     if _helps(best):
         return f"{best['method']} is {best['speedup']:.1f} times as fast as plain decoding"
     if best["pairs"] == 1:
-        return "one pair of runs: too few to say what is fastest"
+        return "one pair of runs: too few to find the fastest"
     if best["speedup"] >= 1.02:
         return f"{best['method']} may be faster, but 1.00x is in its interval"
     return "no method is faster than plain decoding here"
@@ -325,14 +325,14 @@ def _padded(engine: Engine) -> bool:
 
 
 def _explain(rows: list[dict[str, Any]], strict: bool, advice: list[Advice]) -> None:
-    """Why methods did not pay, what strict mode costs, and what to use when."""
+    """Print why methods did not help, the cost of strict mode, and advice."""
     click.echo()
     for row, where in zip(rows, row_names(rows), strict=True):
         if row["method"] == AR and strict and row["speedup"] < 0.97:
             click.echo(f"{where}: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
         if "did not pay" in row["reason"]:
             click.echo(f"{where}: {row['reason'].removeprefix('asked for; ')}")
-    click.echo("what to use:")
+    click.echo("advice:")
     for item in advice:
         taken = {"bundle": item.bundle, "format": item.format, "method": item.method}
         click.echo(f"  {item.situation:<8} {row_names([taken, *rows])[0]}: {item.why}")

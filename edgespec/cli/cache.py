@@ -15,7 +15,7 @@ from edgespec.runtimes.files.cache import KINDS, PROMPTS, Entry, cache_folder, e
 def command() -> None:
     """Show, clear and limit what is kept between runs: converted weights, prompts, profiles, skip sets, digests.
 
-    All of it is made again when it is needed.  The folder is EDGESPEC_CACHE, else the user's cache folder.  Every
+    All of it is recreated when needed.  The folder is EDGESPEC_CACHE, else the user's cache folder.  Every
     subcommand has --json.
 
     \b
@@ -89,7 +89,7 @@ def limit(size: str, as_json: bool) -> None:
     """Keep the cache, prompts left out, below SIZE, as in 5GiB, from now on; off = no limit.
 
     Where it would become larger, converted weights are removed: those of bundles that are gone first, then those that
-    were used longest ago.  The weights that are being converted stay, however large.
+    were used longest ago.  Weights in conversion stay, regardless of their size.
 
     \b
     edgespec cache limit 5GiB

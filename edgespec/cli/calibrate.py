@@ -117,7 +117,7 @@ def _check_output(output: Path | None) -> None:
 
 
 def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:
-    """List what is asked for that a kept profile does not have; what nobody asked for may be as it is."""
+    """List requested settings that a stored profile lacks; other settings may differ."""
     from edgespec.planning.profiles import prompts_digest
 
     found = []

@@ -41,7 +41,7 @@ MOST_CALLS = 16  # rounds of calls that one question may cause
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a chat: what stands behind its name, what it does, the function, and what it must be given."""
+    """A command of a chat: its argument, help text, function, and required value."""
 
     usage: str
     what: str
@@ -91,7 +91,7 @@ class Chat:
                     self.take(text)
 
     def take(self, text: str) -> None:
-        """Run a command, or ask a question; what is wrong with either is said, and the chat goes on."""
+        """Run a command, or ask a question; errors are printed, and the chat continues."""
         word, _, rest = text.strip().partition(" ")
         try:
             if (command := COMMANDS.get(word)) is not None:
@@ -108,7 +108,7 @@ class Chat:
             click.echo("stopped", err=True)
 
     def ask(self, question: Any) -> Result:
-        """Ask one question, with the pictures that go along, and show the answer and what is said of it.
+        """Ask one question with its pictures, and show the answer and its statistics.
 
         Raises:
             InvalidRequest: the template refuses it, or it has no room.
@@ -361,7 +361,7 @@ COMMANDS = {
         "FILE", "keep the conversation and its cache in a file", Chat._save, "a file to write", "talk.session"
     ),
     "/load": Command(
-        "FILE", "go on with a saved conversation", Chat._load, "a file of /save or --session", "talk.session"
+        "FILE", "continue a saved conversation", Chat._load, "a file of /save or --session", "talk.session"
     ),
     "/image": Command(
         "FILE", "put a picture in front of the next question", Chat._image, "a picture's file", "photo.jpg"
@@ -369,7 +369,7 @@ COMMANDS = {
     "/audio": Command(
         "FILE", "put a recording in front of the next question", Chat._audio, "a recording's file", "talk.mp3"
     ),
-    "/reset": Command("", "forget what was said; the system message stays", Chat._reset),
+    "/reset": Command("", "forget the conversation; the system message stays", Chat._reset),
     "/exit": Command("", "end the chat; Ctrl-D does as well, and Ctrl-C twice", Chat._exit),
 }
 SETTABLE = (

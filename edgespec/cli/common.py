@@ -1,4 +1,4 @@
-"""Options and output that the commands share; help in groups: what people need first stands first."""
+"""Options and output that the commands share; help in groups: common options first."""
 
 from __future__ import annotations
 
@@ -166,7 +166,9 @@ prompts_option = option("--prompts", "File of prompts: one a line, or .jsonl.  [
 memory_options = group(
     COMMON,
     option(
-        "--context", "The most tokens of a sequence, prompt included.  [default: the bundle's]", click.IntRange(min=2)
+        "--context",
+        "Maximum context length in tokens, with the prompt.  [default: the bundle's]",
+        click.IntRange(min=2),
     ),
     option("--budget", "Memory limit, such as 1.5GiB; off: no limit.  [default: what is free]"),
 )
@@ -207,7 +209,7 @@ sampling_default_options = group(
         float,
     ),
 )
-length_option = group(COMMON, option("--max-new-tokens", "The most tokens to write.", COUNT, 128))
+length_option = group(COMMON, option("--max-new-tokens", "Maximum number of new tokens.", COUNT, 128))
 sampling_options = group(
     "Sampling",
     sampling_default_options,
@@ -221,11 +223,11 @@ language_options = group(
 )
 drafting_options = group(
     "Drafting",
-    option("--gamma", "The most guesses per round.  [default: the method's]", int),
+    option("--gamma", "Maximum number of guesses per round.  [default: the method's]", int),
     option("--no-fallback", "Keep drafting even where it does not help.", bool),
     option(
         "--acceptance",
-        "Sampling: accept the most guesses, or write exactly plain decoding's text for the seed (coupled).",
+        "Sampling: accept more guesses (rejection), or give exactly plain decoding's text for the seed (coupled).",
         ["rejection", "coupled"],
         "rejection",
     ),
@@ -236,7 +238,7 @@ drafting_options = group(
         metavar="RULE",
         callback=_rule,
     ),
-    option("--ngram-store", "File made by `edgespec ngram build`, which method ngram searches, too.", PATH),
+    option("--ngram-store", "File made by `edgespec ngram build`, that method ngram also searches.", PATH),
     set_option,
 )
 
@@ -265,7 +267,7 @@ grammar_options = group(
 
 
 def request_options(function: F) -> F:
-    """Add all options of loading a bundle and of a request to it, but for the length."""
+    """Add all options of loading a bundle and of a request, except the length."""
     for options in (
         loading_options, grammar_options, drafting_options, sampling_options, language_options, memory_options,
     ):  # fmt: skip
@@ -348,7 +350,7 @@ def table_console() -> Console:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; without titles its rows are facts, each behind its name."""
+    """Print a table; without titles its rows are facts, each after its name."""
     from rich.table import Table
 
     table = Table(*titles, box=None, show_header=bool(titles), pad_edge=not titles)

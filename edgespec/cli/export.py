@@ -55,7 +55,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     FORMATS,
     dest="form",
 )
-@option("--context", "The most tokens of a sequence.  [default: the model's limit]", int)
+@option("--context", "Maximum context length in tokens.  [default: the model's limit]", int)
 @option("--draft", "Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @option("--heads", f"Folder of trained heads, for {listed(needing('heads'))}; may be repeated.", multiple=True)
 @option("--drafter", f"Drafter for --method {listed(drafters_apart())}: folder, hub id or builtin:NAME.")
@@ -68,7 +68,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     option(
         "--quantizer",
         f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq calibrate.  "
-        "[default: of 4 bits gptq where it loses less than mse, else mse]",
+        "[default: for 4 bits gptq where it loses less than mse, else mse]",
         QUANTIZERS,
     ),
     option("--quick", "Choose levels without calibration, by mse: minutes sooner, for more error.", bool),
@@ -77,17 +77,17 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     ),
     option(
         "--target-size",
-        f"The most bytes of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB",
+        f"Maximum size of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB",
     ),
     option(
         "--target-kl",
-        "The same by quality: the fewest bytes within N nats of the source's predictions.  0.01",
+        "Smallest mixed model with a divergence of at most N nats from the source.  0.01",
         click.FloatRange(min=0, min_open=True),
     ),
     option(
         "--calibration",
-        "Text to calibrate and measure on; of a model that hears recordings, a file or a folder.  "
-        "[default: what the model writes; the model's or ours]",
+        "Text to calibrate and measure on; for a speech model, recordings: a file or a folder.  "
+        "[default: text that the model generates; the model's or ours]",
         PATH,
     ),
     option(
@@ -101,9 +101,13 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     "Source",
     option("--adapter", "LoRA adapter to merge into MODEL: folder or hub id."),
     option("--revision", "Branch, tag or commit of a hub model."),
-    option("--text-only", "Take the text half alone of a model that reads images or sound.", bool),
-    option("--codes", "Folder of the decoder of a model's codes, of pictures or sound.  [default: MODEL/codes]", PATH),
-    option("--image-rows", "The most rows of an image: smaller pictures, fewer tiles.  [default: the model's]", COUNT),
+    option("--text-only", "Export only the language model of a model that reads images or sound.", bool),
+    option("--codes", "Folder of the decoder of a model's codes (pictures or sound).  [default: MODEL/codes]", PATH),
+    option(
+        "--image-rows",
+        "Maximum rows of an image: smaller pictures, fewer tiles.  [default: the model's]",
+        COUNT,
+    ),
 )
 @group(
     "Drafting",
@@ -120,7 +124,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 )
 @group(
     "Devices",
-    option("--threads", "For the measurements.  [default: all]", THREADS),
+    option("--threads", "Threads for calibration and measurements.  [default: all]", THREADS),
     option(
         "--operators",
         "Whose layout the weights get; auto is native, and other operators convert them when they first run.",
@@ -129,20 +133,20 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     ),
     option(
         "--device",
-        "Write graphs for it, too (they are small); every bundle runs on the CPU.",
+        "Also write graphs for this device (they are small); every bundle runs on the CPU.",
         ["webgpu"],
         dest="devices",
         multiple=True,
     ),
     option(
         "--device-precision",
-        "Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  [default: fp32]",
+        "Type of activations, keys and values there; repeatable.  fp16 needs GPUs with shader-f16.  [default: fp32]",
         ["fp32", "fp16"],
         dest="device_precisions",
         multiple=True,
     ),
 )
-@group(OUTPUT, option("--verbose", "Also print what is predicted of each method.", bool))
+@group(OUTPUT, option("--verbose", "Also print the prediction for each method.", bool))
 @json_option
 def command(
     model: str, output: Path | None, form: Any, dry_run: bool, verbose: bool, as_json: bool, **rest: Any
@@ -150,10 +154,10 @@ def command(
     """Turn a Hugging Face model into a bundle.
 
     MODEL is a local folder, a .gguf file, a hub id, or builtin:NAME; docs/models.md says what it may hold.
-    An architecture that edgespec does not emit itself goes through optimum: give the folder of its ONNX export, or
+    An architecture that edgespec does not support itself goes through optimum: give the folder of its ONNX export, or
     install the extra optimum.
 
-    Without --format the loss of each format is measured on a text, and a line says what was chosen.
+    Without --format the loss of each format is measured on a text, and a line reports the choice.
 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo

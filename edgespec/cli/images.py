@@ -28,7 +28,7 @@ image_option = option(
 
 image_rows_option = option(
     "--image-rows",
-    "The most rows of a picture, each as a token: smaller pictures, fewer tiles.  [default: the bundle's]",
+    "Maximum rows of a picture (each counts as a token): smaller pictures, fewer tiles.  [default: the bundle's]",
     COUNT,
 )
 
@@ -60,14 +60,14 @@ def require_sight(engine: Engine, kind: str = "image") -> None:
     target = engine.bundle.manifest.target
     if (target.image if kind == "image" else target.sound) is None:
         if kind == "audio":
-            hint = "export a decoder that hears, as Qwen3-ASR; leave --chat out where a model transcribes"
+            hint = "export a decoder with an audio encoder, such as Qwen3-ASR; to transcribe, leave --chat out"
             raise InvalidRequest("this bundle answers no questions about a recording", hint)
         hint = "export a model that reads images; `edgespec info` says what a bundle reads"
         raise InvalidRequest("this bundle reads text alone, and there is a picture", hint)
 
 
 def with_images(images: Sequence[Image | Audio], text: str) -> Any:
-    """Return the content of a message: the text, behind pictures or recordings where there are some."""
+    """Return the content of a message: the text, after pictures or recordings if there are any."""
     if not images:
         return text
     parts: list[dict[str, Any]] = [{"type": image.kind, image.kind: image} for image in images]

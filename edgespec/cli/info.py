@@ -217,7 +217,7 @@ def _format(part: ModelPart) -> str:
 
 
 def _size(manifest: Manifest) -> str:
-    """Show the bytes of a bundle, and what a run with the high planes alone leaves out of them."""
+    """Show the bytes of a bundle, and those that a run with only the high planes skips."""
     size, high = (sum(entry.size for entry in each.files.values()) for each in (manifest, manifest.at_high_precision()))
     planes = f"; {show_bytes(high)} with --precision high, int8's upper 4 bits" if high < size else ""
     return show_bytes(size) + planes
@@ -234,7 +234,7 @@ def _parity(parity: dict[str, Any]) -> str:
 
 
 def high_precision(parity: Mapping[str, Any]) -> str:
-    """Say beside it how far the high planes alone are from the source."""
+    """Describe the divergence of the high planes from the source."""
     if not (high := parity.get("high_precision")):
         return ""
     return (

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completion
     from prompt_toolkit.document import Document
 
-QUIET = 0.05  # seconds without a key, behind which a paste is over
+QUIET = 0.05  # seconds without a key that end a paste
 
 
 def typing() -> AbstractContextManager[None]:
-    """While this lasts, keys that nobody has asked for yet wait for the next line, unseen, however many they are.
+    """While this lasts, typed keys wait for the next line, unseen, regardless of their number.
 
     A terminal that echoes shows them in the middle of what is written.  One in line mode keeps 4,095 bytes of a line,
     and drops the rest.
@@ -53,7 +53,7 @@ def _line_mode(on: bool) -> Iterator[None]:
 def gather(editor: PromptSession[str]) -> None:
     """Make one text of the keys that came since the last prompt: the next one begins with it.
 
-    A line end among them is a new line of the text; one behind it all sends it.
+    A line end among them is a new line of the text; one at the end sends it.
     """
     from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
     from prompt_toolkit.key_binding import KeyPress
@@ -143,7 +143,7 @@ def line_editor(
 
 
 def expect_pastes(editor: PromptSession[str], wanted: bool = True) -> None:
-    """Have the terminal mark what is pasted while there is no prompt, which does it for itself."""
+    """Have the terminal mark pasted text while no prompt is active (a prompt does it)."""
     (editor.output.enable_bracketed_paste if wanted else editor.output.disable_bracketed_paste)()
     editor.output.flush()
 

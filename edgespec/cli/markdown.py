@@ -31,7 +31,7 @@ def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    # without colours nothing would tell a refused guess from the text
+    # without colors a rejected guess would look like the text
     in_colour = drafts and console.color_system is not None and not console.no_color
     if drafts and not in_colour:
         click.echo("note: no colours here, so guesses are not shown", err=True)
@@ -52,7 +52,7 @@ def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -
 
 
 def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
-    """Colour a round's piece: accepted guesses green, then refused guesses in red, then the target's own token."""
+    """Colour a round's piece: accepted guesses green, then rejected ones red, then the target's token."""
     from rich.text import Text
 
     item = chunk.round

@@ -32,7 +32,7 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
         "draft models, self-drafting, eagle, mtp: guesses in a tree; 2 = two at every node along the first choices, "
         "3,2,1 = by depth",
     ),
-    "nodes": (int, "medusa: most guesses of a tree, 1 to 64; else what is predicted to be fastest"),
+    "nodes": (int, "medusa: maximum number of guesses in a tree, 1 to 64; else the fastest prediction"),
     "threshold": (
         float,
         "early exits: how sure one must be, 0 to 1; else what the export found best. dspark: how sure a guess "
@@ -46,12 +46,12 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "search": (float, "skip-set search: largest fraction of the decoding time; else 0.02"),
     "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
     "verification": (str, "rejection of sampled guesses: token (the default), or block, which accepts more"),
-    "guidance-scale": (float, "guidance: by how much the prompt counts beside the negative one; 1 = none"),
+    "guidance-scale": (float, "guidance: weight of the prompt against the negative prompt; 1 = none"),
     "negative-prompt": (str, "guidance: what the text is to be unlike; else the prompt's last token"),
     "length-penalty": (float, "beams: score of a text over its length to this power; else the model's own, or 1"),
     "early-stopping": (_early, "beams: true, false or never, when a search ends; else the model's own, or false"),
-    "min-block": (int, "lossy: at least so many guesses of a chain are accepted; else 0"),
-    "shadow": (int, "compare one round in so many with plain decoding, 0 = none; else 16 where acceptance is lossy"),
+    "min-block": (int, "lossy: minimum number of accepted guesses of a chain; else 0"),
+    "shadow": (int, "compare one round in N with plain decoding, 0 = none; else 16 if acceptance is lossy"),
 }
 BEAM_NAMES = ("length-penalty", "early-stopping")
 _KNOWN = "\n".join(f"  {name:<16}{what}" for name, (_, what) in NAMES.items())

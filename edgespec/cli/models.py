@@ -110,7 +110,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
 def pull(model: str | None, revision: str | None, listing: bool, as_json: bool) -> None:
     """Download a model from the hub, the files that an export needs and no others.
 
-    They lie in the hub's own cache (HF_HOME), where `edgespec export` finds them without a network.  A token for models
+    They are in the hub's cache (HF_HOME), where `edgespec export` finds them without a network.  A token for models
     behind a gate is taken from where the hub's own tools keep it.
 
     \b

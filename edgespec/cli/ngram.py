@@ -22,7 +22,7 @@ _PIECE = 1 << 16  # characters that are tokenized at once, up to the end of a li
 
 @click.group("ngram")
 def command() -> None:
-    """Build, show and remove stores of n-grams, with which method ngram guesses from more than the current text.
+    """Build, show and remove stores of n-grams: more text for the guesses of method ngram.
 
     A store keeps, in a form that can be read back, what your texts say: treat it like them.  edgespec keeps nothing
     unless you call build, and never adds to a store while it decodes.  Every subcommand has --json.
@@ -43,7 +43,7 @@ def command() -> None:
     "--max-size",
     "Largest store; what occurred least often is left out.",
     parse_bytes,
-    "64MiB",  # drafters/ngram_stores.py has it, too, which --help need not wait for
+    "64MiB",  # also in drafters/ngram_stores.py, which --help does not import
     metavar="SIZE",
 )
 @option("--overwrite", "Replace an older store of that name.", bool)

@@ -143,14 +143,12 @@ MOST_LINES = 12
 
 @click.command("plan", cls=GroupedCommand)
 @click.argument("sources", metavar="BUNDLE_OR_MODEL...", nargs=-1, required=True)
-@option(
-    "--budget", "The most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]"
-)
+@option("--budget", "Memory limit, such as 1.5GiB.  [default: what is free on this machine, or what --device FILE has]")
 @option("--context", "Tokens to hold.  [default: 4096, fewer where they do not fit]", int)
 @option("--batch", "Sequences together.  [default: 1; for goal batch 4]", COUNT)
 @option(
     "--goal",
-    "The most tokens per second (auto, chat), of several sequences, least memory, or the finest format that fits.",
+    "Highest speed of one sequence (auto, chat) or of several (batch), least memory, or the finest format that fits.",
     ["auto", "chat", "batch", "memory", "quality"],
     "auto",
 )
@@ -308,7 +306,7 @@ def _show(plan: Plan, everything: bool) -> None:
     console.print(table)
     if left := len(plan.candidates) - len(shown):
         own = (
-            ", those with the high planes alone to a text of their own"
+            ", those with only the high planes to a different text"
             if any(one.precision == "high" for one in plan.candidates)
             else ""
         )

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 made_options = group(
     "Models that draw or speak",
     option("-o", "File of the picture or the speech: picture.png, speech.wav; - is stdout.", PATH, dest="made"),
-    option("--voice", "Who speaks.  [default: the model's first voice]"),
+    option("--voice", "Voice name.  [default: the model's first voice]"),
 )
 BESIDE = ("chat", "session", "input", "images", "system", "tools", "mcp", "template", "stop", "show_drafts", "beams",
           *GRAMMARS)  # fmt: skip
 
 
 def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -> None:
-    """Refuse a file where a text is written, none where there is no text, and what does not go with one.
+    """Reject -o for text, a missing -o for pictures and speech, and options that do not fit.
 
     Raises:
         click.UsageError: it is named.
@@ -37,7 +37,7 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
     usual = "picture.png" if manifest.codes is not None and manifest.codes.image else "speech.wav"
     ending = usual[-4:]
     if (manifest.codes is None) != (made is None):
-        raise click.UsageError("this model writes text: leave -o out" if made else f"name a file: -o {usual}")
+        raise click.UsageError("-o is only for image and speech models" if made else f"name a file: -o {usual}")
     if options.get("voice") and not (manifest.codes and manifest.codes.sound):
         raise click.UsageError("--voice is for models that speak, and this one does not")
     refuse_beside("-o", BESIDE if made else (), options)
@@ -50,7 +50,7 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
 def produce(engine: Engine, bundle: str, texts: Sequence[str], method: str | None, options: dict[str, Any]) -> None:
     """Write the file, and say how it was decoded."""
     if len(texts) != 1:
-        raise click.UsageError("give one --prompt TEXT: what is to be drawn or spoken")
+        raise click.UsageError("give one --prompt TEXT: the picture or the speech")
     text, made = texts[0], options["made"]
     more: dict[str, Any] = {}
     if engine.bundle.manifest.codes and engine.bundle.manifest.codes.image:

@@ -20,8 +20,8 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
     """Prompts of a file, or those of the bundle's golden vectors.
 
     A .jsonl file has objects with ``prompt``, with ``messages``, which the model's template writes, or with
-    Spec-Bench's ``turns``; any other file has a prompt a line.  A model that hears is given a recording, and a prompt
-    is a window of it; a decoder that hears reads texts, too.
+    Spec-Bench's ``turns``; any other file has a prompt per line.  A speech model gets a recording, and a prompt
+    is a window of it; a decoder with an audio encoder also takes texts.
 
     Raises:
         InvalidRequest: the file cannot be read or has no prompts.
@@ -32,14 +32,14 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
         from edgespec.engine.hearing import windows
 
         if file is None:
-            raise InvalidRequest("this bundle has no recordings of its own", "give one with --prompts talk.wav")
+            raise InvalidRequest("this bundle holds no recordings", "give one with --prompts talk.wav")
         return list(windows(engine, file)[:limit])
     if file is None:
         from edgespec.reports.proof import golden_of
 
         prompts: list[Prompt] = [prompt for prompt, _ in golden_of(engine)]
         if not prompts:
-            raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
+            raise InvalidRequest("this bundle holds no prompts", "give some with --prompts FILE")
         return prompts[:limit]
     found = _read(file, "prompts", HINT, str.splitlines)[:limit]
     return [one if isinstance(one, str) else engine.chat_prompt(one) for one in found]

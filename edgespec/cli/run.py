@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     option("--method", "Method of the bundle, chain, or auto, which picks the fastest.  [default: auto]"),
     option(
         "--max-new-tokens",
-        "Most tokens to write.  [default: 128; answers of chats and texts of grammars run to their end]",
+        "Maximum number of new tokens.  [default: 128; answers of chats and texts of grammars run to their end]",
         COUNT,
     ),
     option(
@@ -117,7 +117,7 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
     most 1 % of perplexity and fits the memory, and found again the next time (`edgespec list`).  At a terminal a chat
     model without --prompt chats.
 
-    A terminal shows the prompt before the text; a pipe gets the text alone, and so does a request with a grammar.
+    A terminal shows the prompt before the text; a pipe gets only the text, and so does a request with a grammar.
     If a text with a grammar is cut before its end, the exit code is 3.  In a chat at a terminal, /help names the
     commands, /reset starts again, and /exit ends it.
 
@@ -146,7 +146,7 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
     from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.files.manifest import read_manifest
 
-    check_source(bundle)  # what is misspelled is no matter of a prompt
+    check_source(bundle)  # a misspelled name is not about the prompt
     chat = options["chat"]
     if options["audio"] is not None and not chat:
         transcribe(bundle, prompts, method, options)
@@ -165,7 +165,7 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
     check_made(manifest, options["made"], options)
     if typed and not chat and not template:
         raise click.UsageError("give --prompt TEXT: this model has no chat template")
-    chat = chat or bool(options["images"] and template)  # what is said of a picture is an answer
+    chat = chat or bool(options["images"] and template)  # text about a picture is an answer
     with typing() if typed else nullcontext():
         engine = open_engine(folder, options)
         if options["made"]:
@@ -240,7 +240,7 @@ class _Request:
             raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
         tools, template = read_tools(options["tools"]), template_options(options["template"])
         conversation = engine.conversation(kept or first, settings, tools=tools, template_options=template)
-        # no template: say so before the first question
+        # no template: report it before the first question
         hello = [*first, {"role": "user", "content": "hello"}]
         engine.codec.chat(hello, conversation.tools, options=conversation.options)
         switches = {"drafts": options["show_drafts"], "stats": options["show_stats"], "markdown": not texts}
@@ -266,7 +266,7 @@ class _Request:
                 conversation.save(session)
 
     def complete(self, text: str) -> None:
-        """Go on with a text as it is; an encoder-decoder reads it and writes another one."""
+        """Continue a text; an encoder-decoder reads it and generates another one."""
         engine, settings, images = self.engine, self.settings, self.options["images"]
         self._restored()
         if engine.sources is not None:
@@ -319,13 +319,13 @@ class _Request:
         end(self.engine, result, self.settings, told=not as_json)
 
     def _restored(self) -> list[dict[str, Any]]:
-        """Take up what was saved before -> the messages of its conversation."""
+        """Load a saved session -> the messages of its conversation."""
         session = self.options["session"]
         return self.engine.restore_session(session) if session is not None and session.exists() else []
 
 
 def _question(text: str, images: Sequence[Image | Audio]) -> str:
-    """Strip a question of the line end that `echo` puts behind it; a picture needs none."""
+    """Strip the line end of `echo` from a question; a picture needs none."""
     if not text.strip() and not images:
         raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")
     return text.rstrip("\r\n")

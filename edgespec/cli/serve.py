@@ -1,4 +1,4 @@
-"""``edgespec serve``: bundles behind OpenAI's and Anthropic's APIs."""
+"""``edgespec serve``: bundles over OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ FORMAT = click.Choice(list(FORMATS))
 @click.argument("bundles", metavar="BUNDLE_OR_MODEL...", nargs=-1, required=True)
 @option("--host", "Address to listen on.", default="127.0.0.1")
 @option("--port", "Port to listen on; 0 takes a free one.", click.IntRange(0, 65535), 8000)
-@option("--name", "Name of the model for clients; of several, one each.  [default: the folder]", multiple=True)
+@option("--name", "Name of the model for clients; repeat once per model.  [default: the folder]", multiple=True)
 @option("--tool-format", "Format of the model's tool calls.  [default: as its chat template says]", FORMAT)
-@option("--ngram-store", "File made by `edgespec ngram build`, which method ngram searches, too.", PATH)
+@option("--ngram-store", "File made by `edgespec ngram build`, that method ngram also searches.", PATH)
 @memory_options
 @option(
     "--idle-minutes",
-    "Free a model after so many minutes without a request.  [default: when others need the memory]",
+    "Free a model after this many minutes without a request.  [default: when others need the memory]",
     click.FloatRange(min=0, min_open=True),
 )
 @prompt_cache_option
@@ -74,7 +74,9 @@ FORMAT = click.Choice(list(FORMATS))
     option("--queue", "Texts that may wait.", int, Limits.queue),
     option("--most-tokens", "Maximum number of new tokens of an answer.", int, Limits.tokens),
     option(
-        "--most-body", "Most bytes of a body.  [default: 1 MiB; 25 MiB for models that read sound or pictures]", int
+        "--most-body",
+        "Maximum bytes of a body.  [default: 1 MiB; 25 MiB for models that read sound or pictures]",
+        int,
     ),
     option("--seconds", "Time limit of a request, in seconds.", float, Limits.seconds),
     option("--grace", "Time that running requests get when the server stops, in seconds.", float, Limits.grace),
@@ -96,8 +98,8 @@ def command(
 ) -> None:
     """Serve models over HTTP: OpenAI's and Anthropic's APIs, several requests decoded together.
 
-    A model is a bundle's folder or name, or a model that `edgespec run` takes, of which a bundle is made first.
-    Of several, the field `model` of a request picks one.  It is loaded when it is first asked for, and freed when
+    A model is a bundle's folder or name, or a model that `edgespec run` takes; its bundle is made first.
+    With several, the field `model` of a request picks one.  It is loaded when it is first asked for, and freed when
     another one needs its memory, or after --idle-minutes.
 
     \b
@@ -145,7 +147,7 @@ def command(
         url, page = f"{root}/v1", None if options["no_page"] else f"{root}/"
         app = make_app(models, access, page is not None, None if options["no_log"] else _log)
         if not keys and not is_local(host):
-            click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
+            click.echo(f"warning: everyone who reaches {host} may use this server; --api-key asks for a key", err=True)
 
         def started() -> None:
             click.echo(
@@ -168,6 +170,6 @@ def _takes_much(folder: Path) -> bool:
 
 
 def _log(line: str) -> None:
-    """Write a line on stderr, without the lock of Python's own streams: the process may end meanwhile."""
+    """Write a line on stderr, without the lock of Python's streams: the process may end at the same time."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode("utf-8", "replace"))

@@ -59,7 +59,7 @@ class Tools:
     ask: Callable[[str], str] = input  # asks the user a question, and gives what is typed
 
     def answer(self, call: Call) -> str:
-        """Call a tool if the user allows it -> what the model is told.
+        """Call a tool if the user allows it -> the result for the model.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, also where it is asked for.
@@ -78,7 +78,7 @@ class Tools:
                 return "The user does not allow this call."
         try:
             said = self.run(call.name, json.loads(call.arguments))
-        except Exception as error:  # of the SDK or the server, whatever their kinds
+        except Exception as error:  # any kind, of the SDK or the server
             said = f"The call failed: {error}"
         shown = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in said[:500])  # no escapes
         click.echo(f"it says: {shown}{'...' if len(said) > 500 else ''}", err=True)
@@ -101,7 +101,7 @@ def mcp_tools(given: Sequence[str]) -> Iterator[Tools | None]:
     from anyio.from_thread import start_blocking_portal
     from mcp import Client, StdioServerParameters
 
-    # what a server writes beside the protocol is passed over; the SDK would show a traceback for each line
+    # output outside of the protocol is skipped; the SDK would show a traceback for each line
     logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
     failure: BaseException | None = None
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def mcp_tools(given: Sequence[str]) -> Iterator[Tools | None]:
                 try:
                     stack.enter_context(portal.wrap_async_context_manager(client))
                     found = portal.call(client.list_tools).tools
-                except Exception as error:  # of the SDK, whatever its kind
+                except Exception as error:  # any kind, of the SDK
                     raise InvalidRequest(f"--mcp: {name} is no MCP server that works: {_cause(error)}", HINT) from error
                 for tool in found:
                     known = tool.name if tool.name not in owners else f"{name}_{tool.name}"
@@ -168,7 +168,7 @@ def _commands(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def answer_shape(codec: TextCodec, conversation: Conversation, question: Any) -> AnswerShape:
-    """Tell how the model writes its answer to a question: its notation of calls and thoughts."""
+    """Return the model's notation of calls and thoughts."""
     from edgespec.runtimes.images.prompt import apart
     from edgespec.runtimes.text.call_formats import AnswerShape
     from edgespec.runtimes.text.chat import choose_template
@@ -184,7 +184,7 @@ def read_answer(stream: Stream, shape: AnswerShape) -> tuple[str, list[Call]]:
     """Show an answer as it comes, without the notation of its calls; Ctrl-C ends it.
 
     Returns:
-        its text, thoughts apart, and its calls.
+        its text, its thoughts, and its calls.
     """
     from edgespec.runtimes.text.answer import AnswerReader
 

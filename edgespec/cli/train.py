@@ -194,7 +194,7 @@ def _train(method: str, model: str, output: Path | None, as_json: bool, exits: s
     if model.endswith(".gguf"):  # before torch is asked for
         raise TrainingError(
             f"{model}: a GGUF file cannot be trained on: expected a Hugging Face folder or a hub id",
-            "train on the checkpoint that it was made of",
+            "train on the checkpoint that it was converted from",
         )
     import torch  # noqa: F401  missing: better now than after the model is read
     from accelerate import Accelerator  # noqa: F401
@@ -249,7 +249,7 @@ def _results(found: dict[str, Any]) -> list[str]:
         said = ", ".join(f"{kind} {value:.2f}" for kind, value in tokens.items())
         more = training["ten_minutes_more"]
         worth = "" if more is None else f"; another ten minutes would be worth about +{more:.2f}"
-        lines.append(f"held-out, tokens a round: {said}{worth}")
+        lines.append(f"held-out, tokens per round: {said}{worth}")
     for kind, figures in found.get("acceptance", {}).items():
         lines.append(
             f"held-out, {kind}: accepted at temperature 1 {figures['overlap']:.3f}, greedy {figures['agreement']:.3f}"

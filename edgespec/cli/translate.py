@@ -1,4 +1,4 @@
-"""What an encoder-decoder makes of whole texts: line by line, and longer ones than it reads by sentences."""
+"""Run an encoder-decoder over whole texts: line by line, and long ones by sentences."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def parts_of(engine: Engine, text: str, settings: Settings) -> list[str]:
     assert source is not None
     assert texts is not None
     languages = settings.source_language, settings.target_language
-    texts.begin(*languages)  # a language that is not there is told once
+    texts.begin(*languages)  # an unknown language is reported once
     most = source.most
     return [part.strip() or part for part in pieces(text, lambda part: len(texts.encode(part, *languages)) <= most)]
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Make one result of those of the parts of a text; counters are the last part's but for tokens."""
+    """Make one result of those of the parts of a text; counters are the last part's, except tokens."""
     last = results[-1]
     tokens = [token for result in results for token in result.tokens]
     text = " ".join(result.text.strip() for result in results) if len(results) > 1 else last.text
@@ -45,7 +45,7 @@ def joined(results: Sequence[Result]) -> Result:
 
 
 def write_lines(engine: Engine, source: Path, output: Path, settings: Settings, as_json: bool) -> None:
-    """Let a model read a file line by line and write what it makes of each; blank lines stay blank.
+    """Run a model over each line of a file and write the outputs; blank lines stay blank.
 
     Args:
         engine: of an encoder-decoder.
@@ -55,7 +55,7 @@ def write_lines(engine: Engine, source: Path, output: Path, settings: Settings, 
         as_json: print the sum as JSON.
 
     Raises:
-        InvalidRequest: a file that cannot be read or written, or an output that is there.
+        InvalidRequest: a file that cannot be read or written, or an output that exists.
     """
     try:
         lines = source.read_text("utf-8-sig").splitlines()

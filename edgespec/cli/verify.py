@@ -42,14 +42,14 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 def command(
     bundle: Path, methods: tuple[str, ...], prompts: Path | None, limit: int, as_json: bool, **options: Any
 ) -> None:
-    """Prove that a bundle's methods write what plain decoding writes.
+    """Prove that every method of a bundle generates plain decoding's text.
 
-    In strict mode every token must be equal.  Without it, or where a difference is found, the two logits are
-    compared: a near-tie is named as such.  A graph that optimum made is tried first: where its rows depend on their
-    neighbours, near-ties may differ in strict mode too.  With --temperature the proof needs a --seed and --acceptance
+    In strict mode every token must be equal.  Without it, or at a difference, the two logits are
+    compared: a near-tie is reported as such.  A graph of optimum is tried first: if its rows depend on their
+    neighbors, near-ties may differ in strict mode too.  With --temperature the proof needs a --seed and --acceptance
     coupled.  Golden vectors must be reproduced where bits are those of the export: by native operators everywhere, by
-    stock ones on the same processor and version of ONNX Runtime.  Digests of all that runs are taken again, whatever is
-    remembered.  Exits with 1 if something fails.
+    stock ones on the same processor and version of ONNX Runtime.  Digests of all files that run are computed again.
+    Exits with 1 if something fails.
 
     \b
     edgespec verify demo
@@ -89,7 +89,7 @@ def command(
         same, of = check_golden(engine) if engine.strict else (0, 0)
         report("golden", 1, 1, "texts that the export kept")
     free = why_free(engine)
-    running = check_running(engine)  # drafts were loaded meanwhile
+    running = check_running(engine)  # drafts were loaded since
     equal = all(proof.exact or (not strict and proof.lossless) for proof in proofs)
     passed = equal and (same == of or bool(free)) and not running["unproven"]
     if as_json:
@@ -122,5 +122,5 @@ def _show(proofs: list[MethodProof], strict: bool) -> None:
             kind = "a near-tie" if item.near_tie else "not a near-tie"
             click.echo(
                 f"  prompt {item.prompt}, token {item.position}: plain {item.expected}, {proof.method} {item.got}, "
-                f"logits {item.gap:.3g} standard deviations apart: {kind}"
+                f"logits differ by {item.gap:.3g} standard deviations: {kind}"
             )

@@ -94,7 +94,7 @@ def test_table(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, op
 
 def test_advice_is_given_where_it_is_asked_for(command: Command, demo: Path) -> None:
     lines = command("bench", demo, *QUICK, "--method", "ngram", "--verbose").out.splitlines()
-    assert lines[lines.index("what to use:") - 1] == "" or "ngram: " in lines[lines.index("what to use:") - 1]
+    assert lines[lines.index("advice:") - 1] == "" or "ngram: " in lines[lines.index("advice:") - 1]
     assert [line.split()[0] for line in lines[-4:]] == SITUATIONS
 
 
@@ -156,7 +156,7 @@ def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path)
          "ngram is 2.5 times as fast as plain decoding; same text in all 2 runs", True),
         # one pair crowns nobody
         ({"speedup": 2.5, "speedup_low": 2.5, "speedup_high": 2.5, "pairs": 1},
-         "one pair of runs: too few to say what is fastest", False),
+         "one pair of runs: too few to find the fastest", False),
         # nor is a likely gain denied
         ({"speedup": 1.26, "speedup_low": 0.98, "speedup_high": 1.5, "pairs": 2},
          "ngram may be faster, but 1.00x is in its interval", False),

@@ -91,7 +91,7 @@ def test_the_command_says_where_it_is(chat_bundle: Path, options: tuple[str, ...
     """And that others reach it, where it asks for no key."""
     running = start(chat_bundle, "--host", "0.0.0.0", *options)
     try:
-        assert running.said.startswith("warning: whoever reaches 0.0.0.0 may use this server") == (not options)
+        assert running.said.startswith("warning: everyone who reaches 0.0.0.0 may use this server") == (not options)
         command = [sys.executable, "-c", "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).status)"]
         got = subprocess.run([*command, f"{running.url}/"], capture_output=True, text=True, check=False)
         assert got.stdout.strip() == ("200" if said else "")
