@@ -62,7 +62,7 @@ class App : Application() {
         super.onCreate()
         val main = Handler(Looper.getMainLooper())
         val around = Surroundings(
-            bundle = File(getExternalFilesDir(null) ?: filesDir, "bundle"), // where `adb push` can put one, too
+            bundle = File(getExternalFilesDir(null) ?: filesDir, "bundle"), // `adb push` can also put one here
             chat = File(filesDir, "chat.json"),
             cache = cacheDir,
             library = File("libedgespec.so"), // by its name: it stays in the APK
@@ -191,7 +191,7 @@ class MainActivity : Activity() {
     private fun show() {
         val made = state.engine
         val reads = made != null && (made.sources != null || made.bundle.manifest.speech != null)
-        // what the model at hand does not do is not offered
+        // tabs that the current model does not support are hidden
         val hidden = if (made == null) setOf(TRANSLATE, LISTEN) else setOfNotNull(
             CHAT.takeIf { reads }, TRANSLATE.takeIf { made.sources == null }, LISTEN.takeIf { made.bundle.manifest.speech == null },
         )
@@ -209,7 +209,7 @@ class MainActivity : Activity() {
 
     private var asked = false
 
-    /** Once: without it work goes on, and nobody sees it from another app. */
+    /** Ask once: without it work continues, invisible from other apps. */
     private fun askToNotify() {
         if (asked || Build.VERSION.SDK_INT < 33) return
         asked = true
@@ -224,7 +224,7 @@ class MainActivity : Activity() {
 
     override fun onStop() {
         state.changed = {}
-        if (state.recording) state.stop() // nobody is recorded who does not see it
+        if (state.recording) state.stop() // stop recording in the background
         state.save()
         super.onStop()
     }

@@ -14,25 +14,25 @@ import kotlin.coroutines.cancellation.CancellationException
 import kotlin.coroutines.resume
 import kotlinx.coroutines.*
 
-/** Where the app keeps things, and what it is told by the system. */
+/** Folders of the app, and facts from the system. */
 class Surroundings(
     val bundle: File, // a folder, there or not
     val chat: File,
     val cache: File? = null,
     val library: File? = null, // of native operators
-    val device: Map<String, String> = emptyMap(), // what reports say of the machine
+    val device: Map<String, String> = emptyMap(), // facts about the machine for reports
     val memory: MemoryFacts? = null,
     val heat: Heat? = null,
     val brought: () -> BundleSource? = { null }, // a bundle that came with the app
 )
 
-/** What screens show of a run, an entry a method: [share] of the longest bar, null = none. */
+/** Result rows of a run, one per method: [share] of the longest bar, null = none. */
 class Card(val title: String, val value: String, val details: List<Pair<String, String>>, val share: Double? = null)
 
-/** All that the app is doing, without any view, one for the process; changed on the thread alone that [post] gives work to. */
+/** State of the app without views, one per process; changed only on the thread of [post]. */
 class AppState(private val around: Surroundings, private val post: (() -> Unit) -> Unit) {
     private val scope = CoroutineScope(SupervisorJob() + Dispatchers.IO)
-    private val disk = Dispatchers.IO.limitedParallelism(1) // what is written last is written last
+    private val disk = Dispatchers.IO.limitedParallelism(1) // writes stay in order
     private val process = Machine.resident()
     private var job: Job? = null
     var changed: () -> Unit = {}
@@ -42,7 +42,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     private val said = HashMap<String, String>()
     private var place = "" // the screen whose work is being done; empty = the whole app's
 
-    /** The line of the screen at hand, or of the app. */
+    /** Status line of the current screen, or of the app. */
     var status: String
         get() = said[screen] ?: said[""] ?: ""
         private set(text) {
@@ -52,7 +52,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     val busy: Boolean get() = job != null
     val chat = Chat(around.chat)
 
-    // what screens are set to, which a rotation makes anew
+    // settings of the screens, which a rotation recreates
     var refused = false // guesses are shown
     var prompts = "The\nOnce upon a time\nIn the morning,"
     var budget = 0.5 // of the free memory
@@ -64,7 +64,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     var asked = TranscriptionSettings()
     var heard: List<Segment> = emptyList()
         private set
-    var hearing = "" // the text of the window at hand
+    var hearing = "" // text of the current window
         private set
     @Volatile
     var recording = false
@@ -76,7 +76,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     var profile: String? = null // of this device, as `edgespec plan --device` takes it
         private set
 
-    /** The model at hand, in a line. */
+    /** The current model, in one line. */
     val title: String
         get() = engine?.let { made ->
             val name = (made.bundle.manifest.provenance["model"]?.asString ?: "").substringAfterLast('/').substringAfter(':')
@@ -85,7 +85,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     val methods: List<String> get() = listOf(AUTO) + (engine?.methods ?: emptyList())
     val free: Long get() = around.memory?.available ?: 0
 
-    /** Run [work] beside the screen [at], one at a time; an error becomes its status line, whatever it is, and is told to [after]. */
+    /** Run [work] in the background, one at a time, and report its result to [after]; any error becomes the status line of [at]. */
     private fun begin(at: String, says: String, work: suspend CoroutineScope.() -> Unit, after: (String?) -> Unit = {}) {
         if (busy) return
         place = at
@@ -129,7 +129,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     private fun change(how: () -> Unit) = post { tryTo { how(); changed() } }
 
-    /** The same, and go on once it is shown: nothing is written faster than a screen can follow. */
+    /** The same, and continue once it is shown, so that output never outruns the screen. */
     private suspend fun show(how: () -> Unit) = suspendCancellableCoroutine { shown ->
         change {
             how()
@@ -137,7 +137,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         }
     }
 
-    /** Take up the bundle that is there, or the one that came with the app, which then shows at once what it does. */
+    /** Open the existing bundle, or the one of the app, which then generates a first text. */
     fun start() {
         recoverBundle(around.bundle)
         if (around.bundle.isDirectory) return load()
@@ -180,13 +180,13 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
                 made(folder).close()
             }
         } catch (error: Throwable) {
-            if (around.bundle.isDirectory && engine?.isOpen != true) runCatching { open() } // the one that was there works as before
+            if (around.bundle.isDirectory && engine?.isOpen != true) runCatching { open() } // keep the previous one
             throw error
         }
         open()
     }
 
-    /** What to try first: prompts that this bundle was measured with, or a question to a model that talks. */
+    /** First suggestions: the bundle's golden prompts, or questions to a chat model. */
     val examples: List<String>
         get() {
             val made = engine ?: return emptyList()
@@ -231,11 +231,11 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             status = live.line
             return
         }
-        val cut = if (result.finish == "length" || result.finish == "context") "; ${say("cut here: ask it to go on")}" else ""
+        val cut = if (result.finish == "length" || result.finish == "context") "; ${say("cut here: ask it to continue")}" else ""
         status = "${result.methodUsed}: ${speedLine(result.stats.tokensPerSecond, result.stats.accepted, result.stats.drafted)}; ${result.reason}$cut"
     }
 
-    /** Write what the model makes of [source], a line at a time. */
+    /** Translate [source] line by line. */
     fun translate() {
         val made = engine
         if (made == null || source.isBlank() || busy) return
@@ -255,14 +255,14 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         })
     }
 
-    /** Write down what a microphone hears until [stop] is called, or a file holds. */
+    /** Transcribe the microphone until [stop] is called, or a file. */
     fun listen(sound: SoundSource) {
         val made = engine
         if (made == null || busy) return
         heard = emptyList()
         hearing = ""
         recording = true
-        begin(LISTEN, say("Recording: press Stop when all is said"), {
+        begin(LISTEN, say("Recording: press Stop at the end"), {
             val samples = sound.read { !recording || !isActive }
             recording = false
             show { status = say("Transcribing") }
@@ -281,18 +281,18 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         })
     }
 
-    /** What was heard, a line a segment, with its times where it has them. */
+    /** The transcript, one line per segment, with times if there are any. */
     val transcript: String
         get() = heard.joinToString("") { one ->
             (if (asked.timestamps) "%.1f-%.1f ".format(Locale.ROOT, one.start, one.end) else "") + one.text.trim() + "\n"
         } + hearing.trim()
 
-    /** End what is being recorded, so that it is heard; else what is being done. */
+    /** Stop the recording, so that it is transcribed; else stop the current work. */
     fun stop() {
         if (recording) recording = false else job?.cancel()
     }
 
-    /** Run something that tells how far it is, and [show] what it found -> the line that says so. */
+    /** Run something with progress, and [show] its result -> the status line. */
     private fun <T> examine(at: String, says: String, run: (Engine, (String) -> Unit) -> T, show: (T) -> String) {
         val made = engine ?: return
         begin(at, says, {
@@ -340,7 +340,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         Card(method, "$equal / ${all.size}", listOf("tokens" to "${all.sumOf { it.expected.size }}", "result" to if (equal == all.size) say("equal") else say("differs")))
     }
 
-    /** What of the bundle fits [budget] bytes. */
+    /** Methods and contexts of the bundle that fit [budget] bytes. */
     fun planCards(budget: Long): List<Card> {
         val made = engine ?: return emptyList()
         return plan(made.bundle.manifest, made.allowance, made.context, budget).map { run ->
@@ -362,10 +362,10 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     fun trim(level: Trim) {
         val made = engine ?: return
-        scope.launch { runCatching { made.trim(level) } } // it may be closed meanwhile
+        scope.launch { runCatching { made.trim(level) } } // it may be closed by now
     }
 
-    /** Write down what there is: the screen may go. */
+    /** Save the state: the screen may close. */
     fun save(): Job {
         val write = chat.kept()
         return scope.launch(disk) {
@@ -379,7 +379,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 
     fun close() {
         job?.cancel()
-        runBlocking { save().join() } // what was written before is then written, too
+        runBlocking { save().join() } // earlier writes are done, also
         engine?.close()
     }
 }

@@ -19,7 +19,7 @@ private class Kept(
     val attached: String? = null,
 )
 
-/** Pictures of a chat, in files of a folder by what they show. */
+/** Pictures of a chat, in files named by their content. */
 class KeptPictures(private val folder: File) {
     fun keep(picture: Picture): String {
         folder.mkdirs()
@@ -44,7 +44,7 @@ class KeptPictures(private val folder: File) {
 
 private const val LONGEST = 1024 // tokens of an answer; where the context ends before, it is cut there
 
-/** The app's conversation, kept in [file]; a model without a chat template goes on with the text instead. */
+/** The app's conversation, kept in [file]; a model without a chat template continues the text instead. */
 class Chat(private val file: File) {
     private val messages = ArrayList<Said>()
     private var asked: Said? = null // a question whose answer is being written
@@ -106,7 +106,7 @@ class Chat(private val file: File) {
         transcript.add(chunk, decode)
     }
 
-    /** The answer is complete, or was stopped: what there is of it stays -> false: nothing, and the question is to be sent again. */
+    /** Finish the answer, complete or stopped, and keep its text -> false: it is empty, and the question is to be sent again. */
     fun end(): Boolean {
         val question = asked ?: return false
         asked = null
@@ -130,7 +130,7 @@ class Chat(private val file: File) {
         transcript = Transcript()
     }
 
-    /** What writes all of it as it is now, whole or not at all, on any thread; half an answer is kept as an answer. */
+    /** Return a function that saves the current state atomically, on any thread; a partial answer is kept. */
     fun kept(): () -> Unit {
         val half = asked?.takeIf { answer.isNotBlank() }?.let { listOf(it, Said("assistant", answer.toString())) } ?: emptyList()
         val waits = asked?.takeIf { half.isEmpty() }
@@ -153,13 +153,13 @@ class Chat(private val file: File) {
     }
 }
 
-/** Who wrote a piece of text: the user, the model's own pass, or a guess that stood or did not. */
+/** Origin of a piece of text: the user, the model, an accepted guess or a rejected one. */
 enum class Kind { USER, MODEL, ACCEPTED, REFUSED }
 
 /** [picture]: shown in place of the text, by its name in [KeptPictures]. */
 data class Piece(val text: String, val kind: Kind, val picture: String? = null)
 
-/** What a chat shows: pieces of text by who wrote them; refused guesses are kept apart, for whoever wants to see them. */
+/** Pieces of a chat by origin; rejected guesses are stored separately and shown on request. */
 class Transcript(pieces: List<Piece> = emptyList()) {
     private val all = ArrayList(pieces)
     val size: Int get() = all.size
@@ -173,16 +173,16 @@ class Transcript(pieces: List<Piece> = emptyList()) {
         if (text.isNotEmpty()) all.add(Piece(text, kind, picture))
     }
 
-    /** Add a round: its first tokens are guesses that stood, the last one is the model's own. */
+    /** Add a round: accepted guesses, then the model's token. */
     fun add(chunk: Chunk, decode: (IntArray) -> String) {
         val round = chunk.round
         chunk.pieces.forEachIndexed { at, text -> add(text, if (round != null && at < round.accepted) Kind.ACCEPTED else Kind.MODEL) }
-        add(chunk.text.removePrefix(chunk.pieces.joinToString("")), Kind.MODEL) // what was held back until the end
+        add(chunk.text.removePrefix(chunk.pieces.joinToString("")), Kind.MODEL) // the text that was held back
         if (round != null && round.rejected.isNotEmpty()) add(decode(round.rejected), Kind.REFUSED)
     }
 }
 
-/** Tokens a second and the share of guesses that stand, while they are written; [clock] in nanoseconds. */
+/** Tokens per second and acceptance during generation; [clock] in nanoseconds. */
 class Live(private val clock: () -> Long = System::nanoTime) {
     private var begun = 0L // when the first round was there: a prompt's pass writes nothing
     private var tokens = 0
@@ -196,7 +196,7 @@ class Live(private val clock: () -> Long = System::nanoTime) {
         if (begun == 0L) begun = clock() else tokens += round.tokens.size
     }
 
-    /** A line for people; empty before the second round. */
+    /** A readable line; empty before the second round. */
     val line: String
         get() {
             val seconds = (clock() - begun) / 1e9
@@ -205,7 +205,7 @@ class Live(private val clock: () -> Long = System::nanoTime) {
         }
 }
 
-/** Tokens a second, and the share of guesses that stand. */
+/** Tokens per second, and acceptance. */
 fun speedLine(speed: Double, accepted: Int, drafted: Int): String =
     if (drafted == 0) "%.1f ${say("tokens/s")}".format(Locale.ROOT, speed)
     else say("%.1f tokens/s, %.0f %% of %d guesses accepted").format(Locale.ROOT, speed, 100.0 * accepted / drafted, drafted)

@@ -83,7 +83,7 @@ interface BundleSource {
 
 private fun aside(target: File) = File(target.parentFile, ".${target.name}.old")
 
-/** Put back the bundle that an import had moved aside, where the process ended before the new one was there. */
+/** Restore the bundle that an import had moved, if the process ended before the new one was complete. */
 fun recoverBundle(target: File) {
     val old = aside(target)
     if (!target.isDirectory && old.isDirectory) old.renameTo(target) else old.deleteRecursively()
@@ -91,7 +91,7 @@ fun recoverBundle(target: File) {
 
 /**
  * Copy a bundle to [target], whole or not at all: into a sibling, checked, tried by [open], then renamed; the old one is moved aside
- * and goes last.  [progress] is told the bytes copied.
+ * and goes last.  [progress] receives the bytes copied.
  */
 fun importBundle(source: BundleSource, target: File, progress: (Long) -> Unit = {}, open: (File) -> Unit = {}): File {
     val partial = File(target.parentFile, ".${target.name}.part")

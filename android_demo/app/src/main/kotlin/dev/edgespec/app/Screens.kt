@@ -11,7 +11,7 @@ import dev.edgespec.decoding.Settings
 import dev.edgespec.images.Picture
 import dev.edgespec.planning.showBytes
 
-/** A screen of the app: its view, and how it shows what the app is doing. */
+/** A screen of the app: its view, and how it shows the state. */
 interface Screen {
     val name: String
     val view: View
@@ -19,7 +19,7 @@ interface Screen {
     fun show()
 }
 
-/** A choice among a few words; [chosen] is told each that is picked. */
+/** A choice among a few words; [chosen] receives each selection. */
 private class Choice(context: Context, label: String, private val chosen: (String) -> Unit) {
     private var offered: List<String> = emptyList()
     val view = Spinner(context).apply {
@@ -40,7 +40,7 @@ private class Choice(context: Context, label: String, private val chosen: (Strin
     }
 }
 
-/** A text that grows: what is there already is not set again.  In a talk, what the user says stands at the right. */
+/** A growing text: existing pieces are not set again.  In a chat, the user's messages are at the right. */
 private class Written(private val context: Context, private val picture: (String) -> Picture? = { null }) {
     private var shown: List<Any> = emptyList() // the transcript, and how it is shown
     private var count = 0
@@ -77,7 +77,7 @@ class ChatScreen(context: Context, private val state: AppState, private val pick
     override val name = CHAT
     private val written = Written(context, state.chat.pictures::get)
     private val scroll = ScrollView(context).apply { addView(written.view) }
-    private val refused = context.switch("Show refused guesses", state.refused) {
+    private val refused = context.switch("Show rejected guesses", state.refused) {
         state.refused = it
         show()
     }
@@ -108,7 +108,7 @@ class ChatScreen(context: Context, private val state: AppState, private val pick
     }
 }
 
-/** Translations, and whatever else models make of a text: line by line, as they are written. */
+/** Translations and other outputs for a text, line by line as they come. */
 class TranslateScreen(context: Context, private val state: AppState) : Screen {
     override val name = TRANSLATE
     private val written = Written(context)
@@ -156,7 +156,7 @@ class ListenScreen(context: Context, private val state: AppState, private val mi
     }
 }
 
-/** A screen of what a run found, and a report of it that can be shared. */
+/** A screen with the results of a run, and a report to share. */
 abstract class RunScreen(context: Context, protected val state: AppState, final override val name: String, private val says: String) : Screen {
     private val cards = Cards(context)
     private val run = context.button(says, main = true) { if (state.busy) state.stop() else begin() }
@@ -197,7 +197,7 @@ class ProofScreen(context: Context, state: AppState) : RunScreen(context, state,
 
 private const val STEPS = 200
 
-/** What of the bundle fits a budget; and the profile of this device, for plans elsewhere. */
+/** Memory within a budget; and the profile of this device, for plans elsewhere. */
 class PlanScreen(context: Context, state: AppState) : RunScreen(context, state, PLAN, "Measure this device") {
     private val says = context.text()
     private val slider = SeekBar(context).apply {

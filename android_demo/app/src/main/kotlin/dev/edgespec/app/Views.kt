@@ -51,7 +51,7 @@ private fun Context.colour(attribute: Int): Int =
 /** The colour of a ground: a little of the theme's. */
 fun Context.faint(attribute: Int): Int = colour(attribute) and 0xFFFFFF or 0x1A000000
 
-/** A ground with round corners, and room around what stands on it. */
+/** A background with round corners and padding. */
 fun View.ground(colour: Int) {
     background = GradientDrawable().apply {
         setColor(colour)
@@ -74,14 +74,14 @@ fun Context.tab(name: String, click: (View) -> Unit) = Button(this, null, androi
     setOnClickListener { click(it) }
 }
 
-/** Let a tab be the one at hand: screen readers say so, too. */
+/** Select a tab, also for screen readers. */
 fun Button.choose(on: Boolean) {
     isSelected = on
     setTypeface(null, if (on) Typeface.BOLD else Typeface.NORMAL)
     ground(if (on) context.faint(android.R.attr.colorAccent) else Color.TRANSPARENT)
 }
 
-/** Views side by side, and in another line where there is no room. */
+/** Views in a row, wrapped to further lines. */
 fun Context.row(vararg views: View): View = Wrapping(this).apply { views.forEach { addView(it) } }
 
 /** Views one above the other, as wide as they are. */
@@ -179,7 +179,7 @@ private fun Context.thumbnail(picture: Picture): Bitmap {
     return Bitmap.createScaledBitmap(whole, maxOf(1, (picture.width * share).toInt()), maxOf(1, (picture.height * share).toInt()), true)
 }
 
-/** Pieces of a chat: the user's bold, accepted guesses green, refused ones red and struck out, pictures by their names. */
+/** Pieces of a chat: the user's bold, accepted guesses green, rejected ones red and struck out, pictures by their names. */
 fun Context.spanned(pieces: List<Piece>, picture: (String) -> Picture? = { null }): CharSequence {
     val night = resources.configuration.uiMode and Configuration.UI_MODE_NIGHT_MASK == Configuration.UI_MODE_NIGHT_YES
     val green = if (night) Color.rgb(0x81, 0xC7, 0x84) else Color.rgb(0x1B, 0x5E, 0x20) // 4.5 : 1 and more on their grounds

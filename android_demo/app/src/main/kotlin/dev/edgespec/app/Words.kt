@@ -2,7 +2,7 @@ package dev.edgespec.app
 
 import java.util.Locale
 
-/** What the app says, in the language of the phone: English, or Korean. */
+/** Texts of the app, in the language of the phone: English, or Korean. */
 fun say(english: String): String = if (Locale.getDefault().language == "ko") KOREAN[english] ?: english else english
 
 val KOREAN = mapOf(
@@ -10,7 +10,7 @@ val KOREAN = mapOf(
     "Import a bundle" to "번들 가져오기", "New chat" to "새 채팅", "Licences" to "라이선스",
     "Send" to "보내기", "Stop" to "중지", "Share" to "공유", "Measure" to "측정", "Compare" to "비교", "Record" to "녹음",
     "Measure this device" to "이 기기 측정",
-    "Your message" to "메시지", "Prompts, one a line" to "프롬프트, 한 줄에 하나", "Show refused guesses" to "거절된 추측 보기",
+    "Your message" to "메시지", "Prompts, one a line" to "프롬프트, 한 줄에 하나", "Show rejected guesses" to "거절된 추측 보기",
     "Decoding method" to "디코딩 방법", "Memory budget" to "메모리 예산",
     "Budget: %s of the %s that are free" to "예산: %s (남은 메모리 %s 중)",
     "Text, a line at a time" to "번역할 글, 한 줄씩", "From" to "원문 언어", "To" to "번역 언어", "Spoken language" to "말하는 언어",
@@ -19,7 +19,7 @@ val KOREAN = mapOf(
     "Loading" to "불러오는 중", "Copying" to "복사하는 중", "Reading the prompt" to "프롬프트를 읽는 중", "Reading the text" to "글을 읽는 중",
     "Measuring" to "측정하는 중", "Comparing" to "비교하는 중", "Stopped" to "중지됨", "Transcribing" to "받아쓰는 중",
     "Work" to "작업", "Working on this device" to "이 기기에서 작업하는 중",
-    "Recording: press Stop when all is said" to "녹음 중: 말이 끝나면 중지를 누르세요",
+    "Recording: press Stop at the end" to "녹음 중: 말이 끝나면 중지를 누르세요",
     "Out of memory: choose a shorter text or a smaller bundle" to "메모리가 부족합니다: 더 짧은 글이나 더 작은 번들을 고르세요",
     "Android does not allow this any more: pick it again" to "권한이 없습니다: 다시 고르세요",
     "%s operators, %d tokens of context" to "%s 연산자, 문맥 %d토큰", "%s copied" to "%s 복사됨",
@@ -30,12 +30,12 @@ val KOREAN = mapOf(
     "Reading the picture" to "사진을 읽는 중", "The picture goes with your next message" to "사진을 다음 메시지와 함께 보냅니다",
     "This is no picture that can be read" to "읽을 수 없는 사진입니다",
     "The model answered with nothing" to "모델이 답하지 않았습니다", "The chat could not be kept" to "채팅을 저장하지 못했습니다",
-    "cut here: ask it to go on" to "여기서 잘렸습니다: 계속하라고 말하세요",
+    "cut here: ask it to continue" to "여기서 잘렸습니다: 계속하라고 말하세요",
     "What can you do?" to "무엇을 할 수 있나요?", "Tell me a short story" to "짧은 이야기를 들려주세요",
     "Speed over plain decoding (ar), median and 95 % interval" to "일반 디코딩(ar) 대비 속도, 중앙값과 95 % 구간",
     "Measured: share the profile, and plan with `edgespec plan --device FILE`" to
         "측정 완료: 프로필을 공유하고 `edgespec plan --device FILE`로 계획하세요",
-    // what stands beside figures
+    // labels of figures
     "tokens/s" to "토큰/초", "speed-up" to "속도 향상", "tok/round" to "라운드당 토큰", "accepted" to "수락", "same text" to "같은 글",
     "memory" to "메모리", "predicted" to "예측", "tokens" to "토큰", "result" to "결과", "%d tokens" to "%d토큰", "too large" to "너무 큼", "equal" to "같음", "differs" to "다름",
 )
