@@ -79,7 +79,7 @@ def answer_file(
         InvalidRequest: an output of other prompts or other settings, or one that cannot be written.
     """
     if str(output) == "-":
-        raise InvalidRequest("--output -: expected a file: what it holds is not made again", "name a file")
+        raise InvalidRequest("--output -: expected a file, because a restart skips its finished answers", "name a file")
     same = f"{engine.bundle.manifest.model_dump_json()}{settings.changed(batch=1)}"  # a batch changes no text
     decides = hashlib.sha256(same.encode()).digest()
     lines = [_line(engine, number, at, line, decides) for number, (at, line) in enumerate(asked)]

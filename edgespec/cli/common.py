@@ -161,7 +161,7 @@ precision_option = option(
     "--precision", "int8 weights: full, or high: only their upper 4 bits, half the memory.", ["full", "high"], "full"
 )
 check_option = option("--no-check", "Do not compare the files' SHA-256.", bool)
-prompts_option = option("--prompts", "File of prompts: one a line, or .jsonl.  [default: the bundle's]", PATH)
+prompts_option = option("--prompts", "File of prompts: one per line, or .jsonl.  [default: the bundle's]", PATH)
 
 memory_options = group(
     COMMON,
@@ -170,7 +170,7 @@ memory_options = group(
         "Maximum context length in tokens, with the prompt.  [default: the bundle's]",
         click.IntRange(min=2),
     ),
-    option("--budget", "Memory limit, such as 1.5GiB; off: no limit.  [default: what is free]"),
+    option("--budget", "Memory limit, such as 1.5GiB; off: no limit.  [default: the free memory]"),
 )
 loading_options = group(
     "Devices and loading",
@@ -224,7 +224,7 @@ language_options = group(
 drafting_options = group(
     "Drafting",
     option("--gamma", "Maximum number of guesses per round.  [default: the method's]", int),
-    option("--no-fallback", "Keep drafting even where it does not help.", bool),
+    option("--no-fallback", "Keep drafting even if it does not help.", bool),
     option(
         "--acceptance",
         "Sampling: accept more guesses (rejection), or give exactly plain decoding's text for the seed (coupled).",

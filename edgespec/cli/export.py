@@ -61,10 +61,10 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option("--drafter", f"Drafter for --method {listed(drafters_apart())}: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
 @option("--overwrite", "Replace an older bundle of that name.", bool)
-@option("--dry-run", "Only say what would be written, and how large.", bool)
+@option("--dry-run", "Only print the files and their sizes.", bool)
 @group(
     "Quality",
-    option("--budget", "Memory that the bundle has to fit, if no --format is given.  1.5GiB  [default: what is free]"),
+    option("--budget", "Memory that the bundle must fit, if no --format is given.  1.5GiB  [default: the free memory]"),
     option(
         "--quantizer",
         f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq calibrate.  "
@@ -114,7 +114,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     option("--head-vocab", "Let heads guess only the N most frequent tokens.  [default: all]", int),
     option(
         "--draft-vocab",
-        "The same for the draft model or the drafter; 0 = all.  [default: as many as help; what the drafter has]",
+        "Tokens that the draft model or the drafter can guess; 0 = all.  [default: the fastest; the drafter's]",
         int,
     ),
     option("--draft-format", "Format of the draft model's weights.  [default: as --format]", FORMATS),
@@ -284,4 +284,4 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
         click.echo(f"{part} weights: {show_bytes(size)}")
     for note in plan["notes"]:
         click.echo(f"note: {note}")
-    click.echo(f"KV: {show_bytes(plan['kv_bytes_per_token'])} a token, context {plan['context']}")
+    click.echo(f"KV: {show_bytes(plan['kv_bytes_per_token'])} per token, context {plan['context']}")

@@ -63,7 +63,7 @@ def require_sight(engine: Engine, kind: str = "image") -> None:
             hint = "export a decoder with an audio encoder, such as Qwen3-ASR; to transcribe, leave --chat out"
             raise InvalidRequest("this bundle answers no questions about a recording", hint)
         hint = "export a model that reads images; `edgespec info` says what a bundle reads"
-        raise InvalidRequest("this bundle reads text alone, and there is a picture", hint)
+        raise InvalidRequest("this bundle reads only text, and a picture was given", hint)
 
 
 def with_images(images: Sequence[Image | Audio], text: str) -> Any:

@@ -106,7 +106,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -
         ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
         ("size", _size(manifest)),
-        ("KV", f"{show_bytes(facts.kv_bytes_per_token)} a token"),
+        ("KV", f"{show_bytes(facts.kv_bytes_per_token)} per token"),
         *([("sampling", _sampling(manifest.sampling))] if manifest.sampling else []),
         *([("states", f"{show_bytes(state_bytes(facts))}, at every length")] if facts.convolutions else []),
         ("operators", f"{choice.kind} ({choice.reason})"),

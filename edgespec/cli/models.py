@@ -97,7 +97,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     for each in found:
         click.echo(f"  {each}")
     click.echo("weights: " + ", ".join(f"{form} {show_bytes(size)}" for form, size in sizes.items()))
-    click.echo(f"KV: {show_bytes(facts.kv_bytes_per_token)} a token in float32")
+    click.echo(f"KV: {show_bytes(facts.kv_bytes_per_token)} per token in float32")
     if states := state_bytes(facts):
         click.echo(f"states: {show_bytes(states)}, at every length of text")
 
@@ -175,9 +175,7 @@ def listing(as_json: bool) -> None:
         emit_json({"bundles": [one.as_dict() for one in found]})
         return
     if not found:
-        click.echo(
-            "no bundle was made yet: edgespec run MODEL makes one; those of `edgespec export` are where you put them"
-        )
+        click.echo("no bundles yet: edgespec run MODEL makes one; bundles of `edgespec export` are not listed")
         return
     rows = [(one.name, show_bytes(one.bytes), f"{date.fromtimestamp(one.used)}", one.model) for one in found]
     print_table(("name", "size", "last used", "model"), rows)

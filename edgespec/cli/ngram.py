@@ -41,7 +41,7 @@ def command() -> None:
 @option("-o --output", "The store to write.", PATH, required=True)
 @option(
     "--max-size",
-    "Largest store; what occurred least often is left out.",
+    "Maximum size of the store; the rarest n-grams are left out.",
     parse_bytes,
     "64MiB",  # also in drafters/ngram_stores.py, which --help does not import
     metavar="SIZE",

@@ -143,8 +143,11 @@ MOST_LINES = 12
 
 @click.command("plan", cls=GroupedCommand)
 @click.argument("sources", metavar="BUNDLE_OR_MODEL...", nargs=-1, required=True)
-@option("--budget", "Memory limit, such as 1.5GiB.  [default: what is free on this machine, or what --device FILE has]")
-@option("--context", "Tokens to hold.  [default: 4096, fewer where they do not fit]", int)
+@option(
+    "--budget",
+    "Memory limit, such as 1.5GiB.  [default: the free memory here, or that of --device FILE]",
+)
+@option("--context", "Context length in tokens.  [default: 4096, fewer if they do not fit]", int)
 @option("--batch", "Sequences together.  [default: 1; for goal batch 4]", COUNT)
 @option(
     "--goal",
@@ -169,7 +172,7 @@ MOST_LINES = 12
     precision_option,
     option(
         "--attention",
-        "How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
+        "Format of keys in the KV cache of native operators.  [default: the bundle's; int8 if nothing else fits]",
         ATTENTIONS,
     ),
 )

@@ -39,7 +39,7 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
     if (manifest.codes is None) != (made is None):
         raise click.UsageError("-o is only for image and speech models" if made else f"name a file: -o {usual}")
     if options.get("voice") and not (manifest.codes and manifest.codes.sound):
-        raise click.UsageError("--voice is for models that speak, and this one does not")
+        raise click.UsageError("--voice is only for speech models")
     refuse_beside("-o", BESIDE if made else (), options)
     if made and made.suffix != ending and str(made) != "-":
         raise click.UsageError(f"-o {made}: expected a name that ends with {ending}, or -")

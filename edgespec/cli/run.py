@@ -211,9 +211,9 @@ def _check(bundle: str, prompts: tuple[str, ...], options: dict[str, Any]) -> bo
         raise click.UsageError("several --prompt belong to --chat, which asks them in turn")
     typed = not prompts and at_terminal()
     if as_json and (typed or len(prompts) > 1):
-        raise click.UsageError("--json prints one answer: give one --prompt TEXT, or pipe the question in")
+        raise click.UsageError("--json prints one answer: give one --prompt TEXT, or pipe the question")
     if options["mcp"] and not typed:
-        raise click.UsageError("--mcp belongs to a chat at a terminal, where each call can be asked for")
+        raise click.UsageError("--mcp needs a chat at a terminal, where you confirm each call")
     for name in ("system", "tools", "template"):
         if options[name] and not (chat or typed):
             raise click.UsageError(f"--{WORDS.get(name, name)} belongs to --chat")
@@ -233,7 +233,7 @@ class _Request:
         """Answer questions, or what is typed where there are none."""
         engine, settings, options, session = self.engine, self.settings, self.options, self.options["session"]
         if settings.beams is not None:
-            raise InvalidRequest("--beams searches one text, and this is a chat", "leave --beams out")
+            raise InvalidRequest("--beams does not work in a chat", "leave --beams out")
         kept = self._restored()
         first = [{"role": "system", "content": options["system"]}] if options["system"] else []
         if kept and first and kept[:1] != first:

@@ -94,7 +94,7 @@ def _options(kind: str) -> list[Decorator]:
                     else "Width of the hidden layer.  [default: heads * hidden]",
                     int,
                 ),
-                exits=option("--exits", "Layers after which there are exits, as 8,16,24.  [default: each quarter]"),
+                exits=option("--exits", "Layers with an exit after them, such as 8,16,24.  [default: each quarter]"),
                 draft_layers=option("--draft-layers", "Number of layers.", int, 2),
                 draft_hidden=option("--draft-hidden", "Width.  [default: about a quarter of the model's]", int),
                 draft_intermediate=option("--draft-intermediate", "Width of its MLPs.  [default: in proportion]", int),
@@ -188,7 +188,7 @@ def command() -> None:
 
 def _train(method: str, model: str, output: Path | None, as_json: bool, exits: str | None = None, **rest: Any) -> None:
     if output is None:
-        raise click.UsageError("say where to write the result: -o FOLDER")
+        raise click.UsageError("name the output folder: -o FOLDER")
     if output.resolve() == Path.cwd():
         raise click.UsageError("the result cannot take the place of the current folder: name another with -o")
     if model.endswith(".gguf"):  # before torch is asked for

@@ -61,12 +61,12 @@ def command(
     from edgespec.reports.proof import check_golden, check_running, prove, why_free
 
     if options["no_check"]:
-        raise click.UsageError("--no-check: nothing can be proven of files that were not compared")
+        raise click.UsageError("--no-check: verify needs to compare the files")
     settings = make_settings(None, options)
     settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     sampling = settings.sampling
     if not settings.accept.lossless:
-        raise click.UsageError("--accept and --set min-block give losslessness away: there is nothing to prove")
+        raise click.UsageError("--accept and --set min-block are lossy: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     with progress() as report:

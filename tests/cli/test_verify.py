@@ -205,7 +205,7 @@ def test_files_are_read_again_whatever_is_remembered(
 
 
 def test_what_was_not_checked_is_not_proven(command: Command, demo: Path, tmp_path: Path) -> None:
-    command("verify", demo, "--no-check").refused(2, "nothing can be proven of files that were not compared")
+    command("verify", demo, "--no-check").refused(2, "verify needs to compare the files")
     other = Path(shutil.copytree(demo, tmp_path / "other"))
     (other / "chat_template.jinja").write_text("x", "utf-8")
     result = command("verify", other, *QUICK, "--method", "ngram")

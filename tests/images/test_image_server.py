@@ -111,7 +111,7 @@ def test_the_command_line_reads_pictures(reader: Path, bundles: Callable[..., Pa
     assert made.exit_code == 0, made.output
     for name, words, message in (
         (reader, ["--image", "none.png"], "is no file"),
-        (reader, ["--image", line, "--beams", "2"], "searches one text"),
+        (reader, ["--image", line, "--beams", "2"], "does not work in a chat"),
         (bundles("native"), ["--image", line], "reads text alone"),
         (reader, ["--image", line, "--input", "a.jsonl", "--output", "b"], "leave --prompt, --image"),
     ):
